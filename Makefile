@@ -1,0 +1,61 @@
+# Every target makes .venv first when it is missing; nothing is installed outside of it.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+RANKS  ?= 2 3
+
+# What the library's threads may use in tests, so that timings and results do not depend on the machine's size.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-single test-mpi bench check lint types imports format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## the environment alone: .venv with torch, MPI and the tools
+
+$(STAMP): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "$(PYTHON) is missing or older than 3.10: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[mpich,demo,test,dev]'
+	@touch $@
+
+demo: $(STAMP) ## train, kill, restart, compare: the main job, in about two minutes
+	$(BIN)/python examples/demo.py
+
+test: test-mpi test-single ## all tests; ARGS="-k name" for some
+
+test-single: $(STAMP) ## the tests that start their own ranks, or need none
+	$(BIN)/python -m pytest $(ARGS)
+
+test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3"
+	set -e; for ranks in $(RANKS); do \
+	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider tests/mpi; done
+
+bench: $(STAMP) ## time and memory beside torch.save and DCP
+	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+check: lint types imports ## lint, types and import directions
+
+lint: $(STAMP) ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(STAMP) ## the directions in .importlinter
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## rewrite the sources as `make lint` wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv and everything generated
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,115 @@
+"""deeppart: multi-level checkpoints for PyTorch training under MPI.
+
+    import deeppart
+
+    step = deeppart.restore(state)              # collective; the newest recoverable step, or None
+    deeppart.checkpoint(state, step=100)        # collective; returns when the state may change again
+    state = deeppart.load("ckpt")               # one process, no MPI
+
+The module-level functions use one Checkpointer, configured by ``DEEPPART_*`` variables and ``deeppart.toml``; make a
+:class:`Checkpointer` of your own for anything else.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+from deeppart.checkpointer import Checkpointer
+from deeppart.config import Config
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    CommError,
+    ConfigError,
+    CorruptFileError,
+    DeeppartError,
+    DeeppartWarning,
+    DirectoryInUseError,
+    FormatError,
+    LaunchError,
+    LeafMismatchError,
+    LevelNotRunError,
+    NewerFormatError,
+    PeerTimeoutError,
+    PerRankError,
+    PerRankNotice,
+    RanksDisagreeError,
+    RemoteRankError,
+    RestoreError,
+    StateError,
+    StepExistsError,
+    StorageError,
+    StructureMismatchError,
+    UnsupportedLeafError,
+)
+from deeppart.pending import LevelReport, Pending, Report
+from deeppart.reading import load
+from deeppart.restoring import PerRank
+from deeppart.version import VERSION as __version__
+
+__all__ = [
+    "BackgroundFailureWarning",
+    "CheckpointError",
+    "Checkpointer",
+    "CommError",
+    "Config",
+    "ConfigError",
+    "CorruptFileError",
+    "DeeppartError",
+    "DeeppartWarning",
+    "DirectoryInUseError",
+    "FormatError",
+    "LaunchError",
+    "LeafMismatchError",
+    "LevelNotRunError",
+    "LevelReport",
+    "NewerFormatError",
+    "PeerTimeoutError",
+    "Pending",
+    "PerRankError",
+    "PerRankNotice",
+    "RanksDisagreeError",
+    "RemoteRankError",
+    "Report",
+    "RestoreError",
+    "StateError",
+    "StepExistsError",
+    "StorageError",
+    "StructureMismatchError",
+    "UnsupportedLeafError",
+    "__version__",
+    "checkpoint",
+    "close",
+    "load",
+    "restore",
+]
+
+_default: Checkpointer | None = None
+
+
+def checkpoint(state: Any, step: int) -> Pending:
+    """Save a state with the default Checkpointer (collective). See :meth:`Checkpointer.checkpoint`."""
+    return _checkpointer().checkpoint(state, step)
+
+
+def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
+    """Restore a state with the default Checkpointer (collective). See :meth:`Checkpointer.restore`."""
+    return _checkpointer().restore(state, step, per_rank)
+
+
+def close() -> None:
+    """Finish and close the default Checkpointer (collective). Happens by itself at the end of the process."""
+    global _default
+    if _default is not None:
+        closing, _default = _default, None
+        closing.close()
+
+
+def _checkpointer() -> Checkpointer:
+    global _default
+    if _default is None:
+        _default = Checkpointer()
+        # Registered after mpi4py's own handler, so it runs before MPI is finalized.
+        atexit.register(close)
+    return _default

@@ -1,0 +1,279 @@
+"""The public face: checkpoint and restore, each readable on one screen."""
+
+from __future__ import annotations
+
+import operator
+import time
+import warnings
+from types import TracebackType
+from typing import Any
+
+from deeppart.config import Config
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    DeeppartError,
+    DeeppartWarning,
+    StepExistsError,
+)
+from deeppart.levels.transfer import Staged
+from deeppart.model import Attempt
+from deeppart.pending import DONE, Pending
+from deeppart.pipeline import Job, Pipeline, Settings
+from deeppart.recovery import recover, take_inventory
+from deeppart.restoring import PerRank, restore_state
+from deeppart.saving import Saver
+from deeppart.session import open_session
+from deeppart.state.capture import Staging
+
+#: Largest step number that a step directory's name can hold.
+LAST_STEP = 10**18
+
+
+class Checkpointer:
+    """Saves and restores the state of one job.
+
+    Every method but :meth:`poll` is collective: all ranks call it, in the same order.
+
+    Args:
+        config: a :class:`deeppart.Config`; None for the environment's and ``deeppart.toml``'s.
+        comm: an mpi4py communicator; None for ``MPI.COMM_WORLD`` when launched under MPI, otherwise one process.
+
+    Attributes:
+        failures: how many levels of earlier checkpoints failed in the background.
+        explanation: lines about how the last restore found its parts.
+
+    Raises:
+        LaunchError, ConfigError, StorageError, DirectoryInUseError, RemoteRankError, PeerTimeoutError: at start-up.
+    """
+
+    def __init__(self, config: Config | None = None, comm: Any = None) -> None:
+        self.config = Config() if config is None else config
+        self._session = open_session(self.config, comm)
+        self._comm = self._session.comm
+        self._staging = Staging()
+        self._saver = Saver(self._comm, self.config, self._staging)
+        settings = Settings(
+            keep_local=self.config.keep["local"],
+            keep_persistent=self.config.keep["persistent"],
+            timeout=self.config.timeout,
+            is_node_leader=self._session.is_node_leader,
+        )
+        self._pipeline = Pipeline(
+            self._session.channels,
+            self._session.local,
+            self._session.persistent,
+            self._session.owner,
+            self._session.chooser,
+            settings,
+            self._session.leftovers,
+        )
+        self._sequence = 0
+        self._known_steps = set(self._session.committed)
+        self._recent: list[Pending] = []
+        self._closed = False
+        self.failures = 0
+        self.explanation: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._comm.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._comm.size
+
+    def checkpoint(self, state: Any, step: int) -> Pending:
+        """Save a state; returns as soon as it may change again.
+
+        Args:
+            state: any nesting of dicts, lists, tuples and objects with ``state_dict()``, over tensors, arrays and
+                small values.
+            step: 0 or more, not yet used in this directory.
+
+        Returns:
+            A handle on what goes on in the background.
+
+        Raises:
+            StateError: the state holds something that cannot be stored, or differs in structure between ranks.
+            StepExistsError: the step is committed already.
+            RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
+            Storage errors never come from here: they show in ``wait``, in ``report`` and as a warning at the next call.
+        """
+        began = time.monotonic()
+        self._report_failures()
+        step, refusal = self._check_step(step)
+        due = frozenset(name for name, every in self.config.every.items() if every and self._sequence % every == 0)
+        pending = Pending(step, due, self._pipeline.poll)
+        waited = self._make_room()
+        self._pipeline.protect(step)
+        looking = time.monotonic()
+        self._saver.look(state, refusal)
+        agreeing = time.monotonic()
+        busy = self._saver.agree(step, self._sequence, busy=not self._pipeline.has_room())
+        copying = time.monotonic()
+        if busy:
+            self._drop_busy(pending, step)
+        else:
+            self._capture_and_submit(pending, step, due)
+        self._saver.let_go()
+        ended = time.monotonic()
+        pending.note_cost(blocked_s=ended - began, waited_s=waited)
+        pending.note_stage("flatten", agreeing - looking)
+        pending.note_stage("agree", copying - agreeing)
+        pending.note_stage("capture", ended - copying)
+        pending.note_returned()
+        return pending
+
+    def restore(self, state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
+        """Bring a state back, in place; on any number of ranks.
+
+        Args:
+            state: the live state, built as when it was saved. Live tensors are written into; what the state lacks is
+                created.
+            step: which one; None for the newest that can be recovered.
+            per_rank: what to do with leaves that each rank saved for itself when the world size has changed: "strict"
+                refuses, "drop" leaves the live ones alone, a function ``(path, old ranks' values, new rank, new world
+                size) -> value`` maps them.
+
+        Returns:
+            The step restored, or None if there is no checkpoint.
+
+        Raises:
+            RestoreError: there are checkpoints, but none (or not ``step``) can be recovered.
+            StateError: the live state does not match; it is unchanged. PerRankError: see ``per_rank``.
+            RemoteRankError, PeerTimeoutError: from the other ranks.
+        """
+        session, timeout = self._session, self.config.timeout
+        self._pipeline.drain(timeout)
+        self._saver.forget_capture()
+        inventory = take_inventory(
+            self._comm, session.topology.node_of, session.local, session.persistent, session.lineage, timeout
+        )
+        recovered = recover(self._comm, inventory, step, self._staging, timeout)
+        if recovered is None:
+            self._warn_unfinished(inventory.problems)
+            return None
+        restore_state(self._comm, recovered, state, per_rank, timeout)
+        self.explanation = recovered.lines
+        self._known_steps.add(recovered.attempt.step)
+        newer = sorted(known for known in self._known_steps if known > recovered.attempt.step)
+        if newer and self.rank == 0:
+            warnings.warn(
+                f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be taken "
+                "for the newest by the next restore; `deeppart prune --after` removes such steps",
+                DeeppartWarning,
+                stacklevel=2,
+            )
+        return recovered.attempt.step
+
+    def poll(self) -> None:
+        """Advance the exchange between ranks where the MPI library leaves that to the training thread."""
+        self._pipeline.poll()
+
+    def close(self) -> None:
+        """Finish what is in the background, report its failures, give the directory back. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        finished = self._pipeline.drain(self.config.timeout)
+        self._report_failures()
+        self._pipeline.close(0.0)
+        self._staging.release()
+        self._session.close()
+        if not finished:
+            raise CheckpointError(
+                "the last checkpoint was not finished when the checkpointer was closed",
+                found=f"still under way after {self.config.timeout:g} s",
+                todo="raise `timeout`, or wait for the checkpoint before closing",
+            )
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
+        self._closed = True
+        self._pipeline.close(0.0)
+        self._session.close()
+
+    # --- the steps of checkpoint() ---
+
+    def _check_step(self, step: int) -> tuple[int, DeeppartError | None]:
+        number = operator.index(step)
+        if isinstance(step, bool) or not 0 <= number < LAST_STEP:
+            raise ValueError(f"step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
+        if self._closed:
+            raise CheckpointError("this checkpointer is closed", todo="checkpoint inside the `with` block")
+        active = [pending for pending in self._recent if pending.step == number]
+        if number in self._known_steps or any(_counts(pending) for pending in active):
+            return number, StepExistsError(
+                f"step {number} is already in the checkpoint directory",
+                expected="a step that has not been committed",
+                where=f"step {number}, {self._session.persistent.root}",
+                todo="count on from the restored step, give the job a directory of its own, or remove newer steps with "
+                "`deeppart prune --after`",
+            )
+        return number, None
+
+    def _make_room(self) -> float:
+        """Wait for the pipeline if the configuration says so; returns the seconds spent."""
+        self._pipeline.poll()
+        began = time.monotonic()
+        if self.config.on_busy == "wait" and not self._pipeline.has_room():
+            # Less than the other ranks' patience in the exchange that follows.
+            self._pipeline.wait_for_room(0.8 * self.config.timeout)
+        return time.monotonic() - began
+
+    def _drop_busy(self, pending: Pending, step: int) -> None:
+        if self.config.on_busy == "wait":
+            raise CheckpointError(
+                f"checkpoint(step={step}): an earlier checkpoint is still being written",
+                found=f"no room after {0.8 * self.config.timeout:g} s",
+                todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
+            )
+        pending.note_skipped()
+
+    def _capture_and_submit(self, pending: Pending, step: int, due: frozenset[str]) -> None:
+        session = self._session
+        attempt = Attempt(session.lineage, session.session, self._sequence, step, self._comm.size)
+        self._sequence += 1
+        self._recent = [*(p for p in self._recent if not p.finished or _counts(p)), pending]
+        if not due:
+            return
+        staged: Staged | None = None
+        failure: DeeppartError | None = None
+        try:
+            staged, own_bytes = self._saver.capture()
+            pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=own_bytes)
+        except (MemoryError, RuntimeError) as error:
+            failure = CheckpointError(
+                "the share could not be captured", found=str(error), where=f"rank {self.rank}, step {step}"
+            )
+        self._pipeline.submit(Job(attempt, due, staged, pending, failure))
+
+    def _report_failures(self) -> None:
+        """Tell the caller, once, of what has failed in the background."""
+        for pending in self._recent:
+            for failure in pending.failures():
+                self.failures += 1
+                warnings.warn(str(failure), BackgroundFailureWarning, stacklevel=3)
+
+    def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
+        if problems and self.rank == 0:
+            warnings.warn("no checkpoint to restore; passed over: " + "; ".join(problems), DeeppartWarning, stacklevel=3)
+
+
+def _counts(pending: Pending) -> bool:
+    """Whether a checkpoint is under way or complete at some level, so that its step is taken."""
+    states = [level.state for level in pending.report.levels.values()]
+    return not pending.finished or DONE in states
+
+

@@ -1,0 +1,10 @@
+"""The codec room: the bytes of a chunk to fewer bytes, and back exactly.
+
+Knows nothing of files, ranks or tensors. Ids of codecs are part of the file format (docs/format.md).
+"""
+
+from deeppart.codec.base import Codec, EncodedChunk
+from deeppart.codec.choose import Chooser
+from deeppart.codec.known import CODECS, codec_by_id
+
+__all__ = ["CODECS", "Chooser", "Codec", "EncodedChunk", "codec_by_id"]

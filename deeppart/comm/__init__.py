@@ -1,0 +1,75 @@
+"""The only room that imports mpi4py: how ranks find each other, and what tells them apart into nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deeppart.comm.base import Comm, Operation, finish, rank_names
+from deeppart.comm.single import SingleComm
+from deeppart.config import launcher_world
+from deeppart.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["Comm", "Operation", "SingleComm", "connect", "finish", "rank_names"]
+
+
+def connect(comm: Any, timeout: float) -> Comm:
+    """The communicator to use: the caller's (mpi4py), or COMM_WORLD when launched under MPI, or one process.
+
+    Args:
+        comm: an ``mpi4py.MPI.Comm``, an object that already is a :class:`deeppart.comm.base.Comm`, or None.
+        timeout: seconds to wait for the other ranks to connect.
+
+    Raises:
+        LaunchError: a launcher started several processes, but MPI connects fewer (design section 2, point 7).
+        PeerTimeoutError: other ranks did not connect in time.
+    """
+    if comm is None:
+        launched = launcher_world()
+        if launched is None or launched[2] == 1:
+            return SingleComm()
+        launcher, rank, size = launched
+        world = _import_mpi(launcher, rank, size).COMM_WORLD
+        if world.Get_size() != size:
+            raise _mismatch(launcher, rank, size, found=f"an MPI world of {world.Get_size()}")
+        comm = world
+    elif hasattr(comm, "broadcast_into"):
+        already: Comm = comm
+        return already
+    if comm.Get_size() == 1:
+        return SingleComm()
+    return _over_mpi(comm, timeout)
+
+
+def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
+    from deeppart.comm.mpi import MpiComm
+
+    # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
+    waiting = SingleComm()
+    waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
+    return finish(waiting, MpiComm.over(comm), "connecting the ranks", timeout)
+
+
+def _import_mpi(launcher: str, rank: int, size: int) -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise _mismatch(launcher, rank, size, found=f"mpi4py does not load: {error}") from error
+    return MPI
+
+
+def _mismatch(launcher: str, rank: int, size: int, found: str) -> LaunchError:
+    todo = "use the mpirun (or srun --mpi type) of the MPI library that mpi4py is built for: python -m mpi4py --mpi-lib-version"
+    if launcher == "torchrun":
+        todo = "start with mpirun or srun --mpi=pmi2, or pass comm= an mpi4py communicator"
+    elif launcher == "srun":
+        todo = "start with srun --mpi=pmi2 (srun --mpi=list shows what is there), or with mpirun"
+    return LaunchError(
+        f"{launcher} started {size} processes, but they do not form one MPI job",
+        expected=f"an MPI world of {size} ranks",
+        found=found,
+        where=f"process {rank}",
+        todo=todo,
+    )

@@ -1,0 +1,75 @@
+"""Small collectives that make every rank see the same thing before it goes on.
+
+One reduction tells all ranks whether they agree; only when they do not is anything longer exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from deeppart.comm.base import Comm, finish
+from deeppart.errors import DeeppartError, RemoteRankError
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Outcome of :func:`agree`.
+
+    Attributes:
+        differing: names of the fields that are not equal on all ranks.
+        flags: name -> the largest value on any rank.
+    """
+
+    differing: frozenset[str]
+    flags: Mapping[str, int]
+
+
+def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what: str, timeout: float) -> Agreed:
+    """Compare fields and combine flags over all ranks with one reduction of ``2 * fields + flags`` integers.
+
+    Args:
+        fields: name -> value in [0, 2**63); the same names in the same order on every rank.
+        flags: name -> small non-negative value.
+        timeout: seconds.
+
+    Raises:
+        PeerTimeoutError: not every rank made the call in time.
+    """
+    values = np.array(list(fields.values()), dtype=np.int64)
+    vector = np.concatenate([values, -values, np.array(list(flags.values()), dtype=np.int64)])
+    most = finish(comm, comm.maximum(vector), what, timeout)
+    count = len(values)
+    same = most[:count] == -most[count : 2 * count]
+    differing = frozenset(name for name, equal in zip(fields, same, strict=True) if not equal)
+    return Agreed(differing, dict(zip(flags, most[2 * count :].tolist(), strict=True)))
+
+
+def raise_together(comm: Comm, error: DeeppartError | None, what: str, timeout: float) -> None:
+    """End a collective call with an error on every rank if it failed on any.
+
+    Args:
+        error: this rank's error, or None.
+
+    Raises:
+        DeeppartError: this rank's own error, if it has one.
+        RemoteRankError: otherwise, if another rank has one; the message quotes each.
+    """
+    texts = finish(comm, comm.allgather(b"" if error is None else str(error).encode()), what, timeout)
+    if error is not None:
+        raise error
+    failed = {rank: text.decode(errors="replace") for rank, text in enumerate(texts) if text}
+    if failed:
+        first = "\n    ".join(next(iter(failed.values())).split("\n"))
+        raise RemoteRankError(
+            f"{what}: refused by {_names(list(failed))}",
+            found=first,
+            where=f"reported to rank {comm.rank}",
+            todo="mend what that rank reports; no rank has saved or changed anything",
+        )
+
+
+def _names(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,163 @@
+"""What deeppart asks of a communicator, and how it waits.
+
+Every operation is a generator that yields while it is not finished and returns its result: the same code can be
+driven to its end by a thread (:func:`finish`) or advanced a little at a time from calls of the training thread, which
+is what MPI libraries without ``MPI_THREAD_MULTIPLE`` need.
+
+Invariants
+----------
+* No wait is unbounded: :func:`finish` takes a timeout and ends in an error that names the ranks waited for.
+* After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks.
+* Traffic of different channels never mixes, and never mixes with the caller's own communicator.
+
+This module imports neither mpi4py nor torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import CommError, PeerTimeoutError
+
+T = TypeVar("T")
+#: An operation under way: advance it with ``next``; its result is the generator's return value.
+Operation = Generator[None, None, T]
+Int64s = npt.NDArray[np.int64]
+
+#: A wait first spins this many times (a steady-state exchange takes microseconds), then sleeps ever longer.
+SPINS = 400
+SLEEP_FIRST_S = 20e-6
+SLEEP_MOST_S = 2e-3
+#: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
+PATIENCE_SHARE = 0.25
+PATIENCE_MOST_S = 2.0
+
+
+class Comm(Protocol):
+    """One channel between the ranks of a job; rank 0 is the root of every gather.
+
+    Attributes:
+        rank, size: this rank and the number of ranks.
+        threads: whether a background thread may use a channel of its own while the training thread uses another.
+        broken: the error that made the channel unusable, or None.
+    """
+
+    rank: int
+    size: int
+    threads: bool
+    broken: CommError | None
+
+    def channel(self) -> Operation[Comm]:
+        """A new independent channel between the same ranks (collective)."""
+
+    def maximum(self, values: Int64s) -> Operation[Int64s]:
+        """Element-wise maximum over all ranks; every rank passes the same number of values."""
+
+    def allgather(self, data: bytes) -> Operation[list[bytes]]:
+        """Everyone's data, in rank order, on every rank."""
+
+    def gather(self, data: bytes) -> Operation[list[bytes] | None]:
+        """Everyone's data, in rank order, on rank 0; None elsewhere."""
+
+    def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
+        """The root's data on every rank."""
+
+    def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
+        """Fill ``buffer`` on every rank with the root's; same length everywhere. The transfer starts at the call."""
+
+    def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
+        """Send bytes to one rank. The transfer starts at the call; the buffer must stay until it ends."""
+
+    def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
+        """Fill the buffer from one rank. The transfer starts at the call."""
+
+    def announce(self) -> None:
+        """Tell the other ranks that this one waits in the channel's current operation."""
+
+    def heard(self) -> set[int]:
+        """Ranks known to wait in the channel's current operation (this one included)."""
+
+
+def finish(comm: Comm, operation: Operation[T], what: str, timeout: float) -> T:
+    """Drive an operation to its end and return its result.
+
+    Args:
+        what: what is waited for, for the error: "checkpoint(step=100)".
+        timeout: seconds.
+
+    Raises:
+        PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
+        CommError: the channel broke earlier.
+    """
+    if comm.broken is not None:
+        raise CommError(
+            f"{what}: this job's ranks can no longer talk to each other",
+            found=comm.broken.summary,
+            todo="end the job and start it again; committed checkpoints are not affected",
+        )
+    began = time.monotonic()
+    patience = min(PATIENCE_MOST_S, PATIENCE_SHARE * timeout)
+    announced = False
+    spins, sleep_s = 0, SLEEP_FIRST_S
+    while True:
+        try:
+            next(operation)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        spins += 1
+        if spins < SPINS:
+            continue
+        waited = time.monotonic() - began
+        if waited > timeout:
+            raise _timed_out(comm, what, waited)
+        if waited > patience and not announced:
+            announced = True
+            comm.announce()
+        time.sleep(sleep_s)
+        sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
+
+
+def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:
+    missing = sorted(set(range(comm.size)) - comm.heard())
+    names = rank_names(missing) if missing else "a rank that arrived and did not finish"
+    error = PeerTimeoutError(
+        f"{what}: waited {waited_s:.1f} s for {names}",
+        expected=f"all {comm.size} ranks to take part within the configured timeout",
+        found=f"{len(missing)} not heard of" if missing else "all arrived",
+        where=f"rank {comm.rank}",
+        todo="look for a rank that died, is stuck or did not make this call; raise `timeout` if it was only slow",
+    )
+    comm.broken = error
+    return error
+
+
+def rank_names(ranks: Iterable[int]) -> str:
+    """Readable list of ranks, runs folded: ``ranks 0-3 and 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    if not texts:
+        return "no rank"
+    noun = "rank" if len(runs) == 1 and runs[0][0] == runs[0][1] else "ranks"
+    return f"{noun} " + (texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1])
+
+
+def immediately(value: T) -> Operation[T]:
+    """An operation that is finished already."""
+    return value
+    yield  # makes this a generator
+
+
+def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The memory of a C-contiguous array as flat bytes, without a copy."""
+    return array.reshape(-1).view(np.uint8)

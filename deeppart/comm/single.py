@@ -1,0 +1,50 @@
+"""The communicator of a job with one process: everything is there already, no MPI is imported."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.comm.base import Comm, Int64s, Operation, immediately
+from deeppart.errors import CommError
+
+
+class SingleComm:
+    """One rank, alone."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+        self.threads = True
+        self.broken: CommError | None = None
+
+    def channel(self) -> Operation[Comm]:
+        return immediately(SingleComm())
+
+    def maximum(self, values: Int64s) -> Operation[Int64s]:
+        return immediately(values)
+
+    def allgather(self, data: bytes) -> Operation[list[bytes]]:
+        return immediately([data])
+
+    def gather(self, data: bytes) -> Operation[list[bytes] | None]:
+        return immediately([data])
+
+    def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
+        assert data is not None
+        return immediately(data)
+
+    def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
+        return immediately(None)
+
+    def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
+        raise CommError("a job of one process has nobody to send to", found=f"rank {to}")
+
+    def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
+        raise CommError("a job of one process has nobody to receive from", found=f"rank {source}")
+
+    def announce(self) -> None:
+        """Nobody listens."""
+
+    def heard(self) -> set[int]:
+        return {0}

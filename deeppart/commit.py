@@ -1,0 +1,72 @@
+"""The commit round: how the ranks of a job agree that a level of a step is complete.
+
+One gather of short reports and one broadcast of the outcome. Either every rank learns that the level is complete, or
+every rank learns why it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+from deeppart.comm.base import Comm, Operation, rank_names
+from deeppart.errors import DeeppartError
+from deeppart.model import PartRecord
+
+Commit = Callable[[list[PartRecord]], None]
+
+
+def commit_round(comm: Comm, report: PartRecord | str, commit: Commit | None) -> Operation[str | None]:
+    """All ranks report to rank 0; if all succeeded it commits; all learn the outcome.
+
+    Args:
+        report: this rank's part, or what went wrong.
+        commit: what rank 0 does with all records, in rank order; None if the level needs no commit.
+
+    Returns:
+        None for success, otherwise what went wrong, naming ranks.
+    """
+    document = report if isinstance(report, str) else astuple(report)
+    texts = yield from comm.gather(json.dumps(document).encode())
+    outcome: bytes | None = None
+    if texts is not None:
+        outcome = (_decide([json.loads(text) for text in texts], commit) or "").encode()
+    told = yield from comm.broadcast(outcome)
+    return told.decode() or None
+
+
+def _decide(reports: list[Any], commit: Commit | None) -> str | None:
+    failed = {rank: report for rank, report in enumerate(reports) if isinstance(report, str)}
+    if failed:
+        return f"{rank_names(failed)} failed: " + str(next(iter(failed.values())))
+    if commit is not None:
+        try:
+            commit([PartRecord(*report) for report in reports])
+        except (DeeppartError, OSError) as error:
+            return f"rank 0 could not commit: {error}"
+    return None
+
+
+class ForegroundRound:
+    """A commit round that only the training thread may advance."""
+
+    def __init__(self, operation: Operation[str | None]) -> None:
+        self._operation = operation
+        self.finished = threading.Event()
+        self.result: str | None = None
+        self.error: DeeppartError | None = None
+
+    def advance(self) -> bool:
+        """Go on as far as possible without waiting; True when finished."""
+        try:
+            next(self._operation)
+            return False
+        except StopIteration as stop:
+            self.result = stop.value
+        except DeeppartError as error:
+            self.error = error
+        self.finished.set()
+        return True

@@ -1,0 +1,287 @@
+"""Configuration: one frozen record, checked when it is made.
+
+Precedence is argument > ``DEEPPART_*`` environment variable > ``deeppart.toml`` in the working directory > default:
+``Config(keep={"local": 2})`` takes every setting that is not an argument from the next source that has it. This is
+the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from deeppart.errors import ConfigError
+from deeppart.model import LEVELS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENVIRONMENT_PREFIX = "DEEPPART_"
+CONFIG_FILE = "deeppart.toml"
+
+#: Levels this version can write; the others are named in the design and refused with a clear error.
+AVAILABLE_LEVELS = ("local", "persistent")
+DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "partner": 0, "parity": 0, "persistent": 1}
+DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
+
+_PLACEHOLDERS = ("node", "rank", "job")
+_COMPRESSION = re.compile(r"auto|none|zstd(:-?\d{1,3})?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:B|B/s)?")
+_SIZE_FACTOR = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def _setting(name: str, default: Any) -> Any:
+    """A dataclass field that asks the environment and the file when the argument is left out."""
+    return field(default_factory=lambda: _configured().get(name, default))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a :class:`deeppart.Checkpointer` does, and where.
+
+    Attributes:
+        persistent_dir: directory on the parallel file system, the same for every rank.
+        local_dir: node-local directory for the fast first copy; None writes straight to ``persistent_dir``.
+            Both may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
+        every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
+        keep: level -> how many committed steps stay there; 0 keeps all.
+        compression: "none", "auto", "zstd" or "zstd:LEVEL".
+        capture: "eager": the state is copied before ``checkpoint()`` returns.
+        replicated: "auto" compares leaves across ranks, "all" trusts that all are equal, "none" saves all per rank.
+        on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
+        flush_bandwidth: most bytes per second that one node sends to ``persistent_dir``; None for no limit.
+        node_size: treat that many consecutive ranks as one node; None asks MPI which ranks share a host.
+        timeout: seconds that any wait for other ranks may take before it ends in an error naming them.
+        kappa: cost of one more tensor in a share, in bytes that could be written meanwhile; None for the default.
+        parity_group, parity_tolerate: of the parity level, which this version does not have.
+
+    Raises:
+        ConfigError: an impossible value, or one that needs a feature this version does not have.
+    """
+
+    persistent_dir: str = _setting("persistent_dir", "ckpt")
+    local_dir: str | None = _setting("local_dir", None)
+    every: Mapping[str, int] = _setting("every", {})
+    keep: Mapping[str, int] = _setting("keep", {})
+    compression: str = _setting("compression", "auto")
+    capture: str = _setting("capture", "eager")
+    replicated: str = _setting("replicated", "auto")
+    on_busy: str = _setting("on_busy", "wait")
+    flush_bandwidth: float | None = _setting("flush_bandwidth", None)
+    node_size: int | None = _setting("node_size", None)
+    timeout: float = _setting("timeout", 600.0)
+    kappa: float | None = _setting("kappa", None)
+    parity_group: int | None = _setting("parity_group", None)
+    parity_tolerate: int | None = _setting("parity_tolerate", None)
+
+    def __post_init__(self) -> None:
+        _check_known_keys()
+        for name in ("persistent_dir", "local_dir"):
+            object.__setattr__(self, name, _check_directory(name, getattr(self, name)))
+        object.__setattr__(self, "every", {**DEFAULT_EVERY, **_check_levels("every", self.every)})
+        object.__setattr__(self, "keep", {**DEFAULT_KEEP, **_check_levels("keep", self.keep)})
+        if self.local_dir is None:
+            object.__setattr__(self, "every", {**self.every, "local": 0})
+        for level in LEVELS:
+            if self.every[level] and level not in AVAILABLE_LEVELS:
+                raise _refusal("every", {level: self.every[level]}, f"levels among {AVAILABLE_LEVELS}")
+        if not any(self.every.values()):
+            raise _refusal("every", dict(self.every), "at least one level above 0", "set persistent_dir or local_dir")
+        _check_choice("capture", self.capture, ("eager",))
+        _check_choice("replicated", self.replicated, ("auto", "all", "none"))
+        _check_choice("on_busy", self.on_busy, ("wait", "skip"))
+        if not isinstance(self.compression, str) or not _COMPRESSION.fullmatch(self.compression):
+            raise _refusal("compression", self.compression, "'auto', 'none', 'zstd' or 'zstd:LEVEL'")
+        _check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
+        _check_positive("timeout", self.timeout)
+        _check_positive("kappa", self.kappa, optional=True, zero=True)
+        if self.node_size is not None and (not _is_int(self.node_size) or self.node_size < 1):
+            raise _refusal("node_size", self.node_size, "a whole number of ranks, at least 1, or None")
+        for name in ("parity_group", "parity_tolerate"):
+            if getattr(self, name) is not None:
+                raise _refusal(name, getattr(self, name), "None: this version has no parity level")
+
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings that must be equal on every rank (directories may differ through their placeholders)."""
+        names = ("every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa")
+        return {name: getattr(self, name) for name in names} | {"persistent_dir": self.persistent_dir}
+
+
+def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
+    """Fill in ``{node}``, ``{rank}``, ``{job}``, ``$VARIABLES`` and ``~``; returns an absolute path.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    text = template.replace("{node}", node).replace("{rank}", str(rank)).replace("{job}", job)
+    expanded = os.path.expanduser(os.path.expandvars(text))
+    if "$" in expanded:
+        raise ConfigError(
+            "a directory names an environment variable that is not set",
+            expected="every $VARIABLE to be set on this rank",
+            found=repr(expanded),
+            where=f"rank {rank}, template {template!r}",
+            todo="export the variable in the job script, or write the directory out",
+        )
+    return Path(expanded).absolute()
+
+
+def job_name() -> str:
+    """The scheduler's name for this job, for ``{job}``; "job" where no scheduler is found."""
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        if os.environ.get(name):
+            return re.sub(r"[^\w.-]", "_", os.environ[name])
+    return "job"
+
+
+def launcher_world() -> tuple[str, int, int] | None:
+    """What the launcher says of this process: (launcher, rank, world size), or None when there was none.
+
+    Process managers are asked before Slurm's step variables, because mpirun inside a Slurm job starts its own
+    daemons with srun.
+    """
+    for launcher, rank_name, size_name in (
+        ("mpirun (PMI)", "PMI_RANK", "PMI_SIZE"),
+        ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("torchrun", "RANK", "WORLD_SIZE"),
+        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ):
+        rank, size = os.environ.get(rank_name, ""), os.environ.get(size_name, "")
+        if rank.isdigit() and size.isdigit():
+            return launcher, int(rank), int(size)
+    return None
+
+
+def node_name() -> str:
+    """Name of this node as the scheduler calls it (several may share one host), otherwise the host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def _configured() -> dict[str, Any]:
+    return {**_read_file(Path(CONFIG_FILE)), **_read_environment(os.environ)}
+
+
+def _check_known_keys() -> None:
+    known = {f.name for f in fields(Config)}
+    for source, values in (
+        (CONFIG_FILE, _read_file(Path(CONFIG_FILE))),
+        (f"{ENVIRONMENT_PREFIX}* environment variables", _read_environment(os.environ)),
+    ):
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(
+                f"unknown configuration key {unknown[0]!r}",
+                expected="one of " + ", ".join(sorted(known)),
+                where=source,
+                todo="correct the spelling or remove the key",
+            )
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            f"cannot read {path}", found=str(error), where=str(path.absolute()), todo="correct or remove the file"
+        ) from error
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    readers: dict[str, Callable[[str], Any]] = {
+        "every": _read_counts,
+        "keep": _read_counts,
+        "flush_bandwidth": _read_size,
+        "kappa": _read_size,
+        "timeout": float,
+        "node_size": int,
+        "parity_group": int,
+        "parity_tolerate": int,
+    }
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = variable[len(ENVIRONMENT_PREFIX) :].lower()
+        try:
+            values[name] = None if text == "" else readers.get(name, str)(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"cannot read the environment variable {variable}", found=repr(text), expected=str(error)
+            ) from error
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _read_counts(text: str) -> dict[str, int]:
+    """``local=1,persistent=4`` -> dict."""
+    counts = {}
+    for item in text.split(","):
+        level, separator, count = item.partition("=")
+        if not separator or not count.strip().isdigit():
+            raise ValueError("LEVEL=COUNT, comma separated")
+        counts[level.strip()] = int(count)
+    return counts
+
+
+def _read_size(text: str) -> float:
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError("a number with an optional k, M, G or T (powers of 1000)")
+    return float(match[1]) * _SIZE_FACTOR[match[2]]
+
+
+# --- checking -------------------------------------------------------------------------------------------------------
+
+
+def _refusal(name: str, value: object, expected: str, todo: str | None = None) -> ConfigError:
+    return ConfigError(f"impossible value for {name}", expected=expected, found=repr(value), todo=todo)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise _refusal(name, value, "one of " + ", ".join(map(repr, choices)))
+
+
+def _check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:
+    if value is None and optional:
+        return
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")
+    if not good or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
+        raise _refusal(name, value, "a finite number above 0" + (" (or 0)" if zero else ""))
+
+
+def _check_directory(name: str, value: object) -> str | None:
+    if value is None and name == "local_dir":
+        return None
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not value:
+        raise _refusal(name, value, "a directory name")
+    for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
+        if placeholder not in _PLACEHOLDERS:
+            raise _refusal(name, value, f"placeholders among {_PLACEHOLDERS}", "write $NAME for variables")
+    return value
+
+
+def _check_levels(name: str, counts: object) -> dict[str, int]:
+    if not isinstance(counts, Mapping):
+        raise _refusal(name, counts, f"a mapping from levels ({', '.join(LEVELS)}) to whole numbers")
+    for level, count in counts.items():
+        if level not in LEVELS or not _is_int(count) or count < 0:
+            raise _refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
+    return dict(counts)

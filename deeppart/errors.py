@@ -1,0 +1,160 @@
+"""Every error and warning deeppart raises, in one place.
+
+Invariants
+----------
+* Everything raised on purpose derives from :class:`DeeppartError`, so ``except deeppart.DeeppartError`` is enough.
+* A message answers five questions, in this order and as far as they apply: what was expected, what was found, where
+  (step, level, rank, path), what was tried, and what the reader can do next. The answers are also attributes.
+
+This module knows nothing of the rest of the package.
+"""
+
+from __future__ import annotations
+
+
+class DeeppartError(Exception):
+    """Base of all deeppart errors.
+
+    Args:
+        summary: one sentence saying what went wrong.
+        expected, found, where, tried, todo: the five answers; the ones that are None are left out of the text.
+    """
+
+    def __init__(
+        self,
+        summary: str,
+        *,
+        expected: str | None = None,
+        found: str | None = None,
+        where: str | None = None,
+        tried: str | None = None,
+        todo: str | None = None,
+    ) -> None:
+        self.summary = summary
+        self.expected = expected
+        self.found = found
+        self.where = where
+        self.tried = tried
+        self.todo = todo
+        super().__init__(summary)
+
+    def __str__(self) -> str:
+        answers = (
+            ("expected", self.expected),
+            ("found", self.found),
+            ("where", self.where),
+            ("tried", self.tried),
+            ("to do", self.todo),
+        )
+        return "\n".join([self.summary, *(f"  {name}: {text}" for name, text in answers if text)])
+
+
+class ConfigError(DeeppartError):
+    """A configuration key is unknown, or its value is impossible."""
+
+
+class LaunchError(DeeppartError):
+    """The launcher started several processes, but the communicator does not connect them."""
+
+
+# --- the state handed in by the user ---------------------------------------------------------------------------------
+
+
+class StateError(DeeppartError):
+    """Something about the state to save or to restore into."""
+
+
+class UnsupportedLeafError(StateError):
+    """A value in the state cannot be stored; the message names its path and type."""
+
+
+class StructureMismatchError(StateError):
+    """The state's structure differs between ranks, or between the checkpoint and the live state."""
+
+
+class LeafMismatchError(StateError):
+    """One leaf's shape, dtype or kind differs between the checkpoint and the live state."""
+
+
+class PerRankError(StateError):
+    """Per-rank leaves meet another world size and the caller has not said what to do with them."""
+
+
+# --- the other ranks --------------------------------------------------------------------------------------------------
+
+
+class CommError(DeeppartError):
+    """Something about talking to the other ranks."""
+
+
+class RanksDisagreeError(CommError):
+    """Ranks made different calls, or the same call with different arguments."""
+
+
+class PeerTimeoutError(CommError):
+    """Other ranks were waited for until the configured timeout; the message names them and the step."""
+
+
+class RemoteRankError(CommError):
+    """Another rank refused a collective call; the message carries its reason."""
+
+
+# --- storage ----------------------------------------------------------------------------------------------------------
+
+
+class StorageError(DeeppartError):
+    """The operating system refused a storage operation."""
+
+    def __init__(self, summary: str, *, errno: int | None = None, **answers: str | None) -> None:
+        super().__init__(summary, **answers)
+        self.errno = errno
+
+
+class DirectoryInUseError(StorageError):
+    """Another running job owns the checkpoint directory."""
+
+
+class FormatError(DeeppartError):
+    """A file is not what the format documents (docs/format.md)."""
+
+
+class CorruptFileError(FormatError):
+    """A file is truncated, or a digest, bound or count in it does not hold."""
+
+
+class NewerFormatError(FormatError):
+    """A file was written by a newer version of the format than this library reads."""
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class CheckpointError(DeeppartError):
+    """A checkpoint could not be made durable at a level."""
+
+
+class LevelNotRunError(CheckpointError):
+    """A level was waited for that this checkpoint does not go to (see ``every`` and ``on_busy``)."""
+
+
+class StepExistsError(CheckpointError):
+    """``checkpoint(step=...)`` names a step that is already committed."""
+
+
+class RestoreError(DeeppartError):
+    """No step, or not the step asked for, can be recovered; the message lists each reason."""
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+class DeeppartWarning(UserWarning):
+    """Base of all deeppart warnings."""
+
+
+class PerRankNotice(DeeppartWarning):
+    """Leaves differ between ranks and are saved per rank from now on."""
+
+
+class BackgroundFailureWarning(DeeppartWarning):
+    """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""

@@ -1,0 +1,1 @@
+"""The storage levels: node-local parts, and the parallel file system whose manifests are the commits."""

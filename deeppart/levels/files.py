@@ -1,0 +1,299 @@
+"""Files of a storage level: how they are named, written so that a crash never shows half of one, and removed.
+
+A file appears under its name only when all of it is on stable storage: temporary name, write, sync, rename, sync of
+the directory. Large sequential writes bypass the page cache (``O_DIRECT``) where asked for and possible: on the
+machines measured this is 2-3 times faster than buffered writes and takes no processor time from training
+(docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.levels.rate import RateLimit
+from deeppart.part import parse_part_file_name
+
+MANIFEST_NAME = "manifest.json"
+#: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
+BLOCK_BYTES = 8 << 20
+#: Alignment of direct writes: no file system in use asks for more.
+ALIGNMENT = 4096
+#: Writeback of buffered files is started this often, so that the final sync has little left to do.
+SYNC_EVERY_BYTES = 256 << 20
+
+_STEP = re.compile(r"step-([0-9]{12,19})", re.ASCII)
+_TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+", re.ASCII)
+#: Refusals that mean "not with O_DIRECT here" rather than "not at all".
+_NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+
+def step_directory(root: Path, step: int) -> Path:
+    """Directory of a step under a level's root."""
+    return root / f"step-{step:012d}"
+
+
+def list_steps(root: Path) -> dict[int, Path]:
+    """Step number -> directory, of everything under ``root`` that is named like a step; {} if there is no root.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    try:
+        names = sorted(os.listdir(root))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise storage_error("cannot list a checkpoint directory", error, root) from error
+    steps = {}
+    for name in names:
+        match = _STEP.fullmatch(name)
+        if match and step_directory(root, int(match[1])).name == name:
+            steps[int(match[1])] = root / name
+    return steps
+
+
+def storage_error(summary: str, error: OSError, path: Path | str, **answers: str) -> StorageError:
+    """A StorageError for an OSError, saying what the system said and where."""
+    todo = {
+        errno.ENOSPC: "free space there, lower `keep`, or turn compression on",
+        errno.EDQUOT: "the quota is used up: free space or ask for more",
+        errno.EACCES: "check the directory's owner and permissions",
+        errno.EPERM: "check the directory's owner and permissions",
+        errno.EROFS: "the file system is mounted read-only, often after an error: look at the system log",
+        errno.ENOENT: "the directory is gone: check that the file system is mounted",
+    }.get(error.errno or 0, "look at the system log and the file system's state")
+    text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
+    return StorageError(summary, errno=error.errno, found=text, where=str(path), **{"todo": todo, **answers})
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, and make their entries durable.
+
+    Raises:
+        StorageError: it cannot be created, or is a file.
+    """
+    missing = [path]
+    while not missing[-1].parent.exists() and missing[-1].parent != missing[-1]:
+        missing.append(missing[-1].parent)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            sync_directory(made.parent)
+    except OSError as error:
+        raise storage_error("cannot create a checkpoint directory", error, path) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames and removals in a directory durable. Some network file systems cannot and need not: no error.
+
+    Raises:
+        OSError: the directory cannot be opened or the device fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECT:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+class DurableFile:
+    """A file being written; a sink for :class:`deeppart.part.PartWriter`.
+
+    Args:
+        path: final name. Nothing exists under it before :meth:`commit`.
+        direct: bypass the page cache if the file system can.
+        limit: bandwidth limit to obey, or None.
+
+    Raises:
+        StorageError: from every method, when the operating system refuses.
+    """
+
+    def __init__(self, path: Path, *, direct: bool = False, limit: RateLimit | None = None) -> None:
+        self.path = path
+        self.nbytes = 0
+        self._temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        self._limit = limit
+        self._since_sync = 0
+        self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
+        self._filled = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            make_directory(path.parent)
+            self._fd, self._direct = self._open(flags, direct)
+        except OSError as error:
+            raise storage_error("cannot create a checkpoint file", error, self._temporary) from error
+
+    def _open(self, flags: int, direct: bool) -> tuple[int, bool]:
+        if direct and hasattr(os, "O_DIRECT"):
+            try:
+                return os.open(self._temporary, flags | os.O_DIRECT, 0o644), True
+            except OSError as error:
+                if error.errno not in _NO_DIRECT:
+                    raise
+        return os.open(self._temporary, flags, 0o644), False
+
+    def write(self, buffer: memoryview | bytes, /) -> None:
+        """Append all of the buffer."""
+        data = memoryview(buffer).cast("B")
+        if self._block is None:
+            self._write_out(data)
+            return
+        block = np.frombuffer(self._block, dtype=np.uint8)  # a copy through numpy lets other threads run
+        source = np.frombuffer(data, dtype=np.uint8)
+        at = 0
+        while at < len(source):
+            count = min(BLOCK_BYTES - self._filled, len(source) - at)
+            block[self._filled : self._filled + count] = source[at : at + count]
+            self._filled += count
+            at += count
+            if self._filled == BLOCK_BYTES:
+                self._flush_block(BLOCK_BYTES)
+
+    def commit(self) -> None:
+        """Make the file durable and give it its name."""
+        try:
+            if self._block is not None and self._filled:
+                self._flush_block(self._filled)
+            found = os.fstat(self._fd).st_size
+            if found != self.nbytes:
+                raise StorageError(
+                    "a checkpoint file did not get all that was written to it",
+                    expected=f"{self.nbytes} bytes",
+                    found=f"{found} bytes",
+                    where=str(self._temporary),
+                )
+            os.fsync(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            os.rename(self._temporary, self.path)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            self.abort()
+            raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
+
+    def abort(self) -> None:
+        """Give up: close and remove the temporary file, as far as the system lets us."""
+        if self._fd >= 0:
+            try:
+                os.close(self._fd)
+            except OSError:
+                pass
+            self._fd = -1
+        try:
+            os.unlink(self._temporary)
+        except OSError:
+            pass
+
+    def _flush_block(self, filled: int) -> None:
+        """Write the block out; direct writes take whole multiples of the alignment, the tail goes through the cache."""
+        assert self._block is not None
+        aligned = filled - filled % ALIGNMENT if self._direct else filled
+        view = memoryview(self._block)
+        try:
+            self._write_out(view[:aligned])
+            if aligned < filled:
+                self._leave_direct()
+                self._write_out(view[aligned:filled])
+        finally:
+            view.release()
+        self._filled = 0
+
+    def _leave_direct(self) -> None:
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+        self._direct = False
+
+    def _write_out(self, data: memoryview) -> None:
+        while data:
+            piece = data[:BLOCK_BYTES]
+            if self._limit is not None:
+                self._limit.take(len(piece))
+            try:
+                written = os.write(self._fd, piece)
+                self._start_writeback(written)
+            except OSError as error:
+                if self._direct and error.errno in _NO_DIRECT:
+                    self._leave_direct()
+                    continue
+                raise storage_error("cannot write a checkpoint file", error, self._temporary) from error
+            if self._direct and written % ALIGNMENT:
+                self._leave_direct()  # the file system took part of it: the rest is no longer aligned
+            self.nbytes += written
+            data = data[written:]
+
+    def _start_writeback(self, written: int) -> None:
+        self._since_sync += written
+        if self._limit is not None and not self._direct and self._since_sync >= SYNC_EVERY_BYTES:
+            os.fdatasync(self._fd)
+            self._since_sync = 0
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file durably and atomically.
+
+    Raises:
+        StorageError: the operating system refused.
+    """
+    file = DurableFile(path)
+    try:
+        file.write(data)
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise
+
+
+def read_file(path: Path, limit_bytes: int) -> bytes:
+    """Read a small regular file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: it cannot be read.
+        CorruptFileError: it is longer than ``limit_bytes`` or not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(limit_bytes + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error("cannot read a checkpoint file", error, path) from error
+    if len(data) > limit_bytes:
+        raise CorruptFileError("a file is too long", expected=f"at most {limit_bytes} bytes", where=str(path))
+    return data
+
+
+def remove_step(path: Path) -> None:
+    """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
+
+    Only files that this library names are removed; others, and a directory holding them, stay.
+
+    Raises:
+        StorageError: the operating system refused.
+    """
+    try:
+        names = os.listdir(path)
+        if MANIFEST_NAME in names:
+            os.unlink(path / MANIFEST_NAME)
+            sync_directory(path)
+        for name in names:
+            if parse_part_file_name(name) is not None or _TEMPORARY.fullmatch(name):
+                os.unlink(path / name)
+        if not os.listdir(path):
+            os.rmdir(path)
+            sync_directory(path.parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise storage_error("cannot remove an old checkpoint", error, path) from error

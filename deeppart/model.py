@@ -1,0 +1,121 @@
+"""The nouns of deeppart as frozen records: leaf, span, share, part, manifest.
+
+Pure data: no I/O, no torch, no MPI. Units are in the names; every length is in bytes unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+#: The storage levels, cheapest first. ``every``, ``keep`` and ``Pending.wait`` take these names.
+LEVELS = ("local", "partner", "parity", "persistent")
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """What the partitioner knows of one leaf with bytes.
+
+    Attributes:
+        path: readable path of the leaf in the state, components joined by ``/`` (RFC 6901 escapes inside components).
+        nbytes: size of the leaf's elements in bytes, >= 0.
+        itemsize: element size in bytes, >= 1; spans of the leaf begin and end at multiples of it.
+        replicas: ranks that hold an identical copy, ascending; None means every rank of the world.
+    """
+
+    path: str
+    nbytes: int
+    itemsize: int = 1
+    replicas: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A byte range of a leaf: ``[start, start + length)`` in the leaf's C-order elements.
+
+    Attributes:
+        leaf: index of the leaf in the list given to the partitioner.
+        start: first byte, a multiple of the leaf's element size.
+        length: number of bytes, a multiple of the leaf's element size.
+    """
+
+    leaf: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The spans one rank saves, in ascending (leaf, start) order."""
+
+    rank: int
+    spans: tuple[Span, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in this share."""
+        return sum(span.length for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Identity of one ``checkpoint()`` call of one job: parts of different attempts are never mixed.
+
+    Attributes:
+        lineage: 32 hex digits naming the chain of restarts that shares one persistent directory.
+        session: 32 hex digits naming one run of the job.
+        sequence: count of checkpoints in this session, from 0.
+        step: the user's step number.
+        world_size: number of ranks, and so of parts.
+    """
+
+    lineage: str
+    session: str
+    sequence: int
+    step: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """What the manifest says of one part file.
+
+    Attributes:
+        rank: the rank that wrote the part.
+        file: file name inside the step directory (no directory components).
+        nbytes: length of the file.
+        raw_bytes: bytes of the share before encoding.
+        digest: xxh3-128 of the whole file, 32 hex digits.
+        index_digest: xxh3-128 of the file's index, 32 hex digits; the index holds every chunk's digest.
+    """
+
+    rank: int
+    file: str
+    nbytes: int
+    raw_bytes: int
+    digest: str
+    index_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
+
+    Attributes:
+        attempt: which ``checkpoint()`` call this is.
+        created: UTC time of the commit, ISO 8601.
+        library: name and version of the writer.
+        parts: one record per rank, in rank order.
+        structure: the state's structure document (see ``deeppart.state.structure``), JSON-like.
+    """
+
+    attempt: Attempt
+    created: str
+    library: str
+    parts: tuple[PartRecord, ...]
+    structure: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all part files."""
+        return sum(part.nbytes for part in self.parts)

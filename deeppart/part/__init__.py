@@ -1,0 +1,44 @@
+"""The part room: the bytes of a part file (one rank's encoded share) and of a manifest. See docs/format.md.
+
+Knows nothing of tensors, ranks' communication or directories: bytes go out through a sink and come in from a source.
+"""
+
+from deeppart.part.format import (
+    CHUNK_DTYPE,
+    DEFAULT_CHUNK_BYTES,
+    FLAG_PER_RANK,
+    MAX_CHUNK_BYTES,
+    OWN_TABLE,
+    SHARED_TABLE,
+    SPAN_DTYPE,
+    is_hex32,
+    parse_part_file_name,
+    part_file_name,
+)
+from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from deeppart.part.reader import PartReader
+from deeppart.part.source import FileSource, MemorySource, Source
+from deeppart.part.writer import PartSummary, PartWriter, Sink
+
+__all__ = [
+    "CHUNK_DTYPE",
+    "DEFAULT_CHUNK_BYTES",
+    "FLAG_PER_RANK",
+    "MAX_CHUNK_BYTES",
+    "MAX_MANIFEST_BYTES",
+    "OWN_TABLE",
+    "SHARED_TABLE",
+    "SPAN_DTYPE",
+    "FileSource",
+    "MemorySource",
+    "PartReader",
+    "PartSummary",
+    "PartWriter",
+    "Sink",
+    "Source",
+    "decode_manifest",
+    "encode_manifest",
+    "is_hex32",
+    "parse_part_file_name",
+    "part_file_name",
+]

@@ -1,0 +1,275 @@
+"""The layout of a part file, format version 1: constants, records, limits, header and footer (docs/format.md).
+
+    header (4096 bytes) | payload: chunks back to back | index | footer (64 bytes)
+
+All integers are little endian. Digests stand in the file as big-endian (canonical) bytes, so a hex dump of one reads
+like the output of ``xxhsum``. Pure functions from bytes to records and back; files are not this module's business.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
+from deeppart.model import Attempt
+
+FORMAT_VERSION: Final = 1
+
+#: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
+HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
+INDEX_MAGIC: Final = b"DPPINDEX"
+FOOTER_MAGIC: Final = b"DPPFOOTR"
+
+#: The payload begins here, so that O_DIRECT and page mappings can reach it.
+HEADER_BYTES: Final = 4096
+FOOTER_BYTES: Final = 64
+INDEX_HEAD_BYTES: Final = 64
+
+#: Chunks are cut at this many raw bytes unless the caller has a reason not to.
+DEFAULT_CHUNK_BYTES: Final = 4 * 1024**2
+#: A reader takes no more memory than this for one chunk.
+MAX_CHUNK_BYTES: Final = 64 * 1024**2
+MAX_CHUNKS: Final = 2**24
+MAX_SPANS: Final = 2**24
+MAX_META_BYTES: Final = 256 * 1024**2
+#: 64 MiB times 2**24. Sums of two lengths up to the limits cannot overflow 64 bits anywhere in the reader.
+MAX_RAW_BYTES: Final = MAX_CHUNK_BYTES * MAX_CHUNKS
+MAX_LEAF_BYTES: Final = 2**62
+MAX_COUNTER: Final = 2**63 - 1
+MAX_WORLD_SIZE: Final = 2**24
+MIN_FILE_BYTES: Final = HEADER_BYTES + INDEX_HEAD_BYTES + FOOTER_BYTES
+#: Longest file within the limits above; every length in a file is compared with it before it is used.
+MAX_FILE_BYTES: Final = MAX_RAW_BYTES + MAX_CHUNKS * 80 + MAX_SPANS * 32 + MAX_META_BYTES + MIN_FILE_BYTES
+
+#: Flag of a chunk with bytes that only this rank has (not replicated on other ranks).
+FLAG_PER_RANK: Final = 1
+KNOWN_FLAGS: Final = FLAG_PER_RANK
+
+#: Values of a span's ``table``: which table of leaves ``leaf`` counts in.
+SHARED_TABLE: Final = 0
+OWN_TABLE: Final = 1
+
+CHUNK_DTYPE: Final = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("encoded_length", "<u8"),
+        ("raw_length", "<u8"),
+        ("codec", "<u2"),
+        ("flags", "<u2"),
+        ("reserved", "<u4"),
+        ("dtype", "S16"),
+        ("encoded_digest", "u1", (16,)),
+        ("raw_digest", "u1", (16,)),
+    ]
+)
+SPAN_DTYPE: Final = np.dtype(
+    [("leaf", "<u4"), ("table", "<u4"), ("start", "<u8"), ("length", "<u8"), ("raw_offset", "<u8")]
+)
+
+#: A structured array of CHUNK_DTYPE or SPAN_DTYPE.
+Table = npt.NDArray[np.void]
+
+_HEADER = struct.Struct("<8sII16s16sQQII")
+_FOOTER = struct.Struct("<8sQQQ16s8s")
+_DIGEST64_BYTES = 8
+#: What a dtype tag may look like; the file pads it with zeros to 16 bytes.
+DTYPE_TAG: Final = re.compile(rb"[A-Za-z0-9_.]{0,16}")
+
+_PART_NAME = re.compile(r"part-([0-9]{5,8})-of-([0-9]{5,8})\.dpp", re.ASCII)
+_HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def part_file_name(rank: int, world_size: int) -> str:
+    """Return the name of a part file inside its step directory, such as ``part-00003-of-00008.dpp``."""
+    return f"part-{rank:05d}-of-{world_size:05d}.dpp"
+
+
+def parse_part_file_name(name: str) -> tuple[int, int] | None:
+    """Return ``(rank, world_size)`` when ``name`` is exactly what :func:`part_file_name` gives, else None."""
+    match = _PART_NAME.fullmatch(name)
+    if match is None:
+        return None
+    rank, world_size = int(match[1]), int(match[2])
+    return (rank, world_size) if rank < world_size and name == part_file_name(rank, world_size) else None
+
+
+def is_hex32(text: object) -> bool:
+    """Tell whether ``text`` is 32 lower-case hex digits: an identity or an xxh3-128 digest."""
+    return isinstance(text, str) and _HEX32.fullmatch(text) is not None
+
+
+def short(value: object) -> str:
+    """Describe what was found in a file in at most 120 characters; it may be anything, and as long as the file."""
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"  # not its repr: it may be nested deeper than repr can go
+    text = repr(value[:120] if isinstance(value, (str, bytes)) else value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def bad_attempt(attempt: Attempt, rank: int) -> str | None:
+    """Return what is wrong with an identity, or None: hex fields, counters, world size and rank within limits."""
+    numbers = (("sequence", attempt.sequence, MAX_COUNTER), ("step", attempt.step, MAX_COUNTER))
+    for name, value, limit in (*numbers, ("world_size", attempt.world_size, MAX_WORLD_SIZE)):
+        if type(value) is not int or not 0 <= value <= limit:
+            return f"{name} {short(value)} is not an integer from 0 to {limit}"
+    for name, text in (("lineage", attempt.lineage), ("session", attempt.session)):
+        if not is_hex32(text):
+            return f"{name} {short(text)} is not 32 lower-case hex digits"
+    if type(rank) is not int or not 0 <= rank < attempt.world_size:
+        return f"rank {short(rank)} is not in a world of {attempt.world_size}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeader:
+    """Whose part this is: the first 4096 bytes of the file."""
+
+    attempt: Attempt
+    rank: int
+
+    def encode(self) -> bytes:
+        """Return the header block, 4096 bytes.
+
+        Raises:
+            FormatError: a field is out of the format's limits.
+        """
+        wrong = bad_attempt(self.attempt, self.rank)
+        if wrong is not None:
+            raise FormatError("a part cannot be written for this checkpoint", found=wrong)
+        attempt = self.attempt
+        fields = _HEADER.pack(
+            HEADER_MAGIC,
+            FORMAT_VERSION,
+            HEADER_BYTES,
+            bytes.fromhex(attempt.lineage),
+            bytes.fromhex(attempt.session),
+            attempt.sequence,
+            attempt.step,
+            self.rank,
+            attempt.world_size,
+        )
+        body = fields.ljust(HEADER_BYTES - _DIGEST64_BYTES, b"\0")
+        return body + xxhash.xxh3_64_digest(body)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, *, where: str) -> PartHeader:
+        """Read and check a header block of 4096 bytes.
+
+        Raises:
+            NewerFormatError: a sound header of a later format version.
+            CorruptFileError: anything else that is not a header this library writes.
+        """
+        block = bytes(data)
+        magic, version, length, lineage, session, sequence, step, rank, world_size = _HEADER.unpack_from(block)
+        if magic != HEADER_MAGIC:
+            raise corrupt("not a deeppart part file", expected=repr(HEADER_MAGIC), found=repr(magic), where=where)
+        # Before the version: later versions keep magic, version and this digest in place (docs/format.md), so a
+        # flipped bit in the version is told apart from a newer file.
+        body = block[: HEADER_BYTES - _DIGEST64_BYTES]
+        check_digest("header", body, block[len(body) :], where=where)
+        if version > FORMAT_VERSION:
+            raise NewerFormatError(
+                f"this part file has format version {version}; this deeppart reads up to version {FORMAT_VERSION}",
+                expected=f"format version {FORMAT_VERSION}",
+                found=f"format version {version}",
+                where=where,
+                todo="read the checkpoint with a newer deeppart",
+            )
+        if version != FORMAT_VERSION or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
+            raise corrupt(
+                "the header is not one of format version 1",
+                expected=f"version {FORMAT_VERSION}, {HEADER_BYTES} bytes, zeros behind the fields",
+                found=f"version {version}, {length} bytes",
+                where=where,
+            )
+        header = cls(Attempt(lineage.hex(), session.hex(), sequence, step, world_size), rank)
+        wrong = bad_attempt(header.attempt, header.rank)
+        if wrong is not None:
+            raise corrupt("the header holds an impossible value", found=wrong, where=where)
+        return header
+
+
+@dataclass(frozen=True, slots=True)
+class PartFooter:
+    """Where the index is: the last 64 bytes of the file.
+
+    Attributes:
+        index_offset: where the index begins and the payload ends, in bytes from the start of the file.
+        index_length: bytes of the index.
+        file_length: bytes of the whole file, footer included.
+        index_digest: xxh3-128 of the index, 16 bytes.
+    """
+
+    index_offset: int
+    index_length: int
+    file_length: int
+    index_digest: bytes
+
+    def encode(self) -> bytes:
+        """Return the footer, 64 bytes."""
+        fields = (self.index_offset, self.index_length, self.file_length, self.index_digest)
+        body = _FOOTER.pack(FOOTER_MAGIC, *fields, bytes(8))
+        return body + xxhash.xxh3_64_digest(body)
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, *, file_length: int, where: str) -> PartFooter:
+        """Read and check a footer of 64 bytes against the actual length of the file.
+
+        Raises:
+            CorruptFileError: magic, digest or a length does not hold; a truncated file ends here.
+        """
+        block = bytes(data)
+        magic, index_offset, index_length, length, index_digest, reserved = _FOOTER.unpack_from(block)
+        if magic != FOOTER_MAGIC:
+            raise corrupt(
+                "the part file does not end with a footer: it is truncated, or bytes were appended",
+                expected=repr(FOOTER_MAGIC),
+                found=repr(magic),
+                where=where,
+            )
+        check_digest("footer", block[: _FOOTER.size], block[_FOOTER.size :], where=where)
+        if length != file_length:
+            raise corrupt(
+                "the part file has another length than its footer says",
+                expected=f"{length} bytes",
+                found=f"{file_length} bytes",
+                where=where,
+            )
+        fits = index_offset >= HEADER_BYTES and index_length >= INDEX_HEAD_BYTES
+        if reserved != bytes(8) or not fits or index_offset + index_length + FOOTER_BYTES != file_length:
+            raise corrupt(
+                "the footer puts the index where it cannot be",
+                expected=f"an index between byte {HEADER_BYTES} and the footer of a file of {file_length} bytes",
+                found=f"{index_length} bytes from byte {index_offset}",
+                where=where,
+            )
+        return cls(index_offset, index_length, length, index_digest)
+
+
+def check_digest(what: str, body: bytes | memoryview, digest: bytes | memoryview, *, where: str) -> None:
+    """Compare ``body`` with its xxh3 digest: 64 bits when ``digest`` has 8 bytes, else 128.
+
+    Raises:
+        CorruptFileError: they differ.
+    """
+    expected = bytes(digest)
+    found = xxhash.xxh3_64_digest(body) if len(expected) == _DIGEST64_BYTES else xxhash.xxh3_128_digest(body)
+    if found != expected:
+        raise corrupt(
+            f"the digest of the {what} does not hold", expected=expected.hex(), found=found.hex(), where=where
+        )
+
+
+def corrupt(
+    summary: str, *, expected: str | None = None, found: str | None = None, where: str | None = None
+) -> CorruptFileError:
+    """Make the error for a damaged file, with the advice that is the same for all of them."""
+    todo = "restore from another copy of this file; `deeppart verify` tells which files are sound"
+    return CorruptFileError(summary, expected=expected, found=found, where=where, todo=todo)

@@ -1,0 +1,210 @@
+"""The index of a part file: chunk table, span table, meta document; to bytes, from bytes, and every check on them.
+
+Invariants of a sound index
+---------------------------
+* Chunks lie in the payload back to back, without gap or overlap, and end where the index begins.
+* Chunks laid end to end are the *raw stream*; spans laid end to end are the same bytes. Chunk and span borders are
+  independent of each other: a span may cover many chunks, a chunk may hold many spans.
+* No chunk or span is empty. No byte of a leaf stands in two spans.
+* All lengths are within the limits of ``format.py``, so no sum of two of them overflows.
+
+Writer and reader run the same checks, so a file that the reader would refuse is never written.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.codec.known import codec_by_id
+from deeppart.codec.raw import RawCodec
+from deeppart.errors import NewerFormatError
+from deeppart.part import format as fmt
+from deeppart.part.format import CHUNK_DTYPE, INDEX_HEAD_BYTES, INDEX_MAGIC, SPAN_DTYPE, Table, corrupt
+
+_HEAD = struct.Struct("<8sQQQQ8s16s")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartIndex:
+    """What is in a part file and where.
+
+    Attributes:
+        chunks: array of CHUNK_DTYPE in the order of the payload.
+        spans: array of SPAN_DTYPE in the order of the raw stream.
+        meta: UTF-8 JSON document of the state room, not interpreted here.
+        raw_bytes: length of the raw stream.
+    """
+
+    chunks: Table
+    spans: Table
+    meta: bytes
+    raw_bytes: int
+
+    def encode(self, header_digest: bytes) -> bytes:
+        """Return the bytes of the index; ``header_digest`` (8 bytes) ties it to the header of its file."""
+        counts = (len(self.chunks), len(self.spans), len(self.meta), self.raw_bytes)
+        head = _HEAD.pack(INDEX_MAGIC, *counts, header_digest, bytes(16))
+        return b"".join((head, self.chunks.tobytes(), self.spans.tobytes(), self.meta))
+
+    @classmethod
+    def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str) -> PartIndex:
+        """Read and check an index whose digest has been checked; the arrays are read-only views of ``data``.
+
+        Args:
+            data: all bytes of the index, at least 64.
+            payload_end: offset in the file (bytes) where the index begins.
+            header_digest: the last 8 bytes of the file's header.
+            where: the file, for messages.
+
+        Raises:
+            CorruptFileError: a count, bound or value does not hold.
+            NewerFormatError: a codec or flag that this version does not know.
+        """
+        magic, n_chunks, n_spans, n_meta, raw_bytes, tied_to, reserved = _HEAD.unpack_from(data)
+        if magic != INDEX_MAGIC or reserved != bytes(16):
+            raise corrupt("the index has no valid head", expected=repr(INDEX_MAGIC), found=repr(magic), where=where)
+        if tied_to != header_digest:
+            raise corrupt(
+                "the index belongs to another header: parts of two files were mixed",
+                expected=tied_to.hex(),
+                found=header_digest.hex(),
+                where=where,
+            )
+        _check_limits(n_chunks, n_spans, n_meta, raw_bytes, where)
+        chunks_end = INDEX_HEAD_BYTES + n_chunks * CHUNK_DTYPE.itemsize
+        spans_end = chunks_end + n_spans * SPAN_DTYPE.itemsize
+        if spans_end + n_meta != len(data):  # Python integers: no overflow, whatever the counts claim
+            raise corrupt(
+                "the counts of the index do not add up to its length",
+                expected=f"{spans_end + n_meta} bytes for {n_chunks} chunks, {n_spans} spans, {n_meta} bytes of meta",
+                found=f"{len(data)} bytes",
+                where=where,
+            )
+        chunks = np.frombuffer(data, CHUNK_DTYPE, n_chunks, INDEX_HEAD_BYTES)
+        spans = np.frombuffer(data, SPAN_DTYPE, n_spans, chunks_end)
+        index = cls(chunks, spans, data[spans_end:], raw_bytes)
+        index.check(payload_end=payload_end, where=where)
+        return index
+
+    def check(self, *, payload_end: int, where: str) -> None:
+        """Check both tables against each other and against the payload; see the module's invariants.
+
+        Raises:
+            CorruptFileError, NewerFormatError: as for :meth:`decode`; the message names the first bad row.
+        """
+        _check_limits(len(self.chunks), len(self.spans), len(self.meta), self.raw_bytes, where)
+        _check_chunk_values(self.chunks, where)
+        _check_chunk_places(self.chunks, self.raw_bytes, payload_end, where)
+        _check_spans(self.spans, self.raw_bytes, where)
+
+
+def _check_chunk_values(chunks: Table, where: str) -> None:
+    """Check what each row of the chunk table says by itself."""
+    raw, encoded = chunks["raw_length"], chunks["encoded_length"]
+    for codec_id in np.unique(chunks["codec"]).tolist():
+        codec_by_id(codec_id, where=where)
+    unknown = chunks["flags"] & ~np.uint16(fmt.KNOWN_FLAGS)
+    if unknown.any():
+        raise NewerFormatError(
+            "a chunk has flags that this version of deeppart does not know",
+            expected=f"flags within {fmt.KNOWN_FLAGS:#x}",
+            found=f"{int(unknown.max()):#x}",
+            where=where,
+            todo="read the checkpoint with a newer deeppart",
+        )
+    _refuse((raw < 1) | (raw > fmt.MAX_CHUNK_BYTES), "chunk", f"raw length not from 1 to {fmt.MAX_CHUNK_BYTES}", where)
+    _refuse((encoded < 1) | (encoded > raw), "chunk", "encoded length not from 1 to the raw length", where)
+    stored_raw = chunks["codec"] == RawCodec.codec_id
+    _refuse(stored_raw & (encoded != raw), "chunk", "stored raw, but its two lengths differ", where)
+    digests_differ = (chunks["encoded_digest"] != chunks["raw_digest"]).any(axis=1)
+    _refuse(stored_raw & digests_differ, "chunk", "stored raw, but its two digests differ", where)
+    _refuse(chunks["reserved"] != 0, "chunk", "reserved bytes not zero", where)
+    for tag in np.unique(chunks["dtype"]).tolist():
+        if fmt.DTYPE_TAG.fullmatch(tag) is None:
+            raise corrupt("a chunk has a malformed dtype tag", found=repr(tag), where=where)
+
+
+def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: str) -> None:
+    """Check that the chunks fill the payload and the raw stream exactly; lengths were checked before."""
+    offset, encoded = chunks["offset"], chunks["encoded_length"]
+    _refuse(offset >= payload_end, "chunk", f"begins behind the payload, which ends at {payload_end}", where)
+    ends = offset + encoded
+    _refuse(offset != _after(ends, fmt.HEADER_BYTES), "chunk", "does not begin where the one before ends", where)
+    last_end = int(ends[-1]) if len(chunks) else fmt.HEADER_BYTES
+    if last_end != payload_end:
+        raise corrupt(
+            "the chunks do not fill the payload",
+            expected=f"a payload up to byte {payload_end}",
+            found=f"chunks up to byte {last_end}",
+            where=where,
+        )
+    total = int(chunks["raw_length"].sum(dtype=np.uint64))
+    if total != raw_bytes:
+        raise corrupt(
+            "the chunks are not as long as the raw stream",
+            expected=f"{raw_bytes} bytes",
+            found=f"{total} bytes",
+            where=where,
+        )
+
+
+def _check_spans(spans: Table, raw_bytes: int, where: str) -> None:
+    """Check that the spans fill the raw stream exactly and that no two overlap in their leaf."""
+    start, length, raw_offset = spans["start"], spans["length"], spans["raw_offset"]
+    _refuse(spans["table"] > fmt.OWN_TABLE, "span", "a leaf table that is neither 0 nor 1", where)
+    _refuse((length < 1) | (length > raw_bytes), "span", "length not from 1 to that of the raw stream", where)
+    _refuse(start > fmt.MAX_LEAF_BYTES, "span", f"begins behind byte {fmt.MAX_LEAF_BYTES} of its leaf", where)
+    _refuse(raw_offset >= raw_bytes, "span", "begins behind the raw stream", where)
+    ends = raw_offset + length
+    _refuse(raw_offset != _after(ends, 0), "span", "does not begin where the one before ends", where)
+    last_end = int(ends[-1]) if len(spans) else 0
+    if last_end != raw_bytes:
+        raise corrupt(
+            "the spans do not fill the raw stream",
+            expected=f"{raw_bytes} bytes",
+            found=f"{last_end} bytes",
+            where=where,
+        )
+    order = np.lexsort((start, spans["leaf"], spans["table"]))
+    ordered = spans[order]
+    before, after = ordered[:-1], ordered[1:]
+    same_leaf = (before["leaf"] == after["leaf"]) & (before["table"] == after["table"])
+    overlaps = np.zeros(len(spans), dtype=np.bool_)
+    overlaps[order[1:]] = same_leaf & (after["start"] < before["start"] + before["length"])
+    _refuse(overlaps, "span", "overlaps another span of its leaf", where)
+
+
+def _after(ends: npt.NDArray[np.uint64], first: int) -> npt.NDArray[np.uint64]:
+    """Return where each row must begin: the first at ``first``, the others at the end of the one before."""
+    begins = np.empty_like(ends)
+    begins[:1] = first
+    begins[1:] = ends[:-1]
+    return begins
+
+
+def _check_limits(n_chunks: int, n_spans: int, n_meta: int, raw_bytes: int, where: str) -> None:
+    """Check the counts of the index against the format's limits."""
+    for what, count, limit in (
+        ("chunks", n_chunks, fmt.MAX_CHUNKS),
+        ("spans", n_spans, fmt.MAX_SPANS),
+        ("bytes of meta", n_meta, fmt.MAX_META_BYTES),
+        ("raw bytes", raw_bytes, fmt.MAX_RAW_BYTES),
+    ):
+        if count > limit:
+            summary = f"the index claims too many {what}"
+            raise corrupt(summary, expected=f"at most {limit}", found=str(count), where=where)
+
+
+def _refuse(bad: npt.NDArray[np.bool_], row: str, why: str, where: str) -> None:
+    """Raise for the first row that is ``bad``."""
+    if bad.any():
+        count = int(np.count_nonzero(bad))
+        raise corrupt(
+            f"the {row} table of the part is not valid: {why}",
+            found=f"{row} {int(bad.argmax())} of {len(bad)}, and {count - 1} more",
+            where=where,
+        )

@@ -1,0 +1,225 @@
+"""Reads a part file and trusts nothing in it.
+
+Invariants
+----------
+* A reader exists only for a file whose header, footer and index have been checked completely.
+* The digest of encoded bytes is checked before they are decoded, and that of the decoded bytes after.
+* Every byte that comes out stood under a digest; every length is checked before memory is taken for it.
+* Wrong bytes end in CorruptFileError, NewerFormatError or StorageError and in nothing else.
+
+The order of the checks is in docs/format.md. A reader never changes once made: threads may share one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.codec.known import codec_by_id
+from deeppart.codec.raw import RawCodec
+from deeppart.errors import CorruptFileError, FormatError
+from deeppart.model import Attempt
+from deeppart.part import format as fmt
+from deeppart.part.format import PartFooter, PartHeader, check_digest, corrupt
+from deeppart.part.index import PartIndex
+from deeppart.part.source import Source
+
+
+class PartReader:
+    """An open part.
+
+    Args:
+        source: the bytes; stays open as long as the reader is used, and is closed by whoever opened it.
+        where: names the part in messages, such as ``"step 100, local: /path/part-00000-of-00004.dpp"``.
+        expected_attempt, expected_rank, expected_index_digest: what the manifest says of this part; None: not checked.
+
+    Attributes:
+        attempt, rank: whose part this is.
+        chunks: read-only array of CHUNK_DTYPE.
+        spans: read-only array of SPAN_DTYPE.
+        meta: UTF-8 JSON document, not interpreted.
+        raw_bytes: length of the raw stream.
+        raw_starts: where each chunk begins in the raw stream, and at the end its length; uint64, chunks + 1 values.
+        index_digest: xxh3-128 of the index, 32 hex digits.
+
+    Raises:
+        CorruptFileError: the file is damaged, or is not the one expected.
+        NewerFormatError: it was written by a newer version.
+        StorageError: it cannot be read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        where: str,
+        expected_attempt: Attempt | None = None,
+        expected_rank: int | None = None,
+        expected_index_digest: str | None = None,
+    ) -> None:
+        self._source = source
+        self._where = where
+        size = source.size
+        if not fmt.MIN_FILE_BYTES <= size <= fmt.MAX_FILE_BYTES:
+            limits = f"{fmt.MIN_FILE_BYTES} to {fmt.MAX_FILE_BYTES} bytes"
+            raise corrupt("a part file cannot have this length", expected=limits, found=f"{size} bytes", where=where)
+        block = self._read(0, fmt.HEADER_BYTES)
+        header = PartHeader.decode(block, where=where)
+        self.attempt, self.rank = header.attempt, header.rank
+        self._expect("attempt", expected_attempt, self.attempt)
+        self._expect("rank", expected_rank, self.rank)
+        end = self._read(size - fmt.FOOTER_BYTES, fmt.FOOTER_BYTES)
+        self._footer = PartFooter.decode(end, file_length=size, where=where)
+        self.index_digest = self._footer.index_digest.hex()
+        self._expect("index digest", expected_index_digest, self.index_digest)
+        data = bytes(self._read(self._footer.index_offset, self._footer.index_length))
+        check_digest("index", data, self._footer.index_digest, where=where)
+        index = PartIndex.decode(
+            data, payload_end=self._footer.index_offset, header_digest=bytes(block[-8:]), where=where
+        )
+        self.chunks, self.spans = index.chunks, index.spans
+        self.meta, self.raw_bytes = index.meta, index.raw_bytes
+        self.raw_starts: npt.NDArray[np.uint64] = np.zeros(len(self.chunks) + 1, dtype=np.uint64)
+        np.cumsum(self.chunks["raw_length"], out=self.raw_starts[1:])
+        self.raw_starts.flags.writeable = False
+
+    def chunks_for(self, raw_start: int, raw_stop: int) -> range:
+        """Return the chunks that hold bytes ``raw_start`` to ``raw_stop`` (exclusive) of the raw stream.
+
+        Raises:
+            FormatError: the range is not within the raw stream.
+        """
+        if not 0 <= raw_start <= raw_stop <= self.raw_bytes:
+            raise FormatError(
+                "a part was asked for bytes that it does not hold",
+                expected=f"a range within {self.raw_bytes} bytes",
+                found=f"{raw_start} to {raw_stop}",
+                where=self._where,
+            )
+        if raw_start == raw_stop:
+            return range(0)
+        first = int(np.searchsorted(self.raw_starts, np.uint64(raw_start), side="right")) - 1
+        return range(first, int(np.searchsorted(self.raw_starts, np.uint64(raw_stop), side="left")))
+
+    def read_chunk(self, i: int, scratch: memoryview | None = None) -> memoryview:
+        """Read, check and decode chunk ``i``; return its raw bytes.
+
+        Args:
+            i: number of the chunk.
+            scratch: writable bytes, at least as many as the chunk has encoded; saves taking fresh memory, which costs
+                more than the check. The result may lie in it.
+
+        Raises:
+            CorruptFileError: a digest or length does not hold.
+            StorageError: the file cannot be read.
+            FormatError: ``scratch`` is too short.
+        """
+        offset, length = int(self.chunks["offset"][i]), int(self.chunks["encoded_length"][i])
+        if scratch is None:
+            return self.decode_chunk(i, self._read(offset, length))
+        if scratch.nbytes < length:
+            raise FormatError(
+                "the memory given for a chunk is too short for it",
+                expected=f"at least {length} bytes",
+                found=f"{scratch.nbytes} bytes",
+                where=self._where_chunk(i),
+            )
+        encoded = scratch.cast("B")[:length]
+        self._source.read_into(offset, encoded)
+        return self.decode_chunk(i, encoded)
+
+    def check_chunk(self, i: int, encoded: memoryview) -> None:
+        """Check encoded bytes of chunk ``i`` that the caller has read; nothing is decoded.
+
+        Raises:
+            CorruptFileError: length or digest does not hold.
+        """
+        row = self.chunks[i]
+        if encoded.nbytes != int(row["encoded_length"]):
+            raise corrupt(
+                "a chunk was read with another length than its table says",
+                expected=f"{int(row['encoded_length'])} bytes",
+                found=f"{encoded.nbytes} bytes",
+                where=self._where_chunk(i),
+            )
+        found, expected = xxhash.xxh3_128_digest(encoded), row["encoded_digest"].tobytes()
+        if found != expected:
+            raise corrupt(
+                "the digest of a chunk does not hold",
+                expected=expected.hex(),
+                found=found.hex(),
+                where=self._where_chunk(i),
+            )
+
+    def decode_chunk(self, i: int, encoded: memoryview) -> memoryview:
+        """Check and decode bytes of chunk ``i`` that the caller has read; the result may share their memory.
+
+        Does all that :meth:`check_chunk` does, so there is no need to call both.
+
+        Raises:
+            CorruptFileError: a digest or length does not hold.
+        """
+        self.check_chunk(i, encoded)
+        row = self.chunks[i]
+        try:
+            raw = codec_by_id(int(row["codec"])).decode(encoded, int(row["raw_length"]))
+        except CorruptFileError as error:
+            where = self._where_chunk(i)
+            raise corrupt(error.summary, expected=error.expected, found=error.found, where=where) from error
+        if int(row["codec"]) != RawCodec.codec_id:  # a raw chunk's two digests are one and the same
+            expected = row["raw_digest"].tobytes()
+            check_digest("decoded bytes of a chunk", raw, expected, where=self._where_chunk(i))
+        return memoryview(raw)
+
+    def verify(self, *, expected_digest: str | None = None) -> str:
+        """Read the whole file once, check and decode every chunk; return the file's xxh3-128 as 32 hex digits.
+
+        Memory: one chunk, encoded and decoded. Measured, one core, from tmpfs: 4.4 GB/s stored raw, 0.9 GB/s (of raw
+        bytes) from zstd.
+
+        Args:
+            expected_digest: the manifest's digest of this file; None: only computed.
+
+        Raises:
+            CorruptFileError: a digest or length does not hold.
+            StorageError: the file cannot be read.
+        """
+        whole = xxhash.xxh3_128(self._read(0, fmt.HEADER_BYTES))
+        longest = int(self.chunks["encoded_length"].max(initial=0))
+        buffer = np.empty(longest, dtype=np.uint8).data
+        for i, (offset, length) in enumerate(self.chunks[["offset", "encoded_length"]].tolist()):
+            encoded = buffer[:length]
+            self._source.read_into(offset, encoded)
+            whole.update(encoded)
+            self.decode_chunk(i, encoded)
+        rest = self._source.size - self._footer.index_offset
+        whole.update(self._read(self._footer.index_offset, rest))
+        self._expect("digest of the whole file", expected_digest, whole.hexdigest())
+        return whole.hexdigest()
+
+    def _read(self, offset: int, length: int) -> memoryview:
+        """Read exactly ``length`` bytes; a source that gives fewer is not believed."""
+        data = memoryview(self._source.read_at(offset, length))
+        if data.nbytes != length:
+            raise corrupt(
+                "a part could not be read completely",
+                expected=f"{length} bytes from byte {offset}",
+                found=f"{data.nbytes} bytes",
+                where=self._where,
+            )
+        return data
+
+    def _expect(self, what: str, expected: object, found: object) -> None:
+        """Compare with what the manifest says, if it was given."""
+        if expected is not None and found != expected:
+            raise corrupt(
+                f"this part is not the one the manifest names: another {what}",
+                expected=str(expected),
+                found=str(found),
+                where=self._where,
+            )
+
+    def _where_chunk(self, i: int) -> str:
+        offset, length = int(self.chunks["offset"][i]), int(self.chunks["encoded_length"][i])
+        return f"{self._where}, chunk {i} of {len(self.chunks)} (bytes {offset} to {offset + length})"

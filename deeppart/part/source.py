@@ -1,0 +1,162 @@
+"""Where a reader gets the bytes of a part: a file, or memory (a part rebuilt from parity).
+
+Invariants
+----------
+* ``read_at`` and ``read_into`` give all the bytes asked for or raise; they keep no position, so threads may share a
+  source.
+* Only regular files are opened, never through a symbolic link in the last component, and a FIFO cannot block us.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.part.format import corrupt
+
+
+class Source(Protocol):
+    """Random access to the bytes of one part."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> bytes | memoryview:
+        """Return exactly ``length`` bytes from ``offset``, or raise CorruptFileError or StorageError."""
+        ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` (writable, contiguous) from ``offset``, or raise CorruptFileError or StorageError."""
+        ...
+
+
+class FileSource:
+    """A regular file, read with pread. A context manager.
+
+    Args:
+        path: the file.
+
+    Raises:
+        StorageError: the file cannot be opened; ``errno`` says why.
+        CorruptFileError: it is a symbolic link, a directory, a device, a FIFO or a socket.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            if not stat.S_ISREG(os.lstat(self.path).st_mode):
+                raise self._not_regular()
+            # NOFOLLOW and NONBLOCK for what may take the file's place between the two calls
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._storage_error("cannot open a part file", error) from error
+        try:
+            status = os.fstat(self._fd)
+        except OSError as error:
+            os.close(self._fd)
+            raise self._storage_error("cannot open a part file", error) from error
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise self._not_regular()
+        self.size = status.st_size
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """Return exactly ``length`` bytes from ``offset``.
+
+        Raises:
+            CorruptFileError: the file ends before that.
+            StorageError: the operating system refused the read.
+        """
+        self._check_range(offset, length)
+        buffer = np.empty(length, dtype=np.uint8).data  # bytearray would write zeros first
+        self.read_into(offset, buffer)
+        return buffer
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``; errors as for :meth:`read_at`. Releases the GIL."""
+        self._check_range(offset, buffer.nbytes)
+        rest = buffer.cast("B")
+        while rest:
+            try:
+                count = os.preadv(self._fd, [rest], offset)
+            except OSError as error:
+                raise self._storage_error(f"cannot read {len(rest)} bytes at {offset} of a part file", error) from error
+            if count == 0:
+                raise self._too_short(offset + len(rest), offset)
+            rest = rest[count:]
+            offset += count
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_range(self, offset: int, length: int) -> None:
+        # before any memory is taken for the bytes
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise self._too_short(offset + length, self.size)
+
+    def _too_short(self, needed: int, found: int) -> CorruptFileError:
+        return corrupt(
+            "the file ends before the bytes that were asked for",
+            expected=f"at least {needed} bytes",
+            found=f"{found} bytes",
+            where=self.path,
+        )
+
+    def _not_regular(self) -> CorruptFileError:
+        return corrupt(
+            "not a regular file (a symbolic link, a directory or a device)", expected="a regular file", where=self.path
+        )
+
+    def _storage_error(self, summary: str, error: OSError) -> StorageError:
+        return StorageError(summary, errno=error.errno, found=os.strerror(error.errno or 0), where=self.path)
+
+
+class MemorySource:
+    """A part that lies in memory.
+
+    Args:
+        data: the bytes of the whole file; not copied.
+        name: stands for the path in messages.
+    """
+
+    def __init__(self, data: bytes | bytearray | memoryview, name: str = "part in memory") -> None:
+        self._data = memoryview(data).cast("B").toreadonly()
+        self.name = name
+        self.size = self._data.nbytes
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """Return ``length`` bytes from ``offset`` without copying them.
+
+        Raises:
+            CorruptFileError: the memory ends before that.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise corrupt(
+                "the part ends before the bytes that were asked for",
+                expected=f"at least {offset + length} bytes",
+                found=f"{self.size} bytes",
+                where=self.name,
+            )
+        return self._data[offset : offset + length]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``; errors as for :meth:`read_at`."""
+        buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)

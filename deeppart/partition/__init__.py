@@ -1,0 +1,16 @@
+"""Which rank saves which bytes: pure arithmetic that every rank does alone with the same answer.
+
+    plan = partition(leaves, ranks, kappa=DEFAULT_KAPPA_BYTES, strategy="deeppart", preload=None)
+    plan.share(rank)
+
+Nothing here knows of torch, MPI, clocks, files or the environment. Reading order: ``cost`` (what a share costs),
+``leaves`` (the canonical order), ``water`` (who has how much room), ``heuristic`` (where the cuts fall, with the
+proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the answer).
+"""
+
+from deeppart.partition.cost import DEFAULT_KAPPA_BYTES
+from deeppart.partition.leaves import Leaves, ReplicaSet
+from deeppart.partition.plan import Plan, SpanTable, partition
+from deeppart.partition.strategies import STRATEGIES
+
+__all__ = ["DEFAULT_KAPPA_BYTES", "STRATEGIES", "Leaves", "Plan", "ReplicaSet", "SpanTable", "partition"]

@@ -1,0 +1,100 @@
+"""What a share costs, and the cost line on which a replica set's leaves lie.
+
+``cost = bytes + kappa * spans``, in whole bytes. Serialization time depends on both: a span costs Python calls, a copy
+launched and an entry in the part's index, however few bytes it has. kappa says how many bytes could have been copied
+in that time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deeppart.errors import ConfigError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+#: Bytes that cost as much as one more span. A property of the machine, to be measured there
+#: (``benchmarks/partition_scale.py --kappa``) as seconds per span of a tiny tensor (view as bytes, slice, copy to
+#: staging, index entry) x bytes/s of one large copy on one core. Two busy Xeon cores with torch 2.13 gave 4.2-5.8 us
+#: per span at 8.1-8.8 GB/s: 35-47 KiB. The default is set above that, because 5 us are 76 KiB where a core copies at
+#: 15.6 GB/s, and because chunk headers and digests, not in this measurement, cost per span too. Being wrong by a factor
+#: of two moves cuts by tens of KiB, which matters for small tensors only.
+DEFAULT_KAPPA_BYTES = 65536
+
+#: Sums of costs stay below this, so that no int64 sum of them, nor a sum plus a tolerance, can wrap. 4.6 exabytes.
+LARGEST_TOTAL = 2**62
+
+
+def whole_kappa(kappa: float) -> int:
+    """kappa as whole bytes, rounded to the nearest, so that all arithmetic on the line is exact.
+
+    Raises:
+        ConfigError: kappa is negative, not finite, or not a number.
+    """
+    try:
+        good = math.isfinite(kappa) and 0 <= kappa < LARGEST_TOTAL
+    except TypeError:
+        good = False
+    if not good:
+        raise ConfigError(
+            "kappa is not a possible cost of one span",
+            expected="bytes per span, finite and >= 0",
+            found=repr(kappa),
+            where="partition(kappa=...)",
+            todo="leave kappa out, or measure it: seconds per tiny tensor x bytes per second of a large copy",
+        )
+    return round(kappa)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostLine:
+    """The leaves of one replica set laid end to end in canonical order, leaf i taking ``kappa + nbytes[i]``.
+
+    Attributes:
+        nbytes: int64[n], > 0 (a leaf without bytes needs no owner and is not on the line).
+        itemsize: int64[n], >= 1.
+        depth: int64[n + 1]; path components that the leaves on both sides of boundary i share. The line's ends are 0.
+            The lower it is, the more significant is the sub-collection that ends there.
+        kappa: cost of a span in bytes.
+        start: int64[n + 1]; where leaf i begins on the line, and last the line's length.
+    """
+
+    nbytes: IntArray
+    itemsize: IntArray
+    depth: IntArray
+    kappa: int
+    start: IntArray
+
+    @classmethod
+    def of(cls, nbytes: IntArray, itemsize: IntArray, depth: IntArray, kappa: int) -> CostLine:
+        """Lay out leaves; ``depth`` is int64[n], shared components of leaf i and leaf i - 1."""
+        start = np.zeros(len(nbytes) + 1, dtype=np.int64)
+        np.cumsum(nbytes + kappa, out=start[1:])
+        ends = np.zeros(len(nbytes) + 1, dtype=np.int64)
+        ends[1:-1] = depth[1:]
+        return cls(nbytes, itemsize, ends, kappa, start)
+
+    @property
+    def total(self) -> int:
+        """Cost of all leaves when none is split."""
+        return int(self.start[-1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cuts:
+    """Where a replica set's leaves are cut: the k-th rank has everything from cut k up to cut k + 1.
+
+    Attributes:
+        leaf: int64[ranks + 1], ascending from 0 to n: position of the leaf that the cut lies in or before.
+        offset: int64[ranks + 1]; bytes of that leaf before the cut, 0 <= offset < nbytes, a multiple of the itemsize.
+        order: int64[n]; the line's leaves in the order the cuts refer to, or None when that is the line's own.
+    """
+
+    leaf: IntArray
+    offset: IntArray
+    order: IntArray | None = None

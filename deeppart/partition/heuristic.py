@@ -1,0 +1,111 @@
+"""The deeppart heuristic: cut the cost line evenly, but where structure is near a cut, cut along the structure.
+
+Source: the DeepPart thesis (Perello Bacardit, UPC 2023), which walks a nested state, chooses the best sub-collection
+to partition, shares sub-collections out in proportion to their cost, descends into the one that straddles two ranks,
+and splits a single element only where the balance needs it. Sharing out in proportion, all the way down, gives every
+rank an interval of the line on which the leaves lie in canonical order; the recursion finds the ends of the intervals.
+Here they are computed directly, each from its own position alone.
+
+The rule. Pour the line's length T over the ranks on top of what they carry (``water.fill``): rank k gets room[k], and
+cut k ideally falls at t[k] = room[0] + ... + room[k-1]. Then, for each cut on its own:
+
+1. If leaf boundaries lie within +-tolerance of t[k], take the most significant one (fewest path components shared by
+   the leaves on its two sides: where the shallowest sub-collection ends), the nearest of equals, the lower of those.
+2. Else, inside a leaf's kappa zone, take the leaf's start.
+3. Else, inside a leaf's bytes, round down to a whole element; a rank that starts here pays kappa again.
+
+Guarantees. Write a for the largest itemsize on the line, L for the water level (with no preload, the mean cost T/N),
+m = T / (ranks with room), the mean share. Then a rank with room ends
+
+    below L + kappa + max(m / 100, a)                 -- and a rank without room gets nothing.
+
+With no preload that is the required 1.01 * mean + kappa whenever the mean is at least 100 elements (1,600 bytes for
+16-byte elements). With a smaller mean it is below mean + kappa + one element, and an element's worth cannot be avoided:
+N ranks and N + 1 elements leave some rank with two. At most (ranks with room) - 1 leaves are split, since a cut splits
+at most one. Every byte has exactly one owner, because the cuts ascend from 0 to T.
+
+Proof of the bound. Let k be a rank with room, which is at most ceil(L) less what it carries. Its interval ends at most
+``tolerance`` after t[k+1]: only (1) can move a cut up. It begins
+    (1) at most ``tolerance`` before t[k], at a leaf's start, or
+    (2) less than kappa before it, at a leaf's start, or
+    (3) at most a - 1 before it with one more kappa to pay, or, when rounding reaches the leaf's first byte and so the
+        leaf's start, at most kappa + a - 1 before it with none.
+So its cost is at most ceil(L) + tolerance + max(tolerance, kappa + a - 1). ``tolerance`` is chosen such that, where
+positive, 2 * tolerance <= m/100 - 1 and tolerance <= m/100 - a; insert, and use ceil(L) < L + 1.
+
+Proof that cuts ascend. Let t <= u be two targets with cuts b and c; suppose c < b.
+  - Both by (1): c >= u - tol >= t - tol and c < b <= t + tol, so c is in t's window, and b likewise in u's. t prefers
+    b to c and u prefers c to b, so they are equally deep; then t is nearer to the upper one and u to the lower one,
+    which with t <= u leaves t = u, and equal targets have equal cuts.
+  - Only t by (1): if b were within u's window, u would have been cut by (1) too; so b < u - tol, and (2), (3) never
+    fall below a boundary at or below u.
+  - Only u by (1): c is not in t's window, so c > t + tol >= b.
+  - Neither: (2) and (3) round down to points of one fixed set, which keeps order.
+
+What is not promised: the least possible maximum. A rank that begins inside a leaf pays a kappa the water level did not
+know of, so when one leaf spans many ranks all of these end near L + kappa, which is the price of closed-form cuts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from deeppart.partition.cost import CostLine, Cuts, IntArray
+from deeppart.partition.water import fill
+
+#: Boundaries with more shared components than this count as equally insignificant; bounds the work on deep nestings.
+_DEEPEST = 32
+
+
+def cut(line: CostLine, load: IntArray, *, structure: bool = True) -> Cuts:
+    """Cut a line among ranks; see the module's docstring for the rule and what it guarantees.
+
+    Args:
+        line: the leaves of a replica set, at least one.
+        load: int64[ranks], cost that each rank of the set carries already.
+        structure: False leaves rule 1 out: cuts fall where the balance alone wants them.
+
+    Returns:
+        Cuts with ``leaf`` and ``offset`` int64[ranks + 1].
+    """
+    room = fill(load, line.total)
+    target = np.zeros(len(room) + 1, dtype=np.int64)
+    np.cumsum(room, out=target[1:])
+    reach = tolerance(line.total // int(np.count_nonzero(room)), int(line.itemsize.max())) if structure else 0
+    boundary = _significant(line, target, reach)
+
+    leaf = np.searchsorted(line.start[:-1], target, side="right") - 1
+    within = np.maximum(target - line.start[leaf] - line.kappa, 0)
+    offset = within - within % line.itemsize[leaf]
+    snapped = boundary >= 0
+    leaf[snapped] = boundary[snapped]
+    offset[snapped] = 0
+    return Cuts(leaf, offset)
+
+
+def tolerance(mean: int, element: int) -> int:
+    """How far a cut may move to a boundary: 0.5 % of the mean share, less where an element is a large part of it."""
+    return max(0, min((mean // 100 - 1) // 2, mean // 100 - element))
+
+
+def _significant(line: CostLine, target: IntArray, reach: int) -> IntArray:
+    """The boundary each target is drawn to, as an index into ``line.start``, or -1 where none is within reach."""
+    chosen = np.full(len(target), -1, dtype=np.int64)
+    first = np.searchsorted(line.start, target - reach, side="left")
+    last = np.searchsorted(line.start, target + reach, side="right")
+    waiting = np.flatnonzero(first < last)
+    depth = np.minimum(line.depth, _DEEPEST)
+    for level in np.unique(depth):
+        if not len(waiting):
+            break
+        boundaries = np.flatnonzero(depth == level)
+        where, sought = line.start[boundaries], target[waiting]
+        above = np.searchsorted(where, sought)
+        below = np.maximum(above - 1, 0)
+        above = np.minimum(above, len(where) - 1)
+        up, down = np.abs(where[above] - sought), np.abs(sought - where[below])
+        hit = np.minimum(up, down) <= reach
+        nearest = np.where(up < down, above, below)
+        chosen[waiting[hit]] = boundaries[nearest[hit]]
+        waiting = waiting[~hit]
+    return chosen

@@ -1,0 +1,230 @@
+"""A checkpoint under way, as the training loop sees it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
+from deeppart.model import LEVELS
+
+OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"
+_FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """How one level of one checkpoint went.
+
+    Attributes:
+        state: "off" (not due), "skipped" (``on_busy``), "waiting", "running", "done" or "failed".
+        seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
+        nbytes: bytes this rank wrote there.
+        error: why it failed, or None.
+    """
+
+    state: str
+    seconds: float | None = None
+    nbytes: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a checkpoint cost this rank; a snapshot, complete once every level is.
+
+    Attributes:
+        step: the user's step.
+        raw_bytes: bytes of this rank's share.
+        per_rank_bytes: those of them that only this rank has.
+        encoded_bytes: bytes of the share after encoding; 0 while not known.
+        blocked_s: seconds ``checkpoint()`` took, waiting included.
+        waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
+        stages_s: stage -> seconds of this rank: flatten, agree, plan, capture, local, persistent.
+        levels: level -> how it went.
+        retire_error: why old checkpoints could not be removed, or None.
+    """
+
+    step: int
+    raw_bytes: int
+    per_rank_bytes: int
+    encoded_bytes: int
+    blocked_s: float
+    waited_s: float
+    stages_s: Mapping[str, float]
+    levels: Mapping[str, LevelReport]
+    retire_error: str | None = None
+
+
+@dataclass(slots=True)
+class _LevelProgress:
+    state: str = OFF
+    finished_at: float | None = None
+    nbytes: int = 0
+    error: CheckpointError | None = None
+
+
+@dataclass(slots=True)
+class _Costs:
+    raw_bytes: int = 0
+    per_rank_bytes: int = 0
+    encoded_bytes: int = 0
+    blocked_s: float = 0.0
+    waited_s: float = 0.0
+    retire_error: str | None = None
+    stages_s: dict[str, float] = field(default_factory=dict)
+
+
+class Pending:
+    """Handle of one ``checkpoint()`` call.
+
+    Methods may be called from any thread; the pipeline reports progress through the ``note_*`` ones.
+
+    Args:
+        step: the user's step.
+        due: levels this checkpoint goes to.
+        poll: called while waiting; advances the exchange where the MPI library leaves that to the training thread.
+    """
+
+    def __init__(self, step: int, due: frozenset[str], poll: Callable[[], None]) -> None:
+        self.step = step
+        self._poll = poll
+        self._returned_at = time.monotonic()
+        self._changed = threading.Condition()
+        self._levels = {name: _LevelProgress(WAITING if name in due else OFF) for name in LEVELS}
+        self._costs = _Costs()
+        self._reported: set[str] = set()
+
+    def done(self, level: str = "persistent") -> bool:
+        """Whether the checkpoint is complete at a level, on every rank. Never blocks, never raises for a failure.
+
+        Raises:
+            LevelNotRunError: no such level.
+        """
+        self._poll()
+        return self._level(level).state == DONE
+
+    def wait(self, level: str = "persistent", timeout: float | None = None) -> None:
+        """Wait until the checkpoint is complete at a level, on every rank.
+
+        Args:
+            timeout: seconds; None waits as long as the pipeline itself does (each of its waits is bounded).
+
+        Raises:
+            CheckpointError: the level failed; the last good checkpoint is still there.
+            LevelNotRunError: this checkpoint does not go to that level.
+            PeerTimeoutError: not complete within ``timeout``; it is still under way.
+        """
+        progress = self._level(level)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._poll()
+            with self._changed:
+                if progress.state in _FINAL:
+                    break
+                if deadline is not None and time.monotonic() > deadline:
+                    raise PeerTimeoutError(
+                        f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
+                        found=f"the level is {progress.state}",
+                        todo="wait longer, or look at pending.report for what is slow",
+                    )
+                self._changed.wait(0.01)
+        if progress.error is not None:
+            self._reported.add(level)
+            raise progress.error
+        if progress.state != DONE:
+            raise LevelNotRunError(
+                f"step {self.step} does not go to level {level!r}: it is {progress.state}",
+                expected=f"one of {[name for name, p in self._levels.items() if p.state not in (OFF, SKIPPED)]}",
+                todo="see `every` and `on_busy` in the configuration",
+            )
+
+    def settled(self, level: str) -> bool:
+        """Whether nothing more will happen at a level."""
+        return self._level(level).state in _FINAL
+
+    @property
+    def skipped(self) -> bool:
+        """Whether ``on_busy="skip"`` dropped this checkpoint."""
+        return any(progress.state == SKIPPED for progress in self._levels.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen to this checkpoint, for better or worse."""
+        return all(progress.state in _FINAL for progress in self._levels.values())
+
+    @property
+    def report(self) -> Report:
+        """What it cost so far."""
+        with self._changed:
+            levels = {
+                name: LevelReport(
+                    progress.state,
+                    None if progress.finished_at is None else progress.finished_at - self._returned_at,
+                    progress.nbytes,
+                    None if progress.error is None else str(progress.error),
+                )
+                for name, progress in self._levels.items()
+            }
+            costs = self._costs
+            return Report(
+                self.step,
+                costs.raw_bytes,
+                costs.per_rank_bytes,
+                costs.encoded_bytes,
+                costs.blocked_s,
+                costs.waited_s,
+                dict(costs.stages_s),
+                levels,
+                costs.retire_error,
+            )
+
+    def failures(self) -> list[CheckpointError]:
+        """Failures that nobody has been told of yet; each is returned once."""
+        fresh = []
+        for name, progress in self._levels.items():
+            if progress.error is not None and name not in self._reported:
+                self._reported.add(name)
+                fresh.append(progress.error)
+        return fresh
+
+    # --- for the checkpointer and the pipeline ---
+
+    def note_cost(self, **costs: int | float | str) -> None:
+        """Set figures of :class:`Report` by name."""
+        with self._changed:
+            for name, value in costs.items():
+                setattr(self._costs, name, value)
+
+    def note_stage(self, stage: str, seconds: float) -> None:
+        """Add to the time of a stage."""
+        with self._changed:
+            self._costs.stages_s[stage] = self._costs.stages_s.get(stage, 0.0) + seconds
+
+    def note_returned(self) -> None:
+        """``checkpoint()`` returns now: levels' seconds count from here."""
+        self._returned_at = time.monotonic()
+
+    def note_level(self, level: str, state: str, *, nbytes: int = 0, error: CheckpointError | None = None) -> None:
+        """A level has moved on."""
+        with self._changed:
+            progress = self._levels[level]
+            progress.state = state
+            progress.nbytes = nbytes or progress.nbytes
+            progress.error = error
+            if state in _FINAL:
+                progress.finished_at = time.monotonic()
+            self._changed.notify_all()
+
+    def note_skipped(self) -> None:
+        """This checkpoint is dropped."""
+        for name, progress in self._levels.items():
+            if progress.state != OFF:
+                self.note_level(name, SKIPPED)
+
+    def _level(self, name: str) -> _LevelProgress:
+        if name not in self._levels:
+            raise LevelNotRunError(f"there is no level {name!r}", expected=f"one of {LEVELS}")
+        return self._levels[name]

@@ -1,0 +1,75 @@
+"""What survives: the parts found on every node and the checkpoints that were committed. Pure records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from deeppart.model import Attempt, PartRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part found on a level: its header, footer and index have been checked, its chunks have not been read.
+
+    Attributes:
+        level: "local" or "persistent".
+        attempt, rank: whose part it is.
+        path: the file, as seen by the process that found it.
+        nbytes: length of the file.
+        index_digest: xxh3-128 of the index, 32 hex digits.
+    """
+
+    level: str
+    attempt: Attempt
+    rank: int
+    path: str
+    nbytes: int
+    index_digest: str
+
+    def to_json(self) -> list[Any]:
+        """For sending to other ranks."""
+        attempt = self.attempt
+        identity = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
+        return [self.level, identity, self.rank, self.path, self.nbytes, self.index_digest]
+
+    @classmethod
+    def from_json(cls, document: list[Any]) -> StoredPart:
+        """Inverse of :meth:`to_json`."""
+        level, identity, *rest = document
+        return cls(level, Attempt(*identity), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A committed checkpoint on the persistent level.
+
+    Attributes:
+        attempt: which checkpoint.
+        directory: its step directory.
+        parts: what its manifest says of each part, in rank order.
+    """
+
+    attempt: Attempt
+    directory: str
+    parts: tuple[PartRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """Everything a restart can choose from.
+
+    Attributes:
+        found: per rank of the restarting job, the parts on its node's storage that it can read. Ranks of one node
+            list the same files; only the node's first rank needs to.
+        node_of: node number of each rank.
+        committed: checkpoints on the persistent level.
+        problems: readable lines about what was found unsound or unfinished, and is passed over.
+        damaged: readable lines about committed checkpoints whose manifests cannot be read.
+    """
+
+    found: tuple[tuple[StoredPart, ...], ...]
+    node_of: tuple[int, ...]
+    committed: tuple[Committed, ...]
+    problems: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()

@@ -1,0 +1,179 @@
+"""Saving: what ``checkpoint()`` does before it returns, for one rank: classify, plan, capture.
+
+Keeps what is derived from the state's structure from one checkpoint to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+
+from deeppart.comm.agreement import agree, raise_together
+from deeppart.comm.base import Comm, finish
+from deeppart.config import Config
+from deeppart.errors import DeeppartError, PerRankNotice, RanksDisagreeError, StateError
+from deeppart.levels.transfer import Staged
+from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
+from deeppart.state.capture import CapturePlan, Staging, staging_bytes
+from deeppart.state.classify import Classifier, Layout
+from deeppart.state.document import PartDocument
+from deeppart.state.flatten import FlatState, flatten, readable
+from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
+
+
+class Saver:
+    """The foreground of a save.
+
+    Args:
+        comm: channel of the training thread.
+        config: the job's configuration.
+        staging: memory for the share; reused by restores.
+    """
+
+    def __init__(self, comm: Comm, config: Config, staging: Staging) -> None:
+        self._comm = comm
+        self._timeout = config.timeout
+        self._mode = config.replicated
+        self._kappa = DEFAULT_KAPPA_BYTES if config.kappa is None else config.kappa
+        self._classifier = Classifier(comm, config.replicated, config.timeout)
+        self._staging = staging
+        self._share: ShareLayout | None = None
+        self._capture: CapturePlan | None = None
+        self._flat: FlatState | None = None
+        self._fresh = False
+        self._error: DeeppartError | None = None
+
+    def look(self, state: object, refusal: DeeppartError | None) -> None:
+        """Take the state apart (local). Errors are kept until the ranks have heard of them in :meth:`agree`.
+
+        Args:
+            refusal: why this rank cannot take part anyway, or None.
+        """
+        self._error, self._flat, self._fresh = refusal, None, False
+        if refusal is not None:
+            return
+        try:
+            self._flat = flatten(state)
+            self._fresh = self._classifier.prepare(self._flat)
+        except DeeppartError as error:
+            self._error = error
+        except Exception as error:  # from the caller's state_dict(): the other ranks are waiting to hear of it
+            self._error = StateError(
+                "state_dict() of an object in the state failed", found=f"{type(error).__name__}: {error}"
+            )
+
+    def agree(self, step: int, turn: int, busy: bool) -> bool:
+        """Compare the call and the state across ranks (collective); returns whether any rank is busy.
+
+        Raises:
+            RanksDisagreeError: ranks name different steps.
+            StructureMismatchError: ranks hold different structures.
+            DeeppartError: this rank's own error; RemoteRankError for another's.
+            PeerTimeoutError: a rank did not make the call.
+        """
+        what = f"checkpoint(step={step})"
+        digests = self._digests(turn)
+        fields = {"step": step, "turn": turn, **digests}
+        flags = {"error": int(self._error is not None), "fresh": int(self._fresh or self._share is None), "busy": busy}
+        agreed = agree(self._comm, fields, flags, what, self._timeout)
+        if "step" in agreed.differing or "turn" in agreed.differing:
+            self._raise_disagreement(step, what)
+        if agreed.flags["error"]:
+            raise_together(self._comm, self._error, what, self._timeout)
+        assert self._flat is not None
+        if agreed.flags["busy"]:
+            return True
+        if "structure" in agreed.differing:
+            self._classifier.check_structure(self._flat, what)
+        if agreed.differing or agreed.flags["fresh"]:
+            self._renew(turn, bool(agreed.flags["fresh"]), what)
+        return False
+
+    def capture(self) -> tuple[Staged, int]:
+        """Copy this rank's share into staging memory (local).
+
+        Returns:
+            The staged share, and how many of its bytes are this rank's own.
+
+        Raises:
+            MemoryError: staging memory cannot be reserved.
+        """
+        layout, flat, share = self._classifier.layout, self._flat, self._share
+        assert layout is not None and flat is not None and share is not None
+        pinned = any(leaf.data.is_cuda for leaf in flat.arrays if hasattr(leaf.data, "is_cuda"))
+        staged = self._staging.reserve(share.nbytes, pinned=pinned)
+        if self._capture is None or not self._capture.fits(staged):
+            self._capture = CapturePlan(share, layout.types, staged)
+        self._capture.copy(flat.arrays)
+        own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
+        return Staged(share, staging_bytes(staged), self._document(layout)), own
+
+    def let_go(self) -> None:
+        """Forget the state, so that nothing of it is kept alive between checkpoints."""
+        self._flat = None
+
+    def forget_capture(self) -> None:
+        """The staging memory was used for something else."""
+        self._capture = None
+
+    def _digests(self, turn: int) -> dict[str, int]:
+        if self._error is None and self._flat is not None:
+            return self._classifier.digests(self._flat, turn)
+        return {"structure": 0, "types": 0, "values": 0, "small": 0, "samples": 0}
+
+    def _document(self, layout: Layout) -> PartDocument:
+        return PartDocument(
+            tree=layout.tree,
+            types=layout.types,
+            aliases=dict(layout.aliases),
+            per_rank=layout.per_rank.copy(),
+            per_rank_values=layout.per_rank_values.copy(),
+            values=self._classifier.values,
+            with_structure=self._comm.rank == 0,
+        )
+
+    def _renew(self, turn: int, fresh: bool, what: str) -> None:
+        """Something about the state is new: classify again, and plan again."""
+        assert self._flat is not None
+        found = self._classifier.classify(self._flat, turn, fresh, what)
+        if found and self._comm.rank == 0:
+            names = ", ".join(found[:8]) + (f" ... ({len(found)} in all)" if len(found) > 8 else "")
+            warnings.warn(
+                f"these leaves differ between ranks and are saved per rank from now on: {names}",
+                PerRankNotice,
+                stacklevel=4,
+            )
+        self._share = self._plan(what)
+        self._capture = None
+
+    def _plan(self, what: str) -> ShareLayout:
+        """This rank's share. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged."""
+        layout, flat = self._classifier.layout, self._flat
+        assert layout is not None and flat is not None
+        sized = [i for i, kind in enumerate(layout.types) if kind.nbytes and i not in layout.aliases]
+        own = [i for i in sized if layout.per_rank[i]]
+        shared = [i for i in sized if not layout.per_rank[i]]
+        carried = np.zeros(self._comm.size, dtype=np.int64)
+        carried[self._comm.rank] = sum(layout.types[i].nbytes for i in own) + int(self._kappa) * len(own)
+        if layout.per_rank.any():
+            carried = finish(self._comm, self._comm.maximum(carried), what, self._timeout)
+        paths = [readable(leaf.path) for leaf in flat.arrays]
+        specs = leaf_specs(layout.types, paths, shared)
+        plan = partition(specs, self._comm.size, kappa=self._kappa, preload=carried.astype(np.float64))
+        spans = [(shared[span.leaf], span.start, span.length) for span in plan.share(self._comm.rank).spans]
+        return lay_out(layout.types, spans, own)
+
+    def _raise_disagreement(self, step: int, what: str) -> None:
+        texts = finish(self._comm, self._comm.allgather(json.dumps(step).encode()), what, self._timeout)
+        steps = [json.loads(text) for text in texts]
+        found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(steps[:8]))
+        raise RanksDisagreeError(
+            f"{what}: ranks made different calls",
+            expected="the same step on every rank, and every rank making every call",
+            found=f"{found}{' ...' if len(steps) > 8 else ''}"
+            + ("; the same step, but not the same number of calls" if len(set(steps)) == 1 else ""),
+            where=f"rank {self._comm.rank}",
+            todo="checkpoint() is collective: call it on all ranks, with one step",
+        )

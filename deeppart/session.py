@@ -1,0 +1,203 @@
+"""Start-up: from a configuration to connected ranks, checked settings and open directories.
+
+Everything here is collective and happens once. Whatever is wrong on one rank ends in an error on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from deeppart.codec import Chooser
+from deeppart.comm import Comm, connect, finish, rank_names
+from deeppart.comm.agreement import raise_together
+from deeppart.config import Config, expand_directory, job_name, node_name
+from deeppart.errors import ConfigError, DeeppartError, StorageError
+from deeppart.levels.files import list_steps
+from deeppart.levels.local import LocalLevel
+from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
+from deeppart.levels.rate import RateLimit
+
+_WHAT = "starting the checkpointer"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Which rank is on which node.
+
+    Attributes:
+        names: node name of each rank.
+        node_of: node number of each rank, in order of first appearance.
+    """
+
+    names: tuple[str, ...]
+    node_of: tuple[int, ...]
+
+    def mates(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the same node, ascending."""
+        return tuple(other for other, node in enumerate(self.node_of) if node == self.node_of[rank])
+
+
+@dataclass(slots=True)
+class Session:
+    """One run of a job.
+
+    Attributes:
+        config: as given.
+        comm: channel of the training thread.
+        channels: level name -> channel of its commit rounds.
+        topology: ranks and nodes.
+        lineage, session: identities, 32 hex digits each.
+        owner: lock of the persistent directory, on rank 0.
+        local, persistent: the levels; local is None without a ``local_dir``.
+        committed: steps on the persistent level at start-up.
+        leftovers: level name -> steps that earlier sessions left there.
+        chooser: encodes chunks.
+    """
+
+    config: Config
+    comm: Comm
+    channels: dict[str, Comm]
+    topology: Topology
+    lineage: str
+    session: str
+    owner: DirectoryOwner | None
+    local: LocalLevel | None
+    persistent: PersistentLevel
+    committed: set[int]
+    leftovers: dict[str, set[int]]
+    chooser: Chooser
+
+    @property
+    def is_node_leader(self) -> bool:
+        """Whether this is the first rank of those that share this node's local directory."""
+        return self.topology.mates(self.comm.rank)[0] == self.comm.rank
+
+    def close(self) -> None:
+        """Give the directory back."""
+        if self.owner is not None:
+            self.owner.close()
+
+
+def open_session(config: Config, comm: Any) -> Session:
+    """Connect the ranks and open the directories (collective).
+
+    Args:
+        comm: an mpi4py communicator, or None for COMM_WORLD under MPI and one process otherwise.
+
+    Raises:
+        LaunchError, ConfigError, StorageError, DirectoryInUseError: what is wrong, on the rank that sees it.
+        RemoteRankError: on the others.
+        PeerTimeoutError: a rank did not take part.
+    """
+    main = connect(comm, config.timeout)
+    topology = _compare_settings(main, config)
+    rank, timeout = main.rank, config.timeout
+    directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
+    owner, welcome = _open_persistent(main, config, str(directory), timeout)
+    local, error = _open_levels(main, config, topology, welcome)
+    try:
+        raise_together(main, error, _WHAT, timeout)
+        channels = {level: finish(main, main.channel(), _WHAT, timeout) for level in ("local", "persistent")}
+    except BaseException:
+        if owner is not None:
+            owner.close()
+        raise
+    mates = topology.mates(rank)
+    limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
+    leftovers = {
+        "local": local.steps() if local is not None else set(),
+        "persistent": set(welcome["steps"]) - set(welcome["committed"]),
+    }
+    return Session(
+        config,
+        main,
+        channels,
+        topology,
+        welcome["lineage"],
+        welcome["session"],
+        owner,
+        local,
+        PersistentLevel(directory, limit),
+        set(welcome["committed"]),
+        leftovers,
+        Chooser(config.compression),
+    )
+
+
+def _compare_settings(comm: Comm, config: Config) -> Topology:
+    """Every rank must have been given the same settings; returns who is where."""
+    name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
+    settings = {key: repr(value) for key, value in config.shared_settings().items()}
+    texts = finish(comm, comm.allgather(json.dumps([name, settings]).encode()), _WHAT, config.timeout)
+    names, all_settings = zip(*(json.loads(text) for text in texts), strict=True)
+    for key, value in all_settings[0].items():
+        others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
+        if others:
+            raise ConfigError(
+                f"ranks were given different values for {key}",
+                expected=f"{value}, as on rank 0",
+                found=f"{all_settings[others[0]].get(key)} on {rank_names(others)}",
+                where=f"rank {comm.rank}",
+                todo="give every rank the same configuration, environment and deeppart.toml",
+            )
+    numbers: dict[str, int] = {}
+    node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
+    return Topology(tuple(names), node_of)
+
+
+def _open_persistent(
+    comm: Comm, config: Config, directory: str, timeout: float
+) -> tuple[DirectoryOwner | None, dict[str, Any]]:
+    """Rank 0 takes the directory and tells the others what it is."""
+    from pathlib import Path
+
+    owner: DirectoryOwner | None = None
+    error: DeeppartError | None = None
+    welcome: dict[str, Any] = {}
+    if comm.rank == 0:
+        who = f"job {job_name()}, process {os.getpid()} on {os.uname().nodename}"
+        try:
+            owner = DirectoryOwner(Path(directory), who)
+            root = Path(directory)
+            welcome = {
+                "lineage": owner.lineage,
+                "session": owner.session,
+                "committed": committed_steps(root),
+                "steps": sorted(list_steps(root)),
+            }
+        except DeeppartError as refusal:
+            error = refusal
+    try:
+        raise_together(comm, error, _WHAT, timeout)
+        message = json.dumps(welcome).encode() if comm.rank == 0 else None
+        return owner, json.loads(finish(comm, comm.broadcast(message), _WHAT, timeout))
+    except BaseException:
+        if owner is not None:
+            owner.close()
+        raise
+
+
+def _open_levels(
+    comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any]
+) -> tuple[LocalLevel | None, DeeppartError | None]:
+    """This rank's view of both directories; an error is returned, for every rank to hear of."""
+    node, rank = topology.names[comm.rank], comm.rank
+    try:
+        persistent = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
+        if read_lineage(persistent) != welcome["lineage"]:
+            raise StorageError(
+                "persistent_dir is not the same directory on every rank",
+                expected=f"lineage {welcome['lineage']} in {persistent}, as rank 0 sees it",
+                found=f"lineage {read_lineage(persistent)}",
+                where=f"rank {rank} on {node}",
+                todo="use a directory on a file system that all nodes share",
+            )
+        if config.local_dir is None:
+            return None, None
+        local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
+        return LocalLevel(local, welcome["lineage"]), None
+    except DeeppartError as refusal:
+        return None, refusal

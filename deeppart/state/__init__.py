@@ -1,0 +1,1 @@
+"""The only room that knows containers and tensors: apart, compared, captured, and back together."""

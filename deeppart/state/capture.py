@@ -1,0 +1,173 @@
+"""Capture: copy this rank's segments into reused staging memory, the only part of a save that must block.
+
+Staging is allocated once and grows only when a share does; a copy into warm memory is several times faster than into
+fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.state.fingerprint import copy_tensors
+from deeppart.state.flatten import ArrayLeaf
+from deeppart.state.layout import ShareLayout
+from deeppart.state.leaves import Bytes, LeafType, is_flat, rectangles
+
+#: Device-to-host copies are issued in pieces of this size, so that other copies can get in between.
+DEVICE_PIECE_BYTES = 64 << 20
+
+
+class Staging:
+    """One reusable buffer of bytes outside the Python heap."""
+
+    def __init__(self) -> None:
+        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._pinned = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self._tensor.numel()
+
+    def reserve(self, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
+        """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost.
+
+        Raises:
+            MemoryError: the operating system has no more memory.
+        """
+        if nbytes > self.nbytes or (pinned and not self._pinned):
+            self._tensor = torch.empty(0, dtype=torch.uint8)  # give the old one back first: never hold both
+            self._tensor = _allocate(nbytes, pinned)
+            self._pinned = pinned
+        return self._tensor[:nbytes]
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._tensor = torch.empty(0, dtype=torch.uint8)
+
+
+def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
+    if pinned:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        pages = mmap.mmap(-1, nbytes)
+    except OSError as error:
+        raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults on the first copy
+        except OSError:
+            pass
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def staging_bytes(staged: torch.Tensor) -> Bytes:
+    """The staged bytes as a numpy array, without a copy."""
+    flat: Bytes = staged.numpy()
+    return flat
+
+
+class CapturePlan:
+    """Where every segment goes in a staging buffer; made once per layout and buffer, used at every checkpoint.
+
+    Args:
+        layout: this rank's share.
+        types: type of each leaf.
+        staged: buffer of ``layout.nbytes`` bytes.
+    """
+
+    def __init__(self, layout: ShareLayout, types: Sequence[LeafType], staged: torch.Tensor) -> None:
+        self._place = (staged.data_ptr(), staged.numel())
+        self._whole: list[tuple[int, torch.Tensor]] = []
+        self._partial: list[tuple[int, int, int, torch.Tensor]] = []
+        self._numpy: list[tuple[int, int, int, Bytes]] = []
+        names = ("leaf", "start", "length", "raw_offset")
+        for leaf, start, length, at in zip(*(layout.segments[name].tolist() for name in names), strict=True):
+            kind, target = types[leaf], staged[at : at + length]
+            first, last = start // kind.itemsize, (start + length) // kind.itemsize
+            if kind.kind == "numpy":
+                self._numpy.append((leaf, first, last, target.numpy()))
+            elif length == kind.nbytes:
+                self._whole.append((leaf, target.view(_dtype(kind)).view(kind.shape)))
+            else:
+                self._partial.append((leaf, first, last, target.view(_dtype(kind))))
+
+    def fits(self, staged: torch.Tensor) -> bool:
+        """Whether the plan was made for this buffer."""
+        return self._place == (staged.data_ptr(), staged.numel())
+
+    def copy(self, arrays: Sequence[ArrayLeaf]) -> None:
+        """Copy the leaves' current bytes; returns when they are in staging memory.
+
+        Args:
+            arrays: the state's leaves by leaf number, of the types the plan was made for.
+        """
+        targets = [target for _, target in self._whole]
+        sources = [arrays[leaf].data for leaf, _ in self._whole]
+        for leaf, first, last, target in self._partial:
+            for piece, view in _pieces(arrays[leaf].data, first, last):
+                targets.append(target[piece].view(view.shape))
+                sources.append(view)
+        if any(source.is_cuda for source in sources):
+            _copy_from_devices(targets, sources)
+        else:
+            copy_tensors(targets, sources)
+        for leaf, first, last, buffer in self._numpy:
+            data = arrays[leaf].data
+            flat = buffer.view(data.dtype)
+            for piece, view in _pieces(data, first, last):
+                np.copyto(flat[piece].reshape(view.shape), view)
+
+
+def _dtype(kind: LeafType) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, kind.dtype)
+    return dtype
+
+
+def _pieces(data: Any, first: int, last: int) -> list[tuple[slice, Any]]:
+    """Elements ``[first, last)`` of an array as views, each with its place among them; copies nothing."""
+    if isinstance(data, torch.Tensor):
+        data = data.detach()
+    if is_flat(data):
+        return [(slice(0, last - first), data.reshape(-1)[first:last])]
+    pieces, at = [], 0
+    for index, count in rectangles(tuple(data.shape), first, last):
+        pieces.append((slice(at, at + count), data[index]))
+        at += count
+    return pieces
+
+
+def _copy_from_devices(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy on side streams, in pieces, after the work already queued; waits for the end of the copies only."""
+    streams: dict[torch.device, torch.cuda.Stream] = {}
+    on_host: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    with torch.no_grad():
+        for target, source in zip(targets, sources, strict=True):
+            if not source.is_cuda:
+                on_host[0].append(target)
+                on_host[1].append(source)
+                continue
+            if source.device not in streams:
+                streams[source.device] = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+                streams[source.device].wait_stream(torch.cuda.current_stream(source.device))
+            with torch.cuda.stream(streams[source.device]):
+                for part, piece in _device_pieces(target, source):
+                    part.copy_(piece, non_blocking=True)
+    copy_tensors(*on_host)
+    for stream in streams.values():
+        stream.synchronize()
+
+
+def _device_pieces(target: torch.Tensor, source: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    step = max(1, DEVICE_PIECE_BYTES // source.element_size())
+    if source.numel() <= step or not source.is_contiguous():
+        return [(target, source)]
+    flat_target, flat_source = target.reshape(-1), source.reshape(-1)
+    return [(flat_target[at : at + step], flat_source[at : at + step]) for at in range(0, source.numel(), step)]

@@ -1,0 +1,273 @@
+"""Which leaves are the same on every rank, and which must be saved per rank.
+
+Saving a leaf of one rank for all is only right while all ranks hold the same bytes; getting this wrong loses state
+silently. So nothing is assumed: the ranks compare fingerprints (:mod:`deeppart.state.fingerprint`) in the reduction
+that every checkpoint makes anyway, and only on a difference go through the leaves one by one. A leaf once found to
+differ stays per rank as long as the structure stands.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.comm.base import Comm, finish
+from deeppart.errors import LeafMismatchError, StructureMismatchError
+from deeppart.state.fingerprint import (
+    SMALL_LEAF_BYTES,
+    Slab,
+    full_digest,
+    hash63,
+    hash_json,
+    leaf_samples,
+    sample_digest,
+)
+from deeppart.state.flatten import ArrayLeaf, FlatState, readable
+from deeppart.state.leaves import LeafType, leaf_type
+from deeppart.state.structure import Alias, encode_tree
+from deeppart.state.ties import find_aliases
+from deeppart.state.values import Encoded, encode_key, encode_value
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Layout:
+    """What is derived from a state's structure, kept while the structure stands.
+
+    Attributes:
+        tokens, token_types, pointers: of the state this was made from.
+        tree: JSON form of the tree (rank 0's goes into the checkpoint).
+        types: type of each leaf.
+        aliases: leaves that share memory with another.
+        structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
+        type_digests: fingerprint of each leaf's type and ties.
+        per_rank, per_rank_values: what the ranks found to differ.
+        slab, large: the leaves compared in full, and those sampled, while they are held to be replicated.
+    """
+
+    tokens: list[Any]
+    token_types: list[Any]
+    pointers: list[int]
+    tree: Any
+    types: list[LeafType]
+    aliases: dict[int, Alias]
+    structure_digest: int
+    type_digests: npt.NDArray[np.int64]
+    per_rank: Flags
+    per_rank_values: Flags
+    slab: Slab
+    large: list[int] = field(default_factory=list)
+
+    def stands_for(self, flat: FlatState) -> bool:
+        """Whether all of this still holds for a state."""
+        if flat.tokens != self.tokens or flat.types != self.token_types:
+            return False
+        if flat.pointers != self.pointers:
+            if find_aliases(flat, self.types) != self.aliases:
+                return False
+            self.pointers = flat.pointers
+        return True
+
+
+def describe(flat: FlatState) -> Layout:
+    """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
+    types = [leaf_type(leaf.data) for leaf in flat.arrays]
+    layout = Layout(
+        tokens=flat.tokens,
+        token_types=flat.types,
+        pointers=flat.pointers,
+        tree=encode_tree(flat.root),
+        types=types,
+        aliases=find_aliases(flat, types),
+        structure_digest=hash_json(_skeleton(flat)),
+        type_digests=np.zeros(0, dtype=np.int64),
+        per_rank=np.zeros(len(types), dtype=np.bool_),
+        per_rank_values=np.zeros(len(flat.values), dtype=np.bool_),
+        slab=Slab([], types),
+    )
+    _refresh(layout, flat)
+    return layout
+
+
+def _refresh(layout: Layout, flat: FlatState) -> None:
+    """Renew what depends on which leaves are replicated."""
+    aliases = layout.aliases
+    layout.type_digests = np.array(
+        [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
+    )
+    own = layout.per_rank
+    compared = [leaf for leaf in flat.arrays if not own[leaf.index] and leaf.index not in aliases]
+    sizes = {leaf.index: layout.types[leaf.index].nbytes for leaf in compared}
+    layout.slab = Slab([leaf for leaf in compared if sizes[leaf.index] <= SMALL_LEAF_BYTES], layout.types)
+    layout.large = [leaf.index for leaf in compared if sizes[leaf.index] > SMALL_LEAF_BYTES]
+
+
+def _skeleton(flat: FlatState) -> list[Any]:
+    """Paths and kinds of all leaves, in canonical order: what must be equal on all ranks."""
+    entries: list[tuple[str, Any]] = [("a", leaf.path) for leaf in flat.arrays]
+    entries += [("v", leaf.path) for leaf in flat.values]
+    containers = [token for token in flat.tokens if isinstance(token, str)]
+    return [containers, [[kind, [encode_key(key, "a dict key") for key in path]] for kind, path in entries]]
+
+
+class Classifier:
+    """Keeps the layout of the state a job saves, and compares it across ranks.
+
+    Args:
+        comm: channel of the training thread.
+        mode: Config.replicated: "auto", "all" or "none".
+        timeout: seconds for each exchange.
+    """
+
+    def __init__(self, comm: Comm, mode: str, timeout: float) -> None:
+        self._comm = comm
+        self._mode = mode if comm.size > 1 else "all"
+        self._timeout = timeout
+        self.layout: Layout | None = None
+        self.values: list[Encoded] = []
+
+    def prepare(self, flat: FlatState) -> bool:
+        """Take in the state to save (local). Returns whether its structure is new to this rank.
+
+        Raises:
+            UnsupportedLeafError: a value cannot be stored.
+        """
+        self.values = [encode_value(leaf.value, "") if _scalar(leaf.value) else _encode(leaf) for leaf in flat.values]
+        if self.layout is not None and self.layout.stands_for(flat):
+            return False
+        self.layout = describe(flat)
+        return True
+
+    def digests(self, flat: FlatState, turn: int) -> dict[str, int]:
+        """The fields this rank brings into the checkpoint's reduction; ``turn`` moves the sampled positions."""
+        layout = self.layout
+        if layout is None:
+            return {"structure": 0, "types": 0, "values": 0, "small": 0, "samples": 0}
+        fields = {"structure": layout.structure_digest, "types": 0, "values": 0, "small": 0, "samples": 0}
+        if self._mode != "none":
+            fields["types"] = hash63(layout.type_digests[~layout.per_rank])
+        if self._mode == "auto":
+            own = layout.per_rank_values
+            values = [value for value, skip in zip(self.values, own.tolist(), strict=True) if not skip]
+            fields["values"] = hash_json(values)
+            fields["small"] = layout.slab.digest(flat.arrays)
+            fields["samples"] = sample_digest([flat.arrays[index] for index in layout.large], turn)
+        return fields
+
+    def check_structure(self, flat: FlatState, what: str) -> None:
+        """Called on every rank when structures differ: raise the error that names the first difference.
+
+        Raises:
+            StructureMismatchError: on every rank.
+        """
+        mine = [f"{kind} {readable(path)}" for kind, path in _kinds(flat)]
+        reference = json.loads(finish(self._comm, self._comm.broadcast(json.dumps(mine).encode()), what, self._timeout))
+        texts = finish(self._comm, self._comm.allgather(_difference(reference, mine).encode()), what, self._timeout)
+        found = [f"rank {rank} {text.decode()}" for rank, text in enumerate(texts) if text]
+        raise StructureMismatchError(
+            f"{what}: the state's structure differs between ranks",
+            expected="the same containers, keys and leaves on every rank, as on rank 0",
+            found="; ".join(found[:4]) or "container kinds that differ",
+            where=f"reported to rank {self._comm.rank}",
+            todo="give every rank the same keys (values, shapes and dtypes may differ), for example None where one has "
+            "nothing",
+        )
+
+    def classify(self, flat: FlatState, turn: int, fresh: bool, what: str) -> list[str]:
+        """Find the leaves that differ between ranks (collective); returns the paths of those newly found.
+
+        Args:
+            fresh: whether the structure is new on some rank: everything is then compared in full.
+
+        Raises:
+            LeafMismatchError: ``replicated="all"`` and leaves differ in shape or dtype.
+        """
+        layout = self.layout
+        assert layout is not None
+        if fresh:
+            layout.per_rank[:] = self._mode == "none"
+            layout.per_rank_values[:] = self._mode == "none"
+        if self._mode == "none":
+            _refresh(layout, flat)
+            return []
+        before = layout.per_rank.copy(), layout.per_rank_values.copy()
+        self._drop_unequal_ties(layout, flat, what)
+        untyped = self._unequal(layout.type_digests, what) & ~layout.per_rank
+        if self._mode == "all":
+            _refuse_unequal_types(flat, untyped, what)
+            return []
+        layout.per_rank |= untyped
+        layout.per_rank |= self._unequal(self._leaf_digests(flat, turn, fresh), what)
+        digests = np.array([hash_json(value) for value in self.values], dtype=np.int64)
+        layout.per_rank_values |= self._unequal(digests, what)
+        _refresh(layout, flat)
+        found = [flat.arrays[i].path for i in np.flatnonzero(layout.per_rank & ~before[0])]
+        found += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
+        return [readable(path) for path in found]
+
+    def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> None:
+        """Ties that not all ranks have are not ties of the state."""
+        digests = np.zeros(len(layout.types), dtype=np.int64)
+        for index, alias in layout.aliases.items():
+            digests[index] = hash63(str(alias).encode())
+        for index in np.flatnonzero(self._unequal(digests, what)).tolist():
+            layout.aliases.pop(index, None)
+        _refresh(layout, flat)
+
+    def _leaf_digests(self, flat: FlatState, turn: int, fresh: bool) -> npt.NDArray[np.int64]:
+        layout = self.layout
+        assert layout is not None
+        digests = np.zeros(len(layout.types), dtype=np.int64)
+        compared = [
+            leaf for leaf in flat.arrays if leaf.index not in layout.aliases and not layout.per_rank[leaf.index]
+        ]
+        large = set(layout.large)
+        for leaf in compared:
+            if fresh or leaf.index not in large:
+                digests[leaf.index] = full_digest(leaf)
+        if not fresh:
+            sampled = [flat.arrays[index] for index in layout.large]
+            digests[layout.large] = leaf_samples(sampled, turn)
+        return digests
+
+    def _unequal(self, digests: npt.NDArray[np.int64], what: str) -> Flags:
+        vector = np.concatenate([digests, -digests])
+        most = finish(self._comm, self._comm.maximum(vector), what, self._timeout)
+        unequal: Flags = most[: len(digests)] != -most[len(digests) :]
+        return unequal
+
+
+def _scalar(value: Any) -> bool:
+    return type(value) in (int, float, bool, str, type(None))
+
+
+def _encode(leaf: Any) -> Encoded:
+    return encode_value(leaf.value, readable(leaf.path))
+
+
+def _kinds(flat: FlatState) -> list[tuple[str, tuple[Any, ...]]]:
+    kinds: list[tuple[str, tuple[Any, ...]]] = [("array", leaf.path) for leaf in flat.arrays]
+    return kinds + [("value", leaf.path) for leaf in flat.values]
+
+
+def _difference(reference: list[str], mine: list[str]) -> str:
+    extra, lacking = set(mine) - set(reference), set(reference) - set(mine)
+    texts = [f"has {entry}" for entry in mine if entry in extra][:3]
+    texts += [f"lacks {entry}" for entry in reference if entry in lacking][:3]
+    return ", ".join(texts)
+
+
+def _refuse_unequal_types(flat: FlatState, untyped: Flags, what: str) -> None:
+    leaves: list[ArrayLeaf] = [flat.arrays[index] for index in np.flatnonzero(untyped)]
+    if leaves:
+        raise LeafMismatchError(
+            f'{what}: replicated="all", but leaves differ between ranks',
+            expected="the same shape, dtype and ties on every rank",
+            found=", ".join(f"{readable(leaf.path)} ({leaf_type(leaf.data)} here)" for leaf in leaves[:4]),
+            todo='use replicated="auto"',
+        )

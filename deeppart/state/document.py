@@ -1,0 +1,93 @@
+"""The JSON documents of a checkpoint: what its bytes mean.
+
+Every part carries a small document with its rank's own values and leaf types; rank 0's also carries the structure
+document (:mod:`deeppart.state.structure`). Encoding is left to the background: nothing here may change once made.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import CorruptFileError
+from deeppart.state.leaves import LeafType
+from deeppart.state.structure import Alias, Structure, decode_structure, encode_structure
+from deeppart.state.values import Encoded, decode_value
+
+
+@dataclass(frozen=True, slots=True)
+class PartDocument:
+    """What one rank's part says beside its bytes.
+
+    Attributes:
+        tree: JSON form of the state's tree.
+        types: type of each leaf on this rank.
+        aliases: leaves that share memory.
+        per_rank, per_rank_values: which leaves and values are this rank's own.
+        values: encoded values, of this checkpoint.
+        with_structure: whether this is rank 0, which carries the structure.
+    """
+
+    tree: Any
+    types: list[LeafType]
+    aliases: dict[int, Alias]
+    per_rank: npt.NDArray[np.bool_]
+    per_rank_values: npt.NDArray[np.bool_]
+    values: list[Encoded]
+    with_structure: bool
+
+    def structure(self) -> dict[str, Any]:
+        """The structure document."""
+        return encode_structure(
+            self.tree, self.types, self.per_rank, self.aliases, self.values, self.per_rank_values
+        )
+
+    def meta(self) -> bytes:
+        """The part's JSON document."""
+        own = [(index, self.types[index]) for index in np.flatnonzero(self.per_rank).tolist()]
+        document: dict[str, Any] = {
+            "leaves": {str(index): [kind.kind, kind.dtype, list(kind.shape)] for index, kind in own},
+            "values": {str(index): self.values[index] for index in np.flatnonzero(self.per_rank_values).tolist()},
+        }
+        if self.with_structure:
+            document["structure"] = self.structure()
+        return json.dumps(document, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDocument:
+    """What a part says of its rank's own leaves and values, decoded.
+
+    Attributes:
+        types: leaf number -> type.
+        values: value number -> decoded value.
+        structure: the structure, in rank 0's part.
+    """
+
+    types: dict[int, LeafType]
+    values: dict[int, Any]
+    structure: Structure | None = field(default=None)
+
+
+def decode_meta(meta: bytes, where: str) -> OwnDocument:
+    """Read a part's JSON document.
+
+    Raises:
+        CorruptFileError: not one that :meth:`PartDocument.meta` makes.
+    """
+    try:
+        document = json.loads(meta)
+        types = {int(index): LeafType(kind, dtype, tuple(shape)) for index, (kind, dtype, shape) in document["leaves"].items()}
+        values = {int(index): decode_value(value, where) for index, value in document["values"].items()}
+        structure = document.get("structure")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
+        ) from error
+    for kind in types.values():
+        kind.check(where)
+    return OwnDocument(types, values, None if structure is None else decode_structure(structure, where))

@@ -1,0 +1,165 @@
+"""Fingerprints of leaves, to tell whether ranks hold the same bytes.
+
+Small leaves are compared in full every time: they are packed into one slab per device, which costs one copy and one
+hash. Large leaves are compared in full once, when the structure is new, and afterwards by elements sampled at
+positions that move from one checkpoint to the next. All fingerprints are 63-bit, so that a signed maximum of value and
+negated value tells whether all ranks agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from deeppart.state.flatten import ArrayLeaf
+from deeppart.state.leaves import Bytes, LeafType, flat_bytes, is_flat
+
+#: Leaves of at most this many bytes are compared in full at every checkpoint.
+SMALL_LEAF_BYTES = 64 << 10
+#: Elements sampled from each larger leaf at every checkpoint.
+SAMPLES_PER_LEAF = 16
+#: Odd, so that successive offsets visit every residue.
+_ROTATION = 40503
+_PIECE_ELEMENTS = 1 << 20
+
+
+def hash63(data: Any) -> int:
+    """xxh3-64 without its lowest bit."""
+    return int(xxhash.xxh3_64_intdigest(data)) >> 1
+
+
+def hash_json(document: Any) -> int:
+    """Fingerprint of a JSON-like document."""
+    return hash63(json.dumps(document, separators=(",", ":")).encode())
+
+
+class Slab:
+    """Reused memory into which the small leaves of a state are packed.
+
+    Args:
+        leaves: the leaves to pack, all of at most :data:`SMALL_LEAF_BYTES`.
+        types: type of every leaf of the state, by leaf number.
+    """
+
+    def __init__(self, leaves: Sequence[ArrayLeaf], types: Sequence[LeafType]) -> None:
+        self._groups: list[tuple[torch.Tensor, list[torch.Tensor], list[int]]] = []
+        self._arrays: list[tuple[Bytes, int]] = []
+        devices = {leaf.data.device for leaf in leaves if isinstance(leaf.data, torch.Tensor)}
+        for device in sorted(devices, key=str):
+            mine = [leaf for leaf in leaves if isinstance(leaf.data, torch.Tensor) and leaf.data.device == device]
+            self._groups.append(_pack(mine, types, device))
+        for leaf in leaves:
+            if not isinstance(leaf.data, torch.Tensor):
+                self._arrays.append((np.empty(types[leaf.index].nbytes, dtype=np.uint8), leaf.index))
+
+    def digest(self, arrays: Sequence[ArrayLeaf]) -> int:
+        """One fingerprint of all the leaves together; ``arrays`` are the state's leaves by leaf number."""
+        hasher = xxhash.xxh3_64()
+        for slab, views, numbers in self._groups:
+            copy_tensors(views, [arrays[number].data for number in numbers])
+            hasher.update(slab.cpu().numpy().data)
+        for buffer, number in self._arrays:
+            data = arrays[number].data
+            np.copyto(buffer.view(data.dtype).reshape(data.shape), data)
+            hasher.update(buffer.data)
+        return int(hasher.intdigest()) >> 1
+
+
+def _pack(
+    leaves: list[ArrayLeaf], types: Sequence[LeafType], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+    # Descending element sizes keep every view aligned without padding.
+    ordered = sorted(leaves, key=lambda leaf: (-types[leaf.index].itemsize, leaf.index))
+    slab = torch.empty(sum(types[leaf.index].nbytes for leaf in ordered), dtype=torch.uint8, device=device)
+    views, at = [], 0
+    for leaf in ordered:
+        kind = types[leaf.index]
+        views.append(slab[at : at + kind.nbytes].view(leaf.data.dtype).view(kind.shape))
+        at += kind.nbytes
+    return slab, views, [leaf.index for leaf in ordered]
+
+
+def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source into its target: one call for all where torch has it, which saves most of the overhead."""
+    if not targets:
+        return
+    with torch.no_grad():
+        foreach = getattr(torch, "_foreach_copy_", None)
+        if foreach is not None:
+            foreach(targets, sources)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def sample_digest(leaves: Sequence[ArrayLeaf], turn: int) -> int:
+    """One fingerprint of elements sampled from large leaves at positions that depend on ``turn``."""
+    return hash63(b"".join(_samples(leaves, turn)))
+
+
+def leaf_samples(leaves: Sequence[ArrayLeaf], turn: int) -> list[int]:
+    """The sampled fingerprint of each leaf alone, to find the one that differs."""
+    return [sample_digest([leaf], turn) for leaf in leaves]
+
+
+def _samples(leaves: Sequence[ArrayLeaf], turn: int) -> list[bytes]:
+    picked: dict[tuple[str, str], list[torch.Tensor]] = {}
+    data: list[bytes] = []
+    for leaf in leaves:
+        sample = _sample(leaf.data, turn)
+        if isinstance(sample, torch.Tensor):
+            picked.setdefault((str(sample.device), str(sample.dtype)), []).append(sample)
+        else:
+            data.append(sample.tobytes())
+    for key in sorted(picked):
+        data.append(flat_bytes(torch.cat(picked[key]).cpu()).tobytes())
+    return data
+
+
+def _sample(array: Any, turn: int) -> Any:
+    """About :data:`SAMPLES_PER_LEAF` elements of an array, as a flat array."""
+    if isinstance(array, torch.Tensor):
+        array = array.detach()
+    if is_flat(array):
+        count = array.numel() if isinstance(array, torch.Tensor) else array.size
+        step = max(1, count // SAMPLES_PER_LEAF)
+        return array.reshape(-1)[turn * _ROTATION % step :: step]
+    per_dimension = max(1, round(SAMPLES_PER_LEAF ** (1 / max(1, len(array.shape)))))
+    index = []
+    for length in array.shape:
+        step = max(1, length // per_dimension)
+        index.append(slice(turn * _ROTATION % step, None, step))
+    return array[tuple(index)].reshape(-1)
+
+
+def full_digest(leaf: ArrayLeaf) -> int:
+    """Fingerprint of all elements of a leaf, in memory bounded by a few megabytes."""
+    data = leaf.data
+    if isinstance(data, torch.Tensor) and data.device.type != "cpu":
+        return _device_digest(data.detach())
+    if is_flat(data):
+        return hash63(flat_bytes(data))
+    hasher = xxhash.xxh3_64()
+    for row in data if data.ndim else [data]:
+        row = row.detach().contiguous() if isinstance(row, torch.Tensor) else np.ascontiguousarray(row)
+        hasher.update(flat_bytes(row).data)
+    return int(hasher.intdigest()) >> 1
+
+
+def _device_digest(tensor: torch.Tensor) -> int:
+    """Sums over the elements' bits, computed where the tensor is: exact and the same on every rank."""
+    if not tensor.is_contiguous():
+        return _device_digest(tensor.contiguous())
+    width = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(tensor.element_size(), torch.uint8)
+    bits = tensor.reshape(-1).view(width)
+    total = torch.zeros(3, dtype=torch.int64, device=tensor.device)
+    for at in range(0, bits.numel(), _PIECE_ELEMENTS * 16):
+        piece = bits[at : at + _PIECE_ELEMENTS * 16].to(torch.int64)
+        position = torch.arange(at + 1, at + 1 + piece.numel(), device=tensor.device)
+        total += torch.stack([piece.sum(), (piece * position).sum(), (piece ^ (piece * position)).sum()])
+    return hash63(total.cpu().numpy())

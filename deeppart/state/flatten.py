@@ -1,0 +1,212 @@
+"""From a nested state to its leaves, in an order that does not depend on the insertion order of dicts.
+
+The walk copies nothing. What it returns refers to the live objects; the *tokens* it collects along the way describe
+structure, dtypes, shapes, devices and memory order, so that equal tokens mean that everything derived from the
+structure (classification, plan, layout) still holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.errors import UnsupportedLeafError
+from deeppart.state.leaves import check_array, check_tensor
+from deeppart.state.values import encode_value, is_value
+
+Key = Any
+Path = tuple[Key, ...]
+
+
+@dataclass(slots=True)
+class ArrayLeaf:
+    """A tensor or numpy array at a path (``data`` is a ``torch.Tensor`` or ``numpy.ndarray``)."""
+
+    path: Path
+    data: Any
+    index: int
+
+
+@dataclass(slots=True)
+class ValueLeaf:
+    """A small value at a path."""
+
+    path: Path
+    value: Any
+    index: int
+
+
+@dataclass(slots=True)
+class Branch:
+    """A container of the state.
+
+    Attributes:
+        kind: "dict", "odict", "list", "tuple", "namedtuple" or "object".
+        container: the live container; for "object" the live object.
+        keys: dict keys in canonical order, field names of a namedtuple, otherwise indices; () for an object.
+        children: what lies under the keys, in the same order; for an object its state_dict() alone.
+    """
+
+    kind: str
+    container: Any
+    keys: Sequence[Key]
+    children: list[Node]
+
+
+Node = Branch | ArrayLeaf | ValueLeaf
+
+
+@dataclass(slots=True)
+class FlatState:
+    """A state taken apart.
+
+    Attributes:
+        root: the tree.
+        arrays: leaves with bytes, in canonical order; ``arrays[i].index == i``.
+        values: small values, in canonical order.
+        tokens: structure of containers and keys, in canonical order, comparable within this process.
+        types: dtype, shape, device and memory order of each array, flat.
+        pointers: memory address of each array.
+    """
+
+    root: Node
+    arrays: list[ArrayLeaf] = field(default_factory=list)
+    values: list[ValueLeaf] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
+    types: list[Any] = field(default_factory=list)
+    pointers: list[int] = field(default_factory=list)
+
+
+def readable(path: Path) -> str:
+    """The path as text: components joined by ``/``, with ``~`` and ``/`` inside them escaped as in RFC 6901."""
+    return "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in path) or "(root)"
+
+
+def flatten(state: Any) -> FlatState:
+    """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
+
+    Raises:
+        UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
+    """
+    walk = _Walk()
+    try:
+        walk.flat.root = walk.node(state, ())
+    except RecursionError as error:
+        raise UnsupportedLeafError(
+            "the state is nested too deeply", found=str(error), todo="flatten the deepest containers"
+        ) from error
+    return walk.flat
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.flat = FlatState(root=ValueLeaf((), None, 0))
+        self._open: set[int] = set()
+
+    def node(self, item: Any, path: Path) -> Node:
+        kind = type(item)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return self._tensor(item, path)
+        if kind is dict or kind is OrderedDict:
+            return self._dict(item, path, "dict" if kind is dict else "odict")
+        if kind is list or kind is tuple:
+            return self._items(item, path, range(len(item)), kind.__name__)
+        if is_value(item):
+            return self._value(item, path)
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item, path)
+        if isinstance(item, np.ndarray):
+            return self._array(item, path)
+        if isinstance(item, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
+            self.flat.tokens.append(kind.__name__)
+            return self._items(item, path, kind._fields, "namedtuple")
+        if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
+            return self._object(item, path)
+        encode_value(item, readable(path))  # raises the error that names path and type
+        raise AssertionError("is_value and encode_value disagree")
+
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf:
+        if (
+            tensor.layout is not torch.strided
+            or tensor.is_quantized
+            or tensor.is_meta
+            or type(tensor) not in _PLAIN_TENSORS
+        ):
+            check_tensor(tensor, readable(path))
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        flat = self.flat
+        flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous())
+        flat.pointers.append(tensor.data_ptr())
+        flat.tokens.append(_ARRAY)
+        leaf = ArrayLeaf(path, tensor, len(flat.arrays))
+        flat.arrays.append(leaf)
+        return leaf
+
+    def _array(self, array: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
+        check_array(array, readable(path))
+        flat = self.flat
+        flat.types += (array.dtype, array.shape, _NUMPY, bool(array.flags.c_contiguous))
+        flat.pointers.append(array.ctypes.data)
+        flat.tokens.append(_ARRAY)
+        leaf = ArrayLeaf(path, array, len(flat.arrays))
+        flat.arrays.append(leaf)
+        return leaf
+
+    def _value(self, value: Any, path: Path) -> ValueLeaf:
+        self.flat.tokens.append(_VALUE)
+        leaf = ValueLeaf(path, value, len(self.flat.values))
+        self.flat.values.append(leaf)
+        return leaf
+
+    def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
+        keys = canonical_order(container)
+        self.flat.tokens += (kind, len(keys), *keys)
+        if not all(type(key) is str for key in keys):
+            self.flat.tokens += map(type, keys)  # 1 == True == 1.0, but they are different keys in a file
+        self._enter(container, path)
+        children = [self.node(container[key], (*path, key)) for key in keys]
+        self._open.discard(id(container))
+        return Branch(kind, container, keys, children)
+
+    def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
+        self.flat.tokens += (kind, len(container))
+        self._enter(container, path)
+        children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
+        self._open.discard(id(container))
+        return Branch(kind, container, keys, children)
+
+    def _object(self, item: Any, path: Path) -> Branch:
+        self.flat.tokens.append(_OBJECT)
+        self._enter(item, path)
+        child = self.node(item.state_dict(), path)
+        self._open.discard(id(item))
+        return Branch("object", item, (), [child])
+
+    def _enter(self, container: Any, path: Path) -> None:
+        if id(container) in self._open:
+            raise UnsupportedLeafError(
+                "the state contains itself",
+                found=f"a {type(container).__name__} inside itself",
+                where=f"path {readable(path)}",
+                todo="break the cycle before saving",
+            )
+        self._open.add(id(container))
+
+
+# Markers among the tokens; tuples, so that no string key can equal one.
+_ARRAY, _VALUE, _OBJECT, _NUMPY = ("array",), ("value",), ("object",), ("numpy",)
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def canonical_order(container: dict[Any, Any]) -> list[Key]:
+    """The keys of a dict in an order that depends only on the keys: by type name, then by value or text."""
+    kinds = {type(key) for key in container}
+    if kinds == {str} or kinds == {int}:
+        return sorted(container)
+    return sorted(container, key=lambda key: (type(key).__name__, repr(key)))

@@ -1,0 +1,108 @@
+"""How one rank's share lies in memory and in its part file: segments laid end to end, cut into chunks.
+
+Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its segments one after another:
+larger element sizes first, so that every segment is aligned without padding, then shared before per-rank, then by
+leaf. A chunk holds one dtype and either shared or per-rank bytes, never both, so that a reader can fetch just what it
+needs and a codec knows what it compresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.model import LeafSpec
+from deeppart.part import SPAN_DTYPE
+from deeppart.state.leaves import LeafType
+
+#: Raw bytes per chunk, at most. Small enough to stay in cache between hashing and writing, large enough for one
+#: system call per chunk not to matter.
+CHUNK_BYTES = 4 << 20
+#: A segment of at least this many bytes does not share its chunks with others: it can be restored in place.
+ALONE_BYTES = 1 << 20
+
+#: ``table`` of a segment: leaf described by the structure document, or by this rank's own table.
+SHARED, OWN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One chunk of the raw stream: ``[start, start + length)``, in bytes."""
+
+    start: int
+    length: int
+    dtype: str
+    per_rank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLayout:
+    """A rank's share.
+
+    Attributes:
+        segments: rows of ``part.SPAN_DTYPE`` (table, leaf, start, length, raw_offset), in raw-stream order.
+        chunks: cuts of the raw stream.
+        nbytes: length of the raw stream.
+    """
+
+    segments: npt.NDArray[np.void]
+    chunks: tuple[ChunkPlan, ...]
+    nbytes: int
+
+
+def leaf_specs(types: Sequence[LeafType], paths: Sequence[str], numbers: Iterable[int]) -> list[LeafSpec]:
+    """What the partitioner is given: the replicated leaves that have bytes."""
+    return [LeafSpec(paths[i], types[i].nbytes, types[i].itemsize) for i in numbers]
+
+
+def lay_out(
+    types: Sequence[LeafType], shared: Sequence[tuple[int, int, int]], own: Sequence[int]
+) -> ShareLayout:
+    """Lay a share's spans end to end.
+
+    Args:
+        types: type of every leaf, by leaf number.
+        shared: (leaf, start, length) of what the plan gives this rank of the replicated leaves.
+        own: numbers of the per-rank leaves with bytes; this rank saves all of its own.
+    """
+    rows = [(SHARED, *span) for span in shared]
+    rows += [(OWN, leaf, 0, types[leaf].nbytes) for leaf in own]
+    rows.sort(key=lambda row: (-_alignment(types[row[1]]), row[0], types[row[1]].tag, row[1], row[2]))
+    segments = np.zeros(len(rows), dtype=SPAN_DTYPE)
+    for place, name in enumerate(("table", "leaf", "start", "length")):
+        segments[name] = [row[place] for row in rows]
+    ends = np.cumsum(segments["length"], dtype=np.uint64)
+    segments["raw_offset"] = ends - segments["length"]
+    chunks = tuple(_cut_chunks(segments, types))
+    return ShareLayout(segments, chunks, int(ends[-1]) if len(rows) else 0)
+
+
+def _alignment(kind: LeafType) -> int:
+    """Sort key: power-of-two element sizes descending, odd sizes (fixed-width text) last, as bytes."""
+    return kind.itemsize if kind.itemsize & (kind.itemsize - 1) == 0 else 1
+
+
+def _cut_chunks(segments: npt.NDArray[np.void], types: Sequence[LeafType]) -> Iterable[ChunkPlan]:
+    """Walk the segments: same dtype and table share a chunk until it is full; large ones are cut alone."""
+    start = length = 0
+    dtype, table = "", SHARED
+    columns = (segments[name].tolist() for name in ("table", "leaf", "length"))
+    for row_table, leaf, row_length in zip(*columns, strict=True):
+        row_dtype = types[leaf].tag
+        alone = row_length >= ALONE_BYTES
+        full = alone or row_dtype != dtype or row_table != table or length + row_length > CHUNK_BYTES
+        if length and full:
+            yield ChunkPlan(start, length, dtype, table == OWN)
+            start, length = start + length, 0
+        dtype, table = row_dtype, row_table
+        length += row_length
+        most = CHUNK_BYTES - CHUNK_BYTES % types[leaf].itemsize  # a chunk holds whole elements
+        while alone and length:
+            piece = min(length, most)
+            yield ChunkPlan(start, piece, dtype, table == OWN)
+            start, length = start + piece, length - piece
+    if length:
+        yield ChunkPlan(start, length, dtype, table == OWN)

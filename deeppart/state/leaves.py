@@ -1,0 +1,195 @@
+"""Leaves with bytes: which tensors and arrays can be stored, and how their elements are reached as bytes.
+
+A leaf's bytes are its elements in C order; what else its storage holds is not part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.errors import CorruptFileError, UnsupportedLeafError
+
+Bytes = npt.NDArray[np.uint8]
+Array = torch.Tensor | npt.NDArray[Any]
+
+_NUMPY_KINDS = frozenset("biufcSUmM")
+_DTYPE_NAMES = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+    "float4_e2m1fn_x2 complex128 complex64 complex32 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
+).split()
+#: Storable torch dtypes by name; the names are what the files hold. Older torch releases lack some.
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+_ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class LeafType:
+    """What one leaf is, apart from its path and bytes.
+
+    Attributes:
+        kind: "torch" or "numpy".
+        dtype: name in :data:`TORCH_DTYPES`, or numpy's dtype string ("<f4").
+        shape: elements per dimension; () for a 0-dim array.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return TORCH_DTYPES[self.dtype].itemsize if self.kind == "torch" else np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * self.itemsize
+
+    @property
+    def tag(self) -> str:
+        """Name of the dtype in a part's chunk table: what a codec by dtype goes by; "" where that is no plain number."""
+        if self.kind == "torch":
+            return self.dtype
+        dtype = np.dtype(self.dtype)
+        return dtype.name if dtype.kind in "biufc" and dtype.isnative else ""
+
+    def __str__(self) -> str:
+        prefix = "" if self.kind == "torch" else "numpy "
+        return f"{prefix}{self.dtype}{list(self.shape)}"
+
+    def check(self, where: str) -> None:
+        """Refuse a type read from a file that this library does not know.
+
+        Raises:
+            CorruptFileError: unknown kind or dtype, or an impossible shape.
+        """
+        good = self.kind in ("torch", "numpy") and all(length >= 0 for length in self.shape)
+        if good and self.kind == "torch":
+            good = self.dtype in TORCH_DTYPES
+        elif good:
+            try:
+                good = np.dtype(self.dtype).kind in _NUMPY_KINDS and np.dtype(self.dtype).itemsize > 0
+            except TypeError:
+                good = False
+        if not good:
+            raise CorruptFileError(
+                "a stored leaf has a type this library does not know",
+                expected="a torch dtype of this torch release or a plain numpy dtype",
+                found=f"kind {self.kind!r}, dtype {self.dtype!r}, shape {self.shape!r}",
+                where=where,
+                todo="read it with the torch release that wrote it",
+            )
+
+
+def leaf_type(data: Array) -> LeafType:
+    """The type of a storable tensor or array."""
+    if isinstance(data, torch.Tensor):
+        return LeafType("torch", _NAMES[data.dtype], tuple(data.shape))
+    return LeafType("numpy", data.dtype.str, tuple(data.shape))
+
+
+def check_tensor(tensor: torch.Tensor, where: str) -> None:
+    """Refuse tensor kinds whose elements are not simply its dense storage.
+
+    Raises:
+        UnsupportedLeafError: naming the path, the kind and what to do.
+    """
+    kind, todo = "", ""
+    if not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
+        kind, todo = f"a {type(tensor).__module__}.{type(tensor).__qualname__}", "save its local plain tensor"
+    elif tensor.layout is not torch.strided:
+        kind, todo = f"a tensor of layout {tensor.layout}", "save its indices and values, or to_dense()"
+    elif tensor.is_meta:
+        kind, todo = "a tensor on the meta device, which has no data", "materialize it first"
+    elif tensor.dtype not in _NAMES:
+        kind, todo = f"a tensor of dtype {tensor.dtype}", "save int_repr() and the quantizer's parameters"
+    elif tensor.device.type not in ("cpu", "cuda"):
+        kind, todo = f"a tensor on {tensor.device}", "move it to the CPU"
+    if kind:
+        raise UnsupportedLeafError(
+            f"the state holds {kind}, which this version cannot store",
+            expected="dense torch.Tensor or Parameter on CPU or CUDA",
+            where=f"path {where}",
+            todo=todo,
+        )
+
+
+def check_array(array: npt.NDArray[Any], where: str) -> None:
+    """Refuse numpy arrays whose elements are not plain bytes.
+
+    Raises:
+        UnsupportedLeafError: object, structured or zero-width dtypes, and subclasses of ndarray.
+    """
+    if type(array) is not np.ndarray or array.dtype.kind not in _NUMPY_KINDS or array.dtype.itemsize == 0:
+        raise UnsupportedLeafError(
+            f"the state holds a {type(array).__name__} of dtype {array.dtype}, which cannot be stored",
+            expected="numpy.ndarray of a plain number, string or time dtype",
+            where=f"path {where}",
+            todo="convert it; fields of a structured array can be saved one by one",
+        )
+
+
+def new_array(kind: LeafType) -> Array:
+    """A fresh, uninitialized CPU tensor or array of this type."""
+    if kind.kind == "torch":
+        return torch.empty(kind.shape, dtype=TORCH_DTYPES[kind.dtype])
+    return np.empty(kind.shape, dtype=kind.dtype)
+
+
+def is_flat(data: Array) -> bool:
+    """Whether the elements lie in memory in C order without gaps, as stored (no pending conjugation)."""
+    if isinstance(data, torch.Tensor):
+        return data.is_contiguous() and not data.is_conj() and not data.is_neg()
+    return bool(data.flags.c_contiguous)
+
+
+def flat_bytes(data: Array) -> Bytes:
+    """The bytes of a flat CPU leaf, without a copy; writable if the leaf is."""
+    if isinstance(data, torch.Tensor):
+        flat: Bytes = data.detach().reshape(-1).view(torch.uint8).numpy()
+        return flat
+    return data.reshape(-1).view(np.uint8)
+
+
+def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
+    """Cut the C-order element range ``[start, stop)`` of an array into boxes that basic indexing can reach.
+
+    Lets a part of a non-contiguous array be copied without making all of it contiguous first.
+
+    Returns:
+        (index, elements) pairs in C order; at most ``2 * len(shape) - 1`` of them, 1 for a 0-dim array.
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [((), 1)]
+    inner = 1
+    for length in shape[1:]:
+        inner *= length
+    first, skip = divmod(start, inner)
+    last, rest = divmod(stop, inner)
+    boxes: list[tuple[tuple[slice, ...], int]] = []
+    if skip:
+        end = min(stop - first * inner, inner)
+        boxes += [((slice(first, first + 1), *box), n) for box, n in _inner_boxes(shape, skip, end)]
+        first += 1
+    if last > first:
+        boxes.append(((slice(first, last),), (last - first) * inner))
+    if rest and last >= first:
+        boxes += [((slice(last, last + 1), *box), n) for box, n in _inner_boxes(shape, 0, rest)]
+    return boxes
+
+
+def _inner_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
+    return rectangles(shape[1:], start, stop)

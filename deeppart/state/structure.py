@@ -1,0 +1,284 @@
+"""The structure document: what a state looks like, as JSON, and back.
+
+It is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md. It names
+no Python type to import: containers are of six known kinds, a namedtuple is described by its name and fields.
+
+Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.flatten`, so they are the same on
+every rank; the document keeps the insertion order of rank 0's dicts for ``load``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.state.flatten import ArrayLeaf, Branch, Key, Node, Path, ValueLeaf
+from deeppart.state.leaves import LeafType
+from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
+
+STRUCTURE_VERSION = 1
+_CODES = {"dict": "d", "odict": "o", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
+_KINDS = {code: kind for kind, code in _CODES.items()}
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A leaf that shares memory with another: its elements lie inside the owner's bytes.
+
+    Attributes:
+        owner: leaf number that holds the bytes.
+        offset: first byte within the owner.
+        strides: elements between neighbours per dimension.
+    """
+
+    owner: int
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedArray:
+    """Place of an array leaf in the tree."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedValue:
+    """Place of a small value in the tree."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBranch:
+    """A container in the tree.
+
+    Attributes:
+        kind: as :class:`deeppart.state.flatten.Branch`.
+        keys: dict keys in insertion order, namedtuple fields, or list indices.
+        name: type name of a namedtuple or object, for display.
+        metadata: encoded ``_metadata`` of a module's state_dict, or None.
+    """
+
+    kind: str
+    keys: tuple[Key, ...]
+    children: tuple[SavedNode, ...]
+    name: str = ""
+    metadata: Any = None
+
+
+SavedNode = SavedBranch | SavedArray | SavedValue
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The decoded structure document.
+
+    Attributes:
+        tree: the nesting.
+        types: type of each leaf (of rank 0, for per-rank leaves).
+        per_rank: bool per leaf.
+        aliases: leaf number -> what it shares memory with.
+        values: encoded value per value number; None for the per-rank ones.
+        per_rank_values: bool per value.
+    """
+
+    tree: SavedNode
+    types: tuple[LeafType, ...]
+    per_rank: npt.NDArray[np.bool_]
+    aliases: dict[int, Alias] = field(default_factory=dict)
+    values: tuple[Encoded, ...] = ()
+    per_rank_values: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+    def walk(self) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+        """Every leaf and value with its path, in the order of the tree."""
+        yield from _walk(self.tree, ())
+
+    def array_paths(self) -> list[Path]:
+        """Path of each leaf, by leaf number."""
+        paths: list[Path] = [()] * len(self.types)
+        for path, node in self.walk():
+            if isinstance(node, SavedArray):
+                paths[node.index] = path
+        return paths
+
+
+def _walk(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+    if not isinstance(node, SavedBranch):
+        yield path, node
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from _walk(child, path if node.kind == "object" else (*path, key))
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------
+
+
+def encode_tree(root: Node) -> Any:
+    """The JSON form of a live tree."""
+    if isinstance(root, ArrayLeaf):
+        return ["a", root.index]
+    if isinstance(root, ValueLeaf):
+        return ["v", root.index]
+    code = _CODES[root.kind]
+    children = [encode_tree(child) for child in root.children]
+    if root.kind in ("dict", "odict"):
+        place = {id_key(key): i for i, key in enumerate(root.keys)}
+        order = [place[id_key(key)] for key in root.container]
+        encoded = [encode_key(root.keys[i], "a dict key") for i in order]
+        return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
+    if root.kind == "namedtuple":
+        return [code, type(root.container).__name__, list(root.keys), children]
+    if root.kind == "object":
+        kind = type(root.container)
+        return [code, f"{kind.__module__}.{kind.__qualname__}", children[0]]
+    return [code, children]
+
+
+def id_key(key: Key) -> tuple[str, Key]:
+    """A dict key that tells 1, True and 1.0 apart."""
+    return type(key).__name__, key
+
+
+def _encode_metadata(container: Any) -> Any:
+    """``state_dict()._metadata`` ({module path: {"version": n}}), which torch uses to load older layouts."""
+    metadata = getattr(container, "_metadata", None)
+    if not isinstance(metadata, dict):
+        return None
+    encoded = {}
+    for name, entry in metadata.items():
+        if not isinstance(name, str) or not isinstance(entry, dict):
+            return None
+        plain = {key: value for key, value in entry.items() if isinstance(key, str) and isinstance(value, (int, str))}
+        encoded[name] = {key: encode_value(value, name) for key, value in plain.items()}
+    return encoded
+
+
+def encode_structure(
+    tree: Any,
+    types: list[LeafType],
+    per_rank: npt.NDArray[np.bool_],
+    aliases: dict[int, Alias],
+    values: list[Encoded],
+    per_rank_values: npt.NDArray[np.bool_],
+) -> dict[str, Any]:
+    """The structure document; ``tree`` comes from :func:`encode_tree`."""
+    leaves = []
+    for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
+        entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
+        if index in aliases:
+            alias = aliases[index]
+            entry.append([alias.owner, alias.offset, list(alias.strides)])
+        leaves.append(entry)
+    shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
+    return {
+        "version": STRUCTURE_VERSION,
+        "tree": tree,
+        "leaves": leaves,
+        "values": shared,
+        "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
+    }
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decode_structure(document: Any, where: str) -> Structure:
+    """Read a structure document that came from a file.
+
+    Raises:
+        NewerFormatError: written by a newer library.
+        CorruptFileError: anything that :func:`encode_structure` would not write.
+    """
+    try:
+        return _decode_structure(document, where)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            "a structure document cannot be read", found=f"{type(error).__name__}: {error}", where=where
+        ) from error
+
+
+def _decode_structure(document: Any, where: str) -> Structure:
+    version = document["version"]
+    if version > STRUCTURE_VERSION:
+        raise NewerFormatError(
+            "a checkpoint was written by a newer deeppart",
+            expected=f"structure version {STRUCTURE_VERSION} or older",
+            found=f"version {version}",
+            where=where,
+            todo="upgrade deeppart to read it",
+        )
+    types: list[LeafType] = []
+    aliases: dict[int, Alias] = {}
+    per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
+    for index, (kind, dtype, shape, own, *alias) in enumerate(document["leaves"]):
+        types.append(LeafType(kind, dtype, tuple(_count(length) for length in shape)))
+        types[-1].check(where)
+        per_rank[index] = bool(own)
+        if alias:
+            owner, offset, strides = alias[0]
+            aliases[index] = Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in strides))
+    values = tuple(document["values"])
+    own_values = np.zeros(len(values), dtype=np.bool_)
+    own_values[[_count(index) for index in document["per_rank_values"]]] = True
+    seen: tuple[list[int], list[int]] = ([], [])
+    tree = _decode_node(document["tree"], seen, where)
+    if sorted(seen[0]) != list(range(len(types))) or sorted(seen[1]) != list(range(len(values))):
+        raise ValueError("the tree does not name every leaf and value exactly once")
+    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values)
+    _check_aliases(structure)
+    return structure
+
+
+def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -> SavedNode:
+    code, *rest = document
+    if code == "a":
+        seen[0].append(_count(rest[0]))
+        return SavedArray(rest[0])
+    if code == "v":
+        seen[1].append(_count(rest[0]))
+        return SavedValue(rest[0])
+    kind = _KINDS[code]
+    if kind == "object":
+        return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=str(rest[0]))
+    children = tuple(_decode_node(child, seen, where) for child in rest[-2 if kind in ("dict", "odict") else -1])
+    if kind in ("dict", "odict"):
+        keys = tuple(decode_value(key, where) for key in rest[0])
+        if len({id_key(key) for key in keys}) != len(keys) or len(keys) != len(children):
+            raise ValueError("dict keys are repeated or do not match the children")
+        return SavedBranch(kind, keys, children, metadata=rest[2])
+    if kind == "namedtuple":
+        name, fields = rest[0], tuple(rest[1])
+        if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
+            raise ValueError("a namedtuple's name or field is not an identifier")
+        if len(fields) != len(children):
+            raise ValueError("namedtuple fields do not match the children")
+        return SavedBranch(kind, fields, children, name=name)
+    return SavedBranch(kind, tuple(range(len(children))), children)
+
+
+def _check_aliases(structure: Structure) -> None:
+    for index, alias in structure.aliases.items():
+        kind = structure.types[index]
+        owner = structure.types[alias.owner]
+        steps = zip(kind.shape, alias.strides, strict=True)
+        last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else 0
+        end = alias.offset + (last + 1) * kind.itemsize if kind.nbytes else alias.offset
+        if alias.owner in structure.aliases or kind.kind != owner.kind or end > owner.nbytes:
+            raise ValueError(f"leaf {index} does not lie inside leaf {alias.owner}")
+        if alias.offset % kind.itemsize:
+            raise ValueError(f"leaf {index} is not aligned within leaf {alias.owner}")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"not a count: {value!r}")
+    return value

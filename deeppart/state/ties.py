@@ -1,0 +1,74 @@
+"""Leaves that share memory: one of them owns the bytes, the others are saved as views of it.
+
+A leaf is an alias when all of its elements lie inside another leaf that is flat (C order, no gaps). Leaves that only
+overlap partly, without one covering the other, are saved in full each and are not tied by ``load``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.state.flatten import ArrayLeaf, FlatState
+from deeppart.state.leaves import LeafType, is_flat
+from deeppart.state.structure import Alias
+
+
+def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+    """Leaf number -> what it is a view of. Owners are never aliases themselves.
+
+    Of equal leaves the one with the lowest number owns the bytes.
+    """
+    starts = np.array(flat.pointers, dtype=np.int64)
+    lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
+    ragged = [leaf for leaf in flat.arrays if not is_flat(leaf.data)]
+    for leaf in ragged:
+        starts[leaf.index], lengths[leaf.index] = _extent(leaf)
+    order = np.lexsort((np.arange(len(types)), -lengths, starts))
+    order = order[lengths[order] > 0]
+    if not _any_overlap(starts[order], lengths[order]):
+        return {}
+    aliases: dict[int, Alias] = {}
+    ragged_numbers = {leaf.index for leaf in ragged}
+    owner, owner_end = -1, -1
+    for index in order.tolist():
+        start, end = int(starts[index]), int(starts[index] + lengths[index])
+        if owner >= 0 and end <= owner_end:
+            alias = _alias(flat.arrays[index], types[index], owner, types[owner], start - int(starts[owner]))
+            if alias is not None:
+                aliases[index] = alias
+                continue
+        if index not in ragged_numbers and end > owner_end:
+            owner, owner_end = index, end
+    return aliases
+
+
+def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
+    ends = np.maximum.accumulate(starts + lengths)
+    return bool(np.any(starts[1:] < ends[:-1]))
+
+
+def _alias(leaf: ArrayLeaf, kind: LeafType, owner: int, owner_kind: LeafType, offset: int) -> Alias | None:
+    strides = _strides(leaf)
+    if kind.kind != owner_kind.kind or offset % kind.itemsize or any(stride < 0 for stride in strides):
+        return None
+    return Alias(owner, offset, strides)
+
+
+def _strides(leaf: ArrayLeaf) -> tuple[int, ...]:
+    """In elements."""
+    if isinstance(leaf.data, torch.Tensor):
+        return tuple(leaf.data.stride())
+    return tuple(stride // leaf.data.itemsize for stride in leaf.data.strides)
+
+
+def _extent(leaf: ArrayLeaf) -> tuple[int, int]:
+    """Lowest address and bytes up to the end of the highest element, of a leaf that is not flat."""
+    itemsize = leaf.data.itemsize
+    if 0 in leaf.data.shape:
+        return 0, 0
+    reach = [(length - 1) * stride * itemsize for length, stride in zip(leaf.data.shape, _strides(leaf), strict=True)]
+    below = sum(step for step in reach if step < 0)
+    address = leaf.data.data_ptr() if isinstance(leaf.data, torch.Tensor) else leaf.data.ctypes.data
+    return address + below, sum(map(abs, reach)) + itemsize

@@ -1,0 +1,1 @@
+"""Answers what-if questions with the same partitioner and restart planner as the library."""

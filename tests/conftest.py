@@ -1,0 +1,69 @@
+"""Fixtures and settings for all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import pytest
+
+from tests.mpi import launch
+
+# Two busy cores make single examples slow now and then: that is no failure. A failure prints how to repeat it.
+hypothesis.settings.register_profile("deeppart", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("deeppart")
+
+
+def pytest_configure() -> None:
+    """Nothing in the shell around the tests configures the library."""
+    for name in [name for name in os.environ if name.startswith("DEEPPART_")]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under mpirun keep the tests marked mpi, elsewhere the others."""
+    under_mpirun = launch.launched_ranks() is not None
+    kept = [item for item in items if (item.get_closest_marker("mpi") is not None) == under_mpirun]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, or more ranks than there are."""
+    if marker := item.get_closest_marker("mpi"):
+        least, ranks = marker.kwargs.get("min_size", 1), launch.launched_ranks() or 1
+        if ranks < least:
+            pytest.skip(f"needs {least} ranks, mpirun started {ranks}")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def run_ranks() -> Callable[..., launch.JobResult]:
+    """``run_ranks(n, function_or_script, *args, timeout=60, env={}, expect_rc=0)``: see tests/mpi/launch.py."""
+    _need_mpi()
+    return launch.run_ranks
+
+
+@pytest.fixture
+def start_ranks() -> Iterator[Callable[..., launch.Job]]:
+    """``start_ranks(n, function_or_script, *args, ...)`` -> job; what still runs at the end of the test is stopped."""
+    _need_mpi()
+    jobs: list[launch.Job] = []
+
+    def start(*args: object, **options: object) -> launch.Job:
+        jobs.append(launch.start_ranks(*args, **options))  # type: ignore[arg-type]
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.__exit__()
+
+
+def _need_mpi() -> None:
+    if reason := launch.unavailable():
+        pytest.skip(reason)

@@ -1,0 +1,75 @@
+"""Tests marked ``mpi``: pytest itself runs on every rank, ``mpirun -n N python -m mpi4py -m pytest tests/mpi``.
+
+Rank 0 prints, and whichever rank fails. A failed or hanging test ends the whole job at once: the other ranks would wait
+for the failed one in their next collective call until the end of time. Does nothing in an ordinary pytest run.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.mpi import launch
+
+#: Seconds until a test counts as hanging; ``@pytest.mark.timeout(seconds)`` says otherwise.
+HANG_GUARD = 60.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Join the ranks, when mpirun started this process."""
+    started = launch.launched_ranks()
+    if started is None:
+        return
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        pytest.exit(f"mpi4py does not load: {error}", returncode=4)
+    world = MPI.COMM_WORLD
+    if world.size != started:
+        pytest.exit(f"mpirun started {started} ranks, but MPI's world has {world.size}: two MPIs", returncode=4)
+    config.pluginmanager.register(_Ranks(world), "deeppart-ranks")
+
+
+class _Ranks:
+    """The hooks of a run on several ranks."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.stderr = os.fdopen(os.dup(2), "w", buffering=1)  # pytest captures fd 2 during tests
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if self.world.rank > 0:
+            reporter = session.config.pluginmanager.getplugin("terminalreporter")
+            reporter._tw._file = open(os.devnull, "w")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        marker = item.get_closest_marker("timeout")
+        limit = float(marker.args[0]) if marker and marker.args else HANG_GUARD
+        # A C thread: it works while this thread is inside a blocking MPI call. Its exit makes mpirun end the others.
+        faulthandler.dump_traceback_later(limit + 1.0, exit=True, file=self.stderr)
+        result = yield
+        faulthandler.cancel_dump_traceback_later()
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.abort(f"{report.nodeid} failed in {report.when}", report.longreprtext + "\n" + report.capstderr)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.abort(f"{report.nodeid} cannot be collected", report.longreprtext)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self.abort("pytest failed", str(excrepr))
+
+    def abort(self, what: str, text: str) -> None:
+        sys.stdout.flush()
+        print(f"\nrank {self.world.rank} of {self.world.size}: {what}\n{text}", file=self.stderr)
+        self.world.Abort(1)

@@ -1,0 +1,344 @@
+"""Start N-rank MPI jobs from ordinary tests, and stop them whatever happens.
+
+    result = run_ranks(3, work, tmp_path)          # work(tmp_path) on three ranks; AssertionError unless all is well
+    assert result.values == [0, 1, 2]              # what each rank's work() returned
+
+    with start_ranks(2, work, tmp_path) as job:    # the same, with the job in hand while it runs
+        job.wait_for(tmp_path / "half-way")
+        job.kill(1)
+        result = job.wait(expect_rc=None)
+
+The fixtures of the same names (tests/conftest.py) skip where MPI is missing; tests use those.
+
+Invariants: a job never outlives its timeout nor its ``with`` block; only processes of the job are signalled, each by
+its pid; a failure shows the output of every rank. Not a launcher for anything but tests on one host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Variables by which a launcher, or the shell around the tests, would reach into the job.
+_FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")
+_FOREIGN_NAMES = ("MPIEXEC_TIMEOUT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+#: Marks the processes of one job in their environment, so that a reused pid is never signalled.
+_MARK = "DEEPPART_TEST_JOB"
+
+#: Makes a rank print the stack of every thread (see rank_main.py).
+STACKS_SIGNAL = signal.SIGUSR2
+
+_LOG_LIMIT = 20_000
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended. Lists are in rank order.
+
+    Attributes:
+        returncode: exit code of mpirun.
+        seconds: wall time from start to end.
+        values: what the function returned on each rank; None where it did not return, and for scripts.
+        finished: whether the rank reached its end without an exception.
+        logs: stdout and stderr of each rank, in the order written.
+        launcher: what mpirun itself printed.
+        killed: rank -> signal name, for every ``job.kill``.
+    """
+
+    returncode: int
+    seconds: float
+    values: list[Any]
+    finished: list[bool]
+    logs: list[str]
+    launcher: str
+    killed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        """Everything that was printed, under a heading per rank."""
+        texts = [("mpirun", self.launcher)]
+        for rank, log in enumerate(self.logs):
+            end = "finished" if self.finished[rank] else "did not finish"
+            if rank in self.killed:
+                end = f"killed by the test with {self.killed[rank]}"
+            texts.append((f"rank {rank}, {end}", log))
+        return "\n".join(f"--- {heading}\n{text[-_LOG_LIMIT:].rstrip()}" for heading, text in texts)
+
+
+class Job:
+    """A running job; use as a context manager, which stops what is left of it."""
+
+    def __init__(
+        self,
+        n: int,
+        target: Callable[..., Any] | Path | str,
+        *args: Any,
+        timeout: float = 60.0,
+        env: Mapping[str, str | None] | None = None,
+        mpiexec: str | Path | None = None,
+    ) -> None:
+        launcher = Path(mpiexec) if mpiexec else find_mpiexec()
+        if launcher is None:
+            raise FileNotFoundError(unavailable())
+        self.n = n
+        self.timeout = timeout
+        self.killed: dict[int, str] = {}
+        self.name, task = _task(target, args)
+        self._directory = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._path = Path(self._directory.name)
+        (self._path / "cwd").mkdir()
+        (self._path / "task.pickle").write_bytes(task)
+        self._born = time.time()
+        self._started = time.monotonic()
+        self._deadline = self._started + timeout
+        with (self._path / "mpirun.log").open("wb") as log:
+            self._launcher = subprocess.Popen(
+                [str(launcher), *_options(launcher, timeout), "-n", str(n)]
+                + [sys.executable, "-m", "mpi4py", "-m", "tests.mpi.rank_main", str(self._path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._path / "cwd",
+                env=self._environment(env or {}, timeout),
+                start_new_session=True,
+            )
+
+    def _environment(self, extra: Mapping[str, str | None], timeout: float) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_NAMES}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        env["PYTHONUNBUFFERED"] = "1"
+        env["OMP_NUM_THREADS"] = "1"
+        env["MPIEXEC_TIMEOUT"] = str(_backstop(timeout))
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_mpi_yield_when_idle": "1"}
+        env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
+        for name, value in extra.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        return env | {_MARK: str(self._path)}
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        sweep_shared_memory(self._born)
+        self._directory.cleanup()
+
+    def pid(self, rank: int, timeout: float = 30.0) -> int:
+        """Process id of a rank; waits until the rank has started."""
+        file = self._path / f"rank-{rank}.pid"
+        self.wait_for(file, timeout)
+        return int(file.read_text())
+
+    def kill(self, rank: int, signum: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one rank, as a failing node or a scheduler would."""
+        pid = self.pid(rank)
+        self.killed[rank] = signum.name
+        assert self._signal(pid, signum), f"rank {rank} had ended before it could be killed\n{self._read().output}"
+
+    def wait_for(self, condition: Path | Callable[[], Any], timeout: float = 30.0) -> None:
+        """Wait until a file exists or a function returns something true; fail when the job ends or hangs before."""
+        holds = condition.exists if isinstance(condition, Path) else condition
+        deadline = min(time.monotonic() + timeout, self._deadline)
+        while not holds():
+            if self._launcher.poll() is not None and not holds():
+                raise AssertionError(f"{self.name} ended before {condition}\n{self._read().output}")
+            if time.monotonic() > deadline:
+                self._give_up(f"{condition} did not happen in time")
+            time.sleep(0.002)
+
+    def log(self, rank: int) -> str:
+        """What a rank has printed so far."""
+        file = self._path / f"rank-{rank}.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def wait(self, expect_rc: int | None = 0) -> JobResult:
+        """Wait for the end of the job.
+
+        Args:
+            expect_rc: the exit code that is right; None for any.
+
+        Raises:
+            AssertionError: another exit code, or the job ran past its timeout; with everything it printed.
+        """
+        try:
+            self._launcher.wait(max(0.0, self._deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._give_up(f"it did not end within {self.timeout:g} s")
+        result = self._read()
+        if expect_rc is not None and result.returncode != expect_rc:
+            raise AssertionError(
+                f"{self.name} on {self.n} ranks: exit code {result.returncode}, expected {expect_rc}, "
+                f"after {result.seconds:.1f} s\n{result.output}"
+            )
+        return result
+
+    def stop(self) -> None:
+        """End what is left of the job: its ranks, then mpirun."""
+        if self._launcher.poll() is None:
+            self._launcher.terminate()  # mpirun takes its ranks along, those that have not written a pid too
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(3.0)
+        for pid in self._pids().values():
+            self._signal(pid, signal.SIGKILL)
+        if self._launcher.poll() is None:
+            self._launcher.kill()
+            self._launcher.wait()
+        gone_by = time.monotonic() + 3.0
+        while time.monotonic() < gone_by and any(self._signal(pid, 0) for pid in self._pids().values()):
+            time.sleep(0.005)
+
+    def _give_up(self, why: str) -> None:
+        """Make the ranks that still run show where they are, stop the job, and raise."""
+        running = [rank for rank, pid in self._pids().items() if self._signal(pid, STACKS_SIGNAL)]
+        time.sleep(0.3)
+        self.stop()
+        ranks = ", ".join(map(str, running)) or "none"
+        raise AssertionError(
+            f"{self.name} on {self.n} ranks: {why}; ranks still running: {ranks}\n{self._read().output}"
+        )
+
+    def _pids(self) -> dict[int, int]:
+        files = {rank: self._path / f"rank-{rank}.pid" for rank in range(self.n)}
+        return {rank: int(file.read_text()) for rank, file in files.items() if file.exists()}
+
+    def _signal(self, pid: int, signum: int) -> bool:
+        """Signal a process if it still is one of this job's; whether it was."""
+        try:
+            if f"{_MARK}={self._path}".encode() not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return False
+            os.kill(pid, signum)
+        except OSError:  # it has ended, or the pid is another user's by now
+            return False
+        return True
+
+    def _read(self) -> JobResult:
+        results = [_read_result(self._path / f"rank-{rank}.result") for rank in range(self.n)]
+        code = self._launcher.poll()
+        return JobResult(
+            returncode=-1 if code is None else code,
+            seconds=time.monotonic() - self._started,
+            values=[value for _, value in results],
+            finished=[finished for finished, _ in results],
+            logs=[self.log(rank) for rank in range(self.n)],
+            launcher=(self._path / "mpirun.log").read_text(errors="replace"),
+            killed=dict(self.killed),
+        )
+
+
+def start_ranks(n: int, target: Callable[..., Any] | Path | str, *args: Any, **options: Any) -> Job:
+    """Start ``target`` on ``n`` ranks and return at once.
+
+    Args:
+        n: number of ranks.
+        target: a top-level function of an importable module, called with ``args`` on every rank (args and return
+            values are pickled); or the path of a script, run with ``args`` as its command line.
+        options: ``timeout`` in seconds; ``env``: variables to set, None unsets; ``mpiexec``: another launcher.
+    """
+    return Job(n, target, *args, **options)
+
+
+def run_ranks(
+    n: int, target: Callable[..., Any] | Path | str, *args: Any, expect_rc: int | None = 0, **options: Any
+) -> JobResult:
+    """Run ``target`` on ``n`` ranks to its end: :func:`start_ranks` and :meth:`Job.wait`."""
+    with start_ranks(n, target, *args, **options) as job:
+        return job.wait(expect_rc)
+
+
+def find_mpiexec() -> Path | None:
+    """The mpirun of this virtual environment, else the one on PATH."""
+    beside = Path(sys.prefix) / "bin" / "mpirun"
+    if os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("mpirun") or shutil.which("mpiexec")
+    return Path(found) if found else None
+
+
+def unavailable() -> str | None:
+    """Why no job can be started here, or None."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed: pip install 'deeppart[mpich]'"
+    if find_mpiexec() is None:
+        return "no mpirun beside this Python nor on PATH: pip install 'deeppart[mpich]'"
+    return None
+
+
+@functools.cache
+def _is_hydra(launcher: Path) -> bool:
+    """Whether the launcher is MPICH's (or a derivative's) rather than Open MPI's."""
+    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout
+    return "HYDRA" in version.upper()
+
+
+def _options(launcher: Path, timeout: float) -> list[str]:
+    if _is_hydra(launcher):
+        return ["-launcher", "fork"]  # never through a batch system that the tests happen to run in
+    return ["--timeout", str(_backstop(timeout))]
+
+
+def _backstop(timeout: float) -> int:
+    """Seconds after which mpirun ends the job by itself, should this process be gone by then."""
+    return int(timeout) + 20
+
+
+def launched_ranks() -> int | None:
+    """How many ranks the launcher of this very process started; None when none did."""
+    size = os.environ.get("PMI_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")
+    return int(size) if size else None
+
+
+def sweep_shared_memory(since: float) -> None:
+    """Remove the files that killed MPICH ranks leave in memory: ours, newer than ``since``, mapped by no process."""
+    candidates = []
+    for file in Path("/dev/shm").glob("mpich_shm_*"):
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            if status.st_uid == os.getuid() and status.st_mtime >= since:
+                candidates.append(file)
+    if not candidates:
+        return
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped.update(line.split()[-1] for line in maps.read_text().splitlines() if "/mpich_shm_" in line)
+    for file in candidates:
+        if str(file) not in mapped:
+            file.unlink(missing_ok=True)
+
+
+def _task(target: Callable[..., Any] | Path | str, args: tuple[Any, ...]) -> tuple[str, bytes]:
+    """What the ranks are to do: a name for it, and the pickle that rank_main.py reads."""
+    if isinstance(target, Path | str):
+        script = Path(target).resolve(strict=True)
+        return script.name, pickle.dumps({"script": str(script), "args": [str(arg) for arg in args]})
+    if "<" in target.__qualname__:
+        raise ValueError(f"{target.__qualname__} is not a top-level function: the ranks cannot import it")
+    name = f"{target.__module__}:{target.__qualname__}"
+    return name, pickle.dumps({"function": name, "args": args})
+
+
+def _read_result(file: Path) -> tuple[bool, Any]:
+    """(finished, returned value) of one rank."""
+    if not file.exists():
+        return False, None
+    return True, pickle.loads(file.read_bytes())

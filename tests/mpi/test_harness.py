@@ -1,0 +1,201 @@
+"""The harness must not lie: what fails, hangs or dies in a job is reported, soon, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.launch import ROOT, JobResult, start_ranks
+
+Run = Callable[..., JobResult]
+
+
+def world() -> object:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def sums(add: int) -> tuple[int, int]:
+    comm = world()
+    print(f"hello from {comm.rank}")
+    return comm.rank, comm.allreduce(comm.rank + add)
+
+
+def fails_on_one(rank: int) -> None:
+    comm = world()
+    if comm.rank == rank:
+        raise ValueError("the failing rank says so")
+    comm.barrier()
+
+
+def leaves_with(code: int) -> None:
+    comm = world()
+    if comm.rank == 1:
+        raise SystemExit(code)
+    comm.barrier()
+
+
+def hangs() -> None:
+    comm = world()
+    if comm.rank == 1:
+        time.sleep(600)
+    comm.barrier()
+
+
+def meets(directory: Path) -> None:
+    comm = world()
+    (directory / f"{comm.rank}.ready").touch()
+    comm.recv(source=(comm.rank + 1) % comm.size)
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def inner_pytest(directory: Path) -> None:
+    options = ["-c", str(ROOT / "setup.cfg"), f"--rootdir={directory}", "-p", "no:cacheprovider"]
+    plugins = ["-p", "tests.conftest", "-p", "tests.mpi.conftest"]
+    raise SystemExit(pytest.main([*options, *plugins, str(directory)]))
+
+
+def test_passing_job(run_ranks: Run) -> None:
+    result = run_ranks(3, sums, 10)
+    assert result.values == [(0, 33), (1, 33), (2, 33)]
+    assert result.finished == [True] * 3
+    assert [log.strip() for log in result.logs] == ["hello from 0", "hello from 1", "hello from 2"]
+
+
+def test_script(run_ranks: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; from mpi4py import MPI; print(MPI.COMM_WORLD.size, *sys.argv[1:])")
+    assert [log.strip() for log in run_ranks(2, script, "--steps", 3).logs] == ["2 --steps 3"] * 2
+
+
+def test_failing_rank_ends_the_job(run_ranks: Run) -> None:
+    with pytest.raises(AssertionError, match="the failing rank says so") as failure:
+        run_ranks(3, fails_on_one, 2)
+    assert "exit code 1, expected 0" in str(failure.value)
+    assert "--- rank 2, did not finish" in str(failure.value)
+    result = run_ranks(3, fails_on_one, 0, expect_rc=None)
+    assert result.returncode != 0
+    assert result.seconds < 20
+    assert not any(result.finished)
+
+
+def test_exit_code_of_a_rank(run_ranks: Run) -> None:
+    assert run_ranks(2, leaves_with, 7, expect_rc=7).seconds < 20
+
+
+def test_hanging_job_ends_with_stacks(run_ranks: Run) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r"did not end within 3 s; ranks still running: 0, 1, 2") as failure:
+        run_ranks(3, hangs, timeout=3)
+    assert time.monotonic() - began < 15
+    assert str(failure.value).count("in hangs") == 3
+
+
+def test_hanging_condition(run_ranks: Run, tmp_path: Path) -> None:
+    with start_ranks(2, hangs) as job:
+        pids = [job.pid(0), job.pid(1)]
+        with pytest.raises(AssertionError, match="never did not happen in time"):
+            job.wait_for(tmp_path / "never", timeout=0.5)
+    assert_gone(pids)
+
+
+def test_killed_rank_is_reported(run_ranks: Run, tmp_path: Path) -> None:
+    with start_ranks(3, meets, tmp_path) as job:
+        for rank in range(3):
+            job.wait_for(tmp_path / f"{rank}.ready")
+        pids = [job.pid(rank) for rank in range(3)]
+        job.kill(1)
+        result = job.wait(expect_rc=None)
+    assert result.returncode != 0
+    assert "--- rank 1, killed by the test with SIGKILL" in result.output
+    assert result.finished == [False] * 3
+    assert_gone(pids)
+
+
+def test_job_ends_with_its_block(run_ranks: Run) -> None:
+    with start_ranks(2, hangs) as job:
+        pids = [job.pid(0), job.pid(1)]
+    assert_gone(pids)
+
+
+def test_environment(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("GONE", "1")
+    for env in run_ranks(2, environment, env={"MINE": "1", "GONE": None}).values:
+        assert env["OMP_NUM_THREADS"] == "1"
+        assert env["MINE"] == "1"
+        assert not {"GONE", "DEEPPART_TIMEOUT", "SLURM_JOB_ID"} & env.keys()
+
+
+def test_inner_functions_are_refused() -> None:
+    with pytest.raises(ValueError, match="not a top-level function"):
+        start_ranks(2, lambda: None)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_pytest_on_every_rank() -> None:
+    comm = world()
+    assert comm.allgather(comm.rank) == list(range(comm.size))
+
+
+FAILS_ON_ONE = """
+import pytest
+from mpi4py import MPI
+
+@pytest.mark.mpi
+def test_fails_on_one():
+    assert MPI.COMM_WORLD.rank == 0, "rank 1 differs"
+    MPI.COMM_WORLD.barrier()
+"""
+
+HANGS = """
+import pytest
+from mpi4py import MPI
+
+@pytest.mark.mpi
+@pytest.mark.timeout(2)
+def test_hangs():
+    MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)
+"""
+
+
+def test_failure_on_one_rank_ends_pytest(run_ranks: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(FAILS_ON_ONE)
+    result = run_ranks(2, inner_pytest, tmp_path, expect_rc=None)
+    assert result.returncode == 1
+    assert "rank 1 of 2: test_one.py::test_fails_on_one failed in call" in result.logs[1]
+    assert "rank 1 differs" in result.logs[1]
+
+
+def test_hang_ends_pytest(run_ranks: Run, tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(HANGS)
+    result = run_ranks(2, inner_pytest, tmp_path, expect_rc=None)
+    assert result.returncode != 0
+    assert "in test_hangs" in result.output
+    assert result.seconds < 20
+
+
+def assert_gone(pids: list[int]) -> None:
+    """The processes have ended, or do within a moment."""
+    deadline = time.monotonic() + 3.0
+    while alive := [pid for pid in pids if _is_alive(pid)]:
+        assert time.monotonic() < deadline, f"still alive: {alive}"
+        time.sleep(0.01)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIG_DFL)  # 0: only asks
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

@@ -1,0 +1,44 @@
+"""What setup.cfg and the README say holds for the tree."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _setup() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def test_every_package_is_installed() -> None:
+    """A folder with an __init__.py that setup.cfg does not list would be missing from every wheel."""
+    found = {".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("deeppart/**/__init__.py")}
+    found |= {".".join(file.parent.relative_to(ROOT).parts) for file in ROOT.glob("simulator/**/__init__.py")}
+    found = {re.sub("^simulator", "deeppart_simulator", name) for name in found}
+    assert set(_setup()["options"]["packages"].split()) == found
+
+
+@pytest.mark.parametrize("package", ["deeppart", "simulator"])
+def test_types_are_shipped(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+def test_mpi_is_optional() -> None:
+    required = _setup()["options"]["install_requires"]
+    assert not re.search("^(mpi4py|mpich|openmpi)", required, re.MULTILINE)
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    named = set(re.findall(r"(?:`|^[ $]*)make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert named >= {"demo", "test"}
+    for target in sorted(named):
+        dry = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert dry.returncode == 0, f"README.md says `make {target}`: {dry.stderr}"

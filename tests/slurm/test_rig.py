@@ -1,0 +1,90 @@
+"""The rig is what the other tests take it for: a Slurm whose nodes MPI tells apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.rig import NODES, Rig, is_running
+
+pytestmark = pytest.mark.slurm
+
+HELLO = """
+import json, os
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+node = world.Split_type(MPI.COMM_TYPE_SHARED)
+mine = {"rank": world.rank, "size": world.size, "node": os.environ["SLURMD_NODENAME"]}
+mine["beside"] = node.allgather(world.rank)
+print(json.dumps(mine), flush=True)
+"""
+
+
+def hello(rig: Rig, directory: Path, *options: str) -> list[dict]:
+    script = directory / "hello.py"
+    script.write_text(HELLO)
+    printed = rig.srun("--mpi=pmi2", *options, sys.executable, "-m", "mpi4py", str(script))
+    return sorted((json.loads(line) for line in printed.splitlines()), key=lambda line: line["rank"])
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        (["--nodes=2", "--ntasks=4", "--ntasks-per-node=2"], [[0, 1], [2, 3]]),
+        (["--nodes=4", "--ntasks=4"], [[0], [1], [2], [3]]),
+        (["--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=cyclic"], [[0, 2], [1, 3]]),
+    ],
+)
+def test_ranks_know_their_virtual_node(slurm: Rig, tmp_path: Path, options: list[str], nodes: list[list[int]]) -> None:
+    ranks = hello(slurm, tmp_path, *options)
+    assert [rank["size"] for rank in ranks] == [4] * 4
+    for rank in ranks:
+        assert rank["beside"] == next(node for node in nodes if rank["rank"] in node)
+    assert len({rank["node"] for rank in ranks}) == len(nodes)
+
+
+def test_batch_job(slurm: Rig, tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks=2\nsrun printenv SLURMD_NODENAME\necho $MINE\n")
+    job = slurm.sbatch(script, f"--output={tmp_path}/out", env={"MINE": "passed on"})
+    slurm.wait_for_state(job, "COMPLETED")
+    *nodes, last = (tmp_path / "out").read_text().splitlines()
+    assert sorted(nodes) == ["node1", "node2"]
+    assert last == "passed on"
+
+
+def test_failed_job_is_not_waited_for(slurm: Rig, tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text("#!/bin/bash\nexit 3\n")
+    job = slurm.sbatch(script, f"--output={tmp_path}/out")
+    with pytest.raises(AssertionError, match="ended FAILED"):
+        slurm.wait_for_state(job, "COMPLETED")
+
+
+def test_nothing_outlives_the_rig() -> None:
+    with Rig() as rig:
+        running = daemons(rig)
+        assert sorted(running.values()) == sorted(["munged", "slurmctld", *["slurmd"] * NODES])
+    assert not rig.directory.exists()
+    deadline = time.monotonic() + 3.0
+    while alive := [pid for pid in running if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.01)
+
+
+def daemons(rig: Rig) -> dict[int, str]:
+    """pid -> program of the processes that name the rig's directory on their command line."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if any(str(rig.directory) in word for word in words):
+            found[int(process.name)] = Path(words[0]).name
+    return found

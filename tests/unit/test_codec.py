@@ -1,0 +1,175 @@
+"""Chunks go through every codec unchanged; what is not an encoding of the right length is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import zstandard
+
+from deeppart.codec import CODECS, Chooser, Codec, EncodedChunk, codec_by_id
+from deeppart.codec.choose import SAMPLE_BYTES
+from deeppart.codec.raw import RawCodec
+from deeppart.codec.zstd import ZstdCodec
+from deeppart.errors import ConfigError, CorruptFileError, NewerFormatError
+
+NOISE = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
+FLOATS = np.random.default_rng(2).standard_normal(100_000).astype(np.float32).tobytes()
+BFLOATS = np.frombuffer(FLOATS, np.uint16)[1::2].tobytes()
+ZEROS = bytes(200_000)
+
+
+def decoded(chunk: EncodedChunk, raw_length: int) -> bytes:
+    return bytes(codec_by_id(chunk.codec_id).decode(memoryview(chunk.data), raw_length))
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS], ids=["one", "zeros", "noise", "floats"])
+def test_round_trip(codec: Codec, raw: bytes) -> None:
+    encoded = memoryview(codec.encode(memoryview(raw)))
+    assert bytes(codec.decode(encoded, len(raw))) == raw
+    for wrong_length in (len(raw) - 1, len(raw) + 1, 0, 2**60):
+        with pytest.raises(CorruptFileError):
+            codec.decode(encoded, wrong_length)
+
+
+def test_ids_are_part_of_the_format() -> None:
+    assert {codec_id: codec.name for codec_id, codec in CODECS.items()} == {0: "raw", 1: "zstd"}
+
+
+def test_unknown_id_is_from_a_newer_version() -> None:
+    with pytest.raises(NewerFormatError, match=r"codec 2[\s\S]*chunk 5"):
+        codec_by_id(2, where="chunk 5")
+
+
+def test_raw_copies_nothing() -> None:
+    raw = memoryview(bytearray(b"abc"))
+    assert RawCodec().encode(raw) is raw
+    assert RawCodec().decode(raw, 3) is raw
+    assert Chooser("none").encode_chunk(raw).data is raw
+
+
+# --- what zstd must refuse -------------------------------------------------------------------------------------------
+
+
+def test_bomb_is_refused_before_memory_is_taken() -> None:
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(64 * 1024**2))
+    lying = bytearray(zstandard.ZstdCompressor(level=1).compress(bytes(1024**2)))
+    assert zstandard.get_frame_parameters(bytes(lying)).content_size == 1024**2
+    lying[6:10] = (4096).to_bytes(4, "little")  # content size, behind magic, descriptor and window
+    assert zstandard.get_frame_parameters(bytes(lying)).content_size == 4096
+    for encoded in (bomb, bytes(lying)):
+        tracemalloc.start()
+        with pytest.raises(CorruptFileError):
+            ZstdCodec().decode(memoryview(encoded), 4096)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 512 * 1024
+
+
+def test_frame_without_content_size_is_refused() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(ZEROS)
+    with pytest.raises(CorruptFileError, match="without content size"):
+        ZstdCodec().decode(memoryview(frame), len(ZEROS))
+
+
+FRAME = zstandard.ZstdCompressor().compress(b"abcd" * 100)
+SKIPPABLE = bytes.fromhex("502a4d18") + (4).to_bytes(4, "little") + b"abcd"
+
+
+@pytest.mark.parametrize(
+    ("encoded", "raw_length"),
+    [
+        (b"", 0),
+        (b"abc", 3),
+        (b"not a zstd frame", 400),
+        (FRAME[:-1], 400),
+        (FRAME + b"x", 400),
+        (FRAME + FRAME, 400),
+        (FRAME + FRAME, 800),
+        (SKIPPABLE, 4),
+        (SKIPPABLE + FRAME, 4),
+        (SKIPPABLE + FRAME, 400),
+    ],
+)
+def test_not_exactly_one_frame_is_refused(encoded: bytes, raw_length: int) -> None:
+    with pytest.raises(CorruptFileError):
+        ZstdCodec().decode(memoryview(encoded), raw_length)
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["auto", "none", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
+@pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS, BFLOATS], ids=["one", "zeros", "noise", "f32", "bf16"])
+def test_chooser_round_trip_and_never_longer(compression: str, raw: bytes) -> None:
+    chunk = Chooser(compression).encode_chunk(memoryview(raw))
+    assert decoded(chunk, len(raw)) == raw
+    assert len(chunk.data) < len(raw) or (chunk.codec_id == 0 and len(chunk.data) == len(raw))
+
+
+@pytest.mark.parametrize(
+    ("compression", "raw", "codec_id"),
+    [
+        ("none", ZEROS, 0),
+        ("zstd", ZEROS, 1),
+        ("zstd", NOISE, 0),  # does not shrink
+        ("zstd", b"x", 0),
+        ("zstd", FLOATS, 1),  # shrinks a little: asked for
+        ("auto", FLOATS, 0),  # shrinks too little to pay
+        ("auto", BFLOATS, 1),
+        ("auto", ZEROS, 1),
+        ("auto", NOISE, 0),
+        ("auto", bytes(100), 1),  # shorter than the samples
+    ],
+)
+def test_choice(compression: str, raw: bytes, codec_id: int) -> None:
+    assert Chooser(compression).encode_chunk(memoryview(raw)).codec_id == codec_id
+
+
+def test_auto_looks_at_start_middle_and_end() -> None:
+    size = 40 * SAMPLE_BYTES
+    noise = np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8)
+    for place in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
+        raw = noise.copy()
+        raw[place : place + SAMPLE_BYTES] = 0  # one sample of three: 0.67
+        assert Chooser("auto").encode_chunk(raw.data).codec_id == 1
+    raw = noise.copy()
+    raw[2 * SAMPLE_BYTES : 10 * SAMPLE_BYTES] = 0  # where no sample is taken
+    assert Chooser("auto").encode_chunk(raw.data).codec_id == 0
+
+
+def test_level_reaches_zstd() -> None:
+    text = b"".join(b"%d %d," % (i, i * i) for i in range(8_000))
+    sizes = [len(Chooser(f"zstd:{level}").encode_chunk(memoryview(text)).data) for level in (-7, 1, 19)]
+    assert sizes == sorted(sizes, reverse=True)
+    level_3 = Chooser("zstd:3").encode_chunk(memoryview(text))
+    assert Chooser("zstd").encode_chunk(memoryview(text)) == level_3
+    assert Chooser("zstd:1").encode_chunk(memoryview(text)) != level_3
+
+
+@pytest.mark.parametrize(
+    "compression", ["", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "raw"]
+)
+def test_unknown_compression(compression: str) -> None:
+    with pytest.raises(ConfigError, match=r'"auto", "none", "zstd" or "zstd:LEVEL"') as caught:
+        Chooser(compression)
+    assert caught.value.found == repr(compression)
+
+
+def test_tensor_is_not_there_yet() -> None:
+    with pytest.raises(ConfigError, match="does not have the tensor codec"):
+        Chooser("tensor")
+
+
+def test_one_chooser_serves_many_threads() -> None:
+    chooser = Chooser("zstd:1")
+    raws = [memoryview(bytes([i]) * 50_000 + NOISE[i : i + 50_000]) for i in range(48)]
+    alone = [bytes(chooser.encode_chunk(raw).data) for raw in raws]
+    with ThreadPoolExecutor(8) as pool:
+        chunks = list(pool.map(chooser.encode_chunk, raws))
+        back = list(pool.map(decoded, chunks, [raw.nbytes for raw in raws]))
+    assert [bytes(chunk.data) for chunk in chunks] == alone
+    assert back == [bytes(raw) for raw in raws]
