@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RANKS  ?= 2 3
 
-# What the library's threads may use in tests, so that timings and results do not depend on the machine's size.
-export OMP_NUM_THREADS ?= 1
+# Ranks share the processors of one machine in tests.
+test-single test-mpi: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-single test-mpi bench check lint types imports format clean

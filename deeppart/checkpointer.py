@@ -268,12 +268,12 @@ class Checkpointer:
 
     def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
         if problems and self.rank == 0:
-            warnings.warn("no checkpoint to restore; passed over: " + "; ".join(problems), DeeppartWarning, stacklevel=3)
+            warnings.warn(
+                "no checkpoint to restore; passed over: " + "; ".join(problems), DeeppartWarning, stacklevel=3
+            )
 
 
 def _counts(pending: Pending) -> bool:
     """Whether a checkpoint is under way or complete at some level, so that its step is taken."""
     states = [level.state for level in pending.report.levels.values()]
     return not pending.finished or DONE in states
-
-

@@ -18,7 +18,7 @@ from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import readable
-from deeppart.state.leaves import Array, LeafType
+from deeppart.state.leaves import LeafType
 from deeppart.state.scatter import Scatter, check_cover, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, Structure, decode_structure
 from deeppart.state.target import Target, build, decode_values, tie
@@ -181,5 +181,3 @@ def _select(structure: Structure, patterns: Sequence[str] | None) -> tuple[Saved
             todo="`deeppart show DIR` lists the paths",
         )
     return tree, kept
-
-

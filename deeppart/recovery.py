@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
+from deeppart.levels.files import step_directory
 from deeppart.levels.local import LocalLevel, one_line
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
-from deeppart.levels.files import step_directory
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import FileSource, PartReader
 from deeppart.restart import Candidate, Committed, Inventory, Read, StoredPart, assign, explain, survey
@@ -219,5 +219,3 @@ def load_part(read: Read, attempt: Attempt, memory: npt.NDArray[np.uint8]) -> Lo
             source.read_into(offset, encoded)
             reader.check_chunk(index, encoded)
     return LoadedPart(reader, memory[: int(starts[-1])], starts)
-
-

@@ -6,7 +6,6 @@ called before the first live byte changes; any error up to then is raised on eve
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +66,7 @@ def restore_state(comm: Comm, recovered: Recovered, state: Any, per_rank: PerRan
     raise_together(comm, restoring.finish(), what, timeout)
 
 
-def _share_documents(
-    comm: Comm, recovered: Recovered, timeout: float
-) -> tuple[Documents | None, DeeppartError | None]:
+def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[Documents | None, DeeppartError | None]:
     """Rank 0's document goes to everyone; the other parts' only if any leaf or value is per rank."""
     what = f"restore of step {recovered.attempt.step}, documents"
 
@@ -204,9 +201,7 @@ class _Restoring:
         old: list[dict[int, Array]] = [
             {index: new_array(document.types[index]) for index in self._own_leaves} for document in self._own
         ]
-        distribute_all_own(
-            self._comm, self._recovered, self._indexes, lambda part: Scatter(old[part]), self._timeout
-        )
+        distribute_all_own(self._comm, self._recovered, self._indexes, lambda part: Scatter(old[part]), self._timeout)
         rank, size = self._comm.rank, self._comm.size
         try:
             for path, node in self._structure.walk():
@@ -275,5 +270,3 @@ def _check_writable(target: Target, paths: list[Any]) -> None:
                 where=f"path {readable(paths[index])}",
                 todo="give restore a writable array",
             )
-
-

@@ -92,6 +92,7 @@ def open_session(config: Config, comm: Any) -> Session:
         RemoteRankError: on the others.
         PeerTimeoutError: a rank did not take part.
     """
+    chooser = Chooser(config.compression)
     main = connect(comm, config.timeout)
     topology = _compare_settings(main, config)
     rank, timeout = main.rank, config.timeout
@@ -123,7 +124,7 @@ def open_session(config: Config, comm: Any) -> Session:
         PersistentLevel(directory, limit),
         set(welcome["committed"]),
         leftovers,
-        Chooser(config.compression),
+        chooser,
     )
 
 

@@ -42,9 +42,7 @@ class PartDocument:
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
-        return encode_structure(
-            self.tree, self.types, self.per_rank, self.aliases, self.values, self.per_rank_values
-        )
+        return encode_structure(self.tree, self.types, self.per_rank, self.aliases, self.values, self.per_rank_values)
 
     def meta(self) -> bytes:
         """The part's JSON document."""
@@ -81,7 +79,10 @@ def decode_meta(meta: bytes, where: str) -> OwnDocument:
     """
     try:
         document = json.loads(meta)
-        types = {int(index): LeafType(kind, dtype, tuple(shape)) for index, (kind, dtype, shape) in document["leaves"].items()}
+        types = {
+            int(index): LeafType(kind, dtype, tuple(shape))
+            for index, (kind, dtype, shape) in document["leaves"].items()
+        }
         values = {int(index): decode_value(value, where) for index, value in document["values"].items()}
         structure = document.get("structure")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -19,6 +19,9 @@ from deeppart.errors import UnsupportedLeafError
 from deeppart.state.leaves import check_array, check_tensor
 from deeppart.state.values import encode_value, is_value
 
+#: Containers inside each other, at most: readers of JSON stop a little above twice that.
+DEEPEST_NESTING = 200
+
 Key = Any
 Path = tuple[Key, ...]
 
@@ -94,12 +97,7 @@ def flatten(state: Any) -> FlatState:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
     """
     walk = _Walk()
-    try:
-        walk.flat.root = walk.node(state, ())
-    except RecursionError as error:
-        raise UnsupportedLeafError(
-            "the state is nested too deeply", found=str(error), todo="flatten the deepest containers"
-        ) from error
+    walk.flat.root = walk.node(state, ())
     return walk.flat
 
 
@@ -189,6 +187,13 @@ class _Walk:
         return Branch("object", item, (), [child])
 
     def _enter(self, container: Any, path: Path) -> None:
+        if len(path) > DEEPEST_NESTING:
+            raise UnsupportedLeafError(
+                "the state is nested too deeply",
+                expected=f"at most {DEEPEST_NESTING} containers inside each other",
+                where=f"path {readable(path)[:200]} ...",
+                todo="flatten the deepest containers",
+            )
         if id(container) in self._open:
             raise UnsupportedLeafError(
                 "the state contains itself",

@@ -58,9 +58,7 @@ def leaf_specs(types: Sequence[LeafType], paths: Sequence[str], numbers: Iterabl
     return [LeafSpec(paths[i], types[i].nbytes, types[i].itemsize) for i in numbers]
 
 
-def lay_out(
-    types: Sequence[LeafType], shared: Sequence[tuple[int, int, int]], own: Sequence[int]
-) -> ShareLayout:
+def lay_out(types: Sequence[LeafType], shared: Sequence[tuple[int, int, int]], own: Sequence[int]) -> ShareLayout:
     """Lay a share's spans end to end.
 
     Args:

@@ -114,7 +114,9 @@ def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray
     Raises:
         CorruptFileError: naming a leaf number.
     """
-    table = np.concatenate(spans) if spans else np.zeros(0, dtype=[("leaf", "<u4"), ("start", "<u8"), ("length", "<u8")])
+    table = (
+        np.concatenate(spans) if spans else np.zeros(0, dtype=[("leaf", "<u4"), ("start", "<u8"), ("length", "<u8")])
+    )
     if len(table) and int(table["leaf"].max()) >= len(types):
         raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
     sizes = np.array([kind.nbytes for kind in types], dtype=np.uint64)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.state.flatten import ArrayLeaf, Branch, Key, Node, Path, ValueLeaf
+from deeppart.state.flatten import ArrayLeaf, Key, Node, Path, ValueLeaf
 from deeppart.state.leaves import LeafType
 from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
 

@@ -394,13 +394,15 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
     for number, parameter in zip(numbers, parameters, strict=True):
         for name, restored in state_dict["state"].get(number, {}).items():
             loaded = optimizer.state[parameter].get(name)
-            if isinstance(restored, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != restored.dtype:
+            if (
+                isinstance(restored, torch.Tensor)
+                and isinstance(loaded, torch.Tensor)
+                and loaded.dtype != restored.dtype
+            ):
                 optimizer.state[parameter][name] = restored.to(loaded.device)
 
 
 def decode_values(structure: Structure, where: str) -> list[Any]:
     """Decode the shared values; per-rank ones are DROPPED until filled in."""
     own = structure.per_rank_values.tolist()
-    return [
-        DROPPED if skip else decode_value(value, where) for value, skip in zip(structure.values, own, strict=True)
-    ]
+    return [DROPPED if skip else decode_value(value, where) for value, skip in zip(structure.values, own, strict=True)]

@@ -39,7 +39,7 @@ _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "
 _FOREIGN_NAMES = ("MPIEXEC_TIMEOUT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 #: Marks the processes of one job in their environment, so that a reused pid is never signalled.
-_MARK = "DEEPPART_TEST_JOB"
+_MARK = "RANKS_TEST_JOB"
 
 #: Makes a rank print the stack of every thread (see rank_main.py).
 STACKS_SIGNAL = signal.SIGUSR2
