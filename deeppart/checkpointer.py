@@ -162,8 +162,8 @@ class Checkpointer:
         newer = sorted(known for known in self._known_steps if known > recovered.attempt.step)
         if newer and self.rank == 0:
             warnings.warn(
-                f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be taken "
-                "for the newest by the next restore; `deeppart prune --after` removes such steps",
+                f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "
+                "taken for the newest by the next restore; `deeppart prune --after` removes such steps",
                 DeeppartWarning,
                 stacklevel=2,
             )
@@ -174,7 +174,7 @@ class Checkpointer:
         self._pipeline.poll()
 
     def close(self) -> None:
-        """Finish what is in the background, report its failures, give the directory back. A second call does nothing."""
+        """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -269,7 +269,7 @@ class Checkpointer:
     def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
         if problems and self.rank == 0:
             warnings.warn(
-                "no checkpoint to restore; passed over: " + "; ".join(problems), DeeppartWarning, stacklevel=3
+                f"no checkpoint to restore; passed over: {'; '.join(problems)}", DeeppartWarning, stacklevel=3
             )
 
 

@@ -149,8 +149,8 @@ class _Restoring:
             f"but {self._comm.size} {'ranks restore' if self._comm.size != 1 else 'rank restores'} it",
             found="per rank: " + ", ".join(names[:12]) + (f" ... ({len(names)} in all)" if len(names) > 12 else ""),
             where=f"step {self._recovered.attempt.step}",
-            todo='pass per_rank="drop" to keep the live ones, or a function that maps the old ranks\' values to the new '
-            "rank; or restart on as many ranks as saved it",
+            todo='pass per_rank="drop" to keep the live ones, or a function that maps the old ranks\' values to the '
+            "new rank; or restart on as many ranks as saved it",
         )
 
     def _value_names(self, numbers: set[int]) -> list[str]:

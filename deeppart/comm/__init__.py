@@ -61,7 +61,7 @@ def _import_mpi(launcher: str, rank: int, size: int) -> Any:
 
 
 def _mismatch(launcher: str, rank: int, size: int, found: str) -> LaunchError:
-    todo = "use the mpirun (or srun --mpi type) of the MPI library that mpi4py is built for: python -m mpi4py --mpi-lib-version"
+    todo = "use the mpirun of the MPI library that mpi4py loads: python -m mpi4py --mpi-lib-version"
     if launcher == "torchrun":
         todo = "start with mpirun or srun --mpi=pmi2, or pass comm= an mpi4py communicator"
     elif launcher == "srun":

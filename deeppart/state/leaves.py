@@ -58,7 +58,7 @@ class LeafType:
 
     @property
     def tag(self) -> str:
-        """Name of the dtype in a part's chunk table: what a codec by dtype goes by; "" where that is no plain number."""
+        """Name of the dtype in a part's chunk table, for codecs that go by it; "" where it is no plain number."""
         if self.kind == "torch":
             return self.dtype
         dtype = np.dtype(self.dtype)

@@ -104,7 +104,7 @@ class _Matching:
                 expected=f"{expected} (checkpoint)",
                 found=f"{found} (live)",
                 where=f"path {readable(path)}",
-                todo="build the state as it was when it was saved, or read the checkpoint with deeppart.load and convert",
+                todo="build the state as it was when it was saved, or convert what deeppart.load gives",
             )
         self._target.live[index] = live.data
 
@@ -133,7 +133,7 @@ class _Matching:
 
 
 def _check_module_keys(saved: SavedBranch, live: Branch, path: Path) -> None:
-    """A module cannot take keys it does not have; find out before anything is touched. Likewise an optimizer's groups."""
+    """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
     inner_saved, inner_live = saved.children[0], live.children[0]
     if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
         return

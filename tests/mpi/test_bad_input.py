@@ -1,0 +1,269 @@
+"""What goes wrong between ranks ends in a typed error on every rank, within the timeout, and loses nothing committed."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deeppart
+
+TIMEOUT_S = 3.0
+
+
+def world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **({"timeout": TIMEOUT_S} | settings))
+
+
+def state() -> dict[str, Any]:
+    return {"w": torch.arange(50_000, dtype=torch.float32), "n": 1}
+
+
+def outcome(call: Callable[[], Any]) -> tuple[str, str, float]:
+    """(error type or "", text or result, seconds)"""
+    began = time.monotonic()
+    try:
+        result = call()
+        return "", repr(result), time.monotonic() - began
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - began
+
+
+def disagreements(directory: Path) -> dict[str, tuple[str, str, float]]:
+    """One mistake after another on one checkpointer: none of them breaks it."""
+    rank = world().rank
+    ck = deeppart.Checkpointer(config(directory))
+    good = state()
+    ck.checkpoint(good, step=1).wait(timeout=10)
+    met = {
+        "steps": outcome(lambda: ck.checkpoint(good, step=10 + rank)),
+        "structure": outcome(lambda: ck.checkpoint(good if rank != 1 else good | {"extra": torch.ones(3)}, step=2)),
+        "value or array": outcome(lambda: ck.checkpoint(good if rank else good | {"n": torch.ones(3)}, step=2)),
+        "unsupported": outcome(lambda: ck.checkpoint(good if rank != 1 else good | {"n": {1, 2}}, step=2)),
+        "state_dict fails": outcome(lambda: ck.checkpoint(good if rank != 1 else good | {"n": Broken()}, step=2)),
+        "exists": outcome(lambda: ck.checkpoint(good, step=1)),
+        "restore differs": outcome(lambda: ck.restore(good if rank else {"w": torch.zeros(3), "n": 1})),
+        "restore absent step": outcome(lambda: ck.restore(good, step=77)),
+        "good again": outcome(lambda: ck.checkpoint(good, step=2).wait(timeout=10)),
+        "restored": outcome(lambda: ck.restore(good)),
+    }
+    ck.close()
+    return met
+
+
+class Broken:
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("the user's object is broken")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def test_disagreements_are_errors_on_every_rank(run_ranks: Any, tmp_path: Path) -> None:
+    met = run_ranks(2, disagreements, tmp_path).values
+    kinds = {name: (met[0][name][0], met[1][name][0]) for name in met[0]}
+    assert kinds == {
+        "steps": ("RanksDisagreeError",) * 2,
+        "structure": ("StructureMismatchError",) * 2,
+        "value or array": ("StructureMismatchError",) * 2,
+        "unsupported": ("RemoteRankError", "UnsupportedLeafError"),
+        "state_dict fails": ("RemoteRankError", "StateError"),
+        "exists": ("StepExistsError",) * 2,
+        "restore differs": ("LeafMismatchError", "RemoteRankError"),
+        "restore absent step": ("RestoreError",) * 2,
+        "good again": ("", ""),
+        "restored": ("", ""),
+    }
+    for rank in (0, 1):
+        texts = {name: text for name, (_, text, _) in met[rank].items()}
+        assert "rank 0: 10" in texts["steps"] and "rank 1: 11" in texts["steps"]
+        assert "rank 1 has array extra" in texts["structure"]
+        assert "n" in texts["value or array"]
+        assert "path n" in texts["unsupported"] and "set" in texts["unsupported"]
+        assert "the user's object is broken" in texts["state_dict fails"]
+        assert "float32[3]" in texts["restore differs"] and "float32[50000]" in texts["restore differs"]
+        assert "step 77" in texts["restore absent step"] and "[1]" in texts["restore absent step"]
+        assert texts["restored"] == "2"
+    assert all(seconds < 2 * TIMEOUT_S for rank in met for _, _, seconds in rank.values())
+
+
+def alone(directory: Path) -> dict[str, tuple[str, str, float]]:
+    rank = world().rank
+    good = state()
+    ck = deeppart.Checkpointer(config(directory))
+    ck.checkpoint(good, step=1).wait(timeout=10)
+    met = {}
+    if rank != 1:
+        met["alone"] = outcome(lambda: ck.checkpoint(good, step=2))
+        met["after"] = outcome(lambda: ck.checkpoint(good, step=3))
+    else:
+        time.sleep(TIMEOUT_S + 1.5)
+        met["late"] = outcome(lambda: ck.checkpoint(good, step=3))
+    return met
+
+
+def test_a_call_on_some_ranks_only_times_out_naming_the_others(run_ranks: Any, tmp_path: Path) -> None:
+    met = run_ranks(3, alone, tmp_path, timeout=40).values
+    for rank in (0, 2):
+        kind, text, seconds = met[rank]["alone"]
+        assert kind == "PeerTimeoutError" and "rank 1" in text and "step=2" in text
+        assert TIMEOUT_S * 0.9 < seconds < TIMEOUT_S + 2
+        kind, text, seconds = met[rank]["after"]
+        assert kind == "CommError" and seconds < 1, "a broken channel says so at once"
+    assert met[1]["late"][0] in ("RanksDisagreeError", "PeerTimeoutError")
+    assert met[1]["late"][2] < 2 * TIMEOUT_S
+    loaded = deeppart.load(tmp_path / "ckpt")
+    assert torch.equal(loaded["w"], state()["w"]), "what was committed stays"
+
+
+def start_alone(directory: Path) -> tuple[str, str, float]:
+    if world().rank == 1:
+        time.sleep(TIMEOUT_S + 1)
+        return "", "", 0.0
+    return outcome(lambda: deeppart.Checkpointer(config(directory)))
+
+
+def test_a_rank_that_never_starts_is_an_error(run_ranks: Any, tmp_path: Path) -> None:
+    met = run_ranks(2, start_alone, tmp_path).values
+    assert met[0][0] == "PeerTimeoutError" and met[0][2] < TIMEOUT_S + 2
+
+
+def bad_directories(directory: Path) -> dict[str, tuple[str, str, float]]:
+    rank = world().rank
+    occupied = directory / "occupied"
+    blocked = directory / f"local-{rank}"
+    if rank == 0:
+        directory.mkdir(exist_ok=True)
+        occupied.write_text("a file, not a directory")
+    if rank == 1:
+        blocked.write_text("a file where rank 1 wants its local directory")
+    world().barrier()
+
+    def open_with(**settings: Any) -> str:
+        with deeppart.Checkpointer(deeppart.Config(**({"timeout": TIMEOUT_S} | settings))) as ck:
+            return f"open on {ck.rank}"
+
+    good = str(directory / "ckpt")
+    met = {
+        "file for persistent": outcome(lambda: open_with(persistent_dir=str(occupied))),
+        "no such mount": outcome(lambda: open_with(persistent_dir="/proc/deeppart")),
+        "local on one rank": outcome(lambda: open_with(persistent_dir=good, local_dir=str(directory / "local-{rank}"))),
+        "unset variable": outcome(lambda: open_with(persistent_dir=good, local_dir="$NOT_SET_ANYWHERE/x")),
+        "not shared": outcome(lambda: open_with(persistent_dir=str(directory / "own-{rank}"))),
+        "settings differ": outcome(lambda: open_with(persistent_dir=good, keep={"persistent": 1 + rank})),
+        "good": outcome(lambda: open_with(persistent_dir=good)),
+    }
+    return met
+
+
+def test_bad_directories_and_settings(run_ranks: Any, tmp_path: Path) -> None:
+    met = run_ranks(2, bad_directories, tmp_path / "d").values
+    kinds = {name: (met[0][name][0], met[1][name][0]) for name in met[0]}
+    assert kinds == {
+        "file for persistent": ("StorageError", "RemoteRankError"),
+        "no such mount": ("StorageError", "RemoteRankError"),
+        "local on one rank": ("RemoteRankError", "StorageError"),
+        "unset variable": ("ConfigError", "ConfigError"),
+        "not shared": ("RemoteRankError", "StorageError"),
+        "settings differ": ("ConfigError", "ConfigError"),
+        "good": ("", ""),
+    }
+    for rank in (0, 1):
+        assert "local-1" in met[rank]["local on one rank"][1]
+        assert "keep" in met[rank]["settings differ"][1] and "rank 1" in met[rank]["settings differ"][1]
+
+
+def hold(directory: Path) -> None:
+    with deeppart.Checkpointer(config(directory, timeout=60)) as ck:
+        ck.checkpoint(state(), step=1).wait(timeout=20)
+        if ck.rank == 0:
+            (directory / "holding").touch()
+        while not (directory / "release").exists():
+            time.sleep(0.01)
+
+
+def intrude(directory: Path) -> tuple[str, str, float]:
+    return outcome(lambda: deeppart.Checkpointer(config(directory)).close())
+
+
+def test_two_jobs_on_one_directory(run_ranks: Any, start_ranks: Any, tmp_path: Path) -> None:
+    with start_ranks(2, hold, tmp_path) as job:
+        job.wait_for(tmp_path / "holding")
+        met = run_ranks(2, intrude, tmp_path).values
+        assert met[0][0] == "DirectoryInUseError" and met[1][0] == "RemoteRankError"
+        assert f"process {job.pid(0)}" in met[0][1], "the error says who has it"
+        (tmp_path / "release").touch()
+        job.wait()
+    assert [kind for kind, _, _ in run_ranks(2, intrude, tmp_path).values] == ["", ""]
+
+
+def local_fills_up(directory: Path, local: str) -> dict[str, Any]:
+    """Local storage of rank 1 fills up in the middle of a write; the persistent level still gets the step."""
+    from deeppart.errors import StorageError
+    from deeppart.levels import files
+
+    rank = world().rank
+    good = {"w": torch.arange(3_000_000, dtype=torch.float32)}
+    with deeppart.Checkpointer(config(directory, local_dir=local, timeout=10)) as ck:
+        ck.checkpoint(good, step=1).wait(timeout=20)
+        write = os.write
+        left = [3 << 20]
+
+        def full(descriptor: int, data: Any) -> int:
+            if rank == 1 and os.readlink(f"/proc/self/fd/{descriptor}").startswith(local):
+                left[0] -= len(data)
+                if left[0] < 0:
+                    raise OSError(28, "No space left on device")
+            return write(descriptor, data)
+
+        files.os.write = full  # type: ignore[assignment]
+        good["w"] += 1
+        pending = ck.checkpoint(good, step=2)
+        local_error = outcome(lambda: pending.wait("local", timeout=20))
+        persistent = outcome(lambda: pending.wait("persistent", timeout=20))
+        files.os.write = write
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            after = outcome(lambda: ck.checkpoint(good, step=3).wait("local", timeout=20))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fresh = {"w": torch.zeros(3_000_000)}
+            restored = ck.restore(fresh, step=2)
+    assert issubclass(StorageError, deeppart.DeeppartError)
+    return {
+        "local": local_error,
+        "persistent": persistent,
+        "after": after,
+        "warned": [str(w.message) for w in caught],
+        "restored": (restored, bool(torch.equal(fresh["w"], good["w"]))),
+    }
+
+
+def test_local_storage_full_in_the_middle_of_a_write(run_ranks: Any, tmp_path: Path) -> None:
+    for met in run_ranks(2, local_fills_up, tmp_path, str(tmp_path / "local")).values:
+        assert met["local"][0] == "CheckpointError"
+        assert "rank 1" in met["local"][1] and "No space left" in met["local"][1]
+        assert met["persistent"][0] == "" and met["after"][0] == ""
+        assert met["restored"] == (2, True)
+
+
+def launched_without_mpi(directory: Path) -> tuple[str, str, float]:
+    world()  # MPI itself starts from the true size
+    os.environ["PMI_SIZE"] = "5"
+    return outcome(lambda: deeppart.Checkpointer(config(directory)))
+
+
+def test_world_size_of_launcher_and_library_differ(run_ranks: Any, tmp_path: Path) -> None:
+    met = run_ranks(2, launched_without_mpi, tmp_path).values
+    assert {kind for kind, _, _ in met} == {"LaunchError"}
+    assert "5 processes" in met[0][1] and "2" in met[0][1]

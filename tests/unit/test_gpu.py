@@ -1,0 +1,85 @@
+"""State on a GPU: captured through pinned memory on a side stream, restored into device memory."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import deeppart
+
+pytestmark = pytest.mark.gpu
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.BatchNorm1d(4096), torch.nn.Linear(4096, 9)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def test_round_trip_of_device_tensors(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    big = torch.randn(40_000_000, device="cuda")  # several device pieces
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "big": big,
+        "strided": torch.randn(300, 500, device="cuda").t(),
+        "half": torch.randn(70_000, device="cuda").bfloat16(),
+        "host": torch.randn(1000),
+        "tied": big[100:200],
+    }
+    expected = [leaf.clone() for leaf in (big, state["strided"], state["half"], *model.state_dict().values())]
+    moments = optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=60)
+        with torch.no_grad():
+            for leaf in (big, state["strided"], state["half"], *model.state_dict().values()):
+                leaf.zero_()
+        assert ck.restore(state) == 1
+        fresh_model, fresh_optimizer = trained()
+        fresh = {**state, "model": fresh_model, "optimizer": torch.optim.AdamW(fresh_model.parameters())}
+        del fresh_optimizer
+        assert ck.restore(fresh) == 1
+    found = (big, state["strided"], state["half"], *model.state_dict().values())
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    restored = fresh["optimizer"].state_dict()["state"][0]["exp_avg"]
+    assert restored.is_cuda and torch.equal(restored, moments)
+    loaded = deeppart.load(tmp_path)
+    assert loaded["big"].device.type == "cpu" and torch.equal(loaded["big"].cuda(), expected[0])
+    assert loaded["tied"].data_ptr() == loaded["big"][100:].data_ptr()
+
+
+def test_what_is_queued_before_is_saved_and_what_comes_after_is_not(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(50_000_000, device="cuda")}
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 0})) as ck:
+        for step in range(1, 6):
+            for _ in range(20):
+                state["w"] += 1  # still running on the device when checkpoint() is called
+            ck.checkpoint(state, step=step)
+            state["w"] += 1000
+        ck.close()
+    for step in range(1, 6):
+        loaded = deeppart.load(tmp_path, step=step)["w"]
+        assert torch.all(loaded == 20 * step + 1000 * (step - 1)), step
+
+
+def test_staging_is_pinned_and_reused(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(5_000_000, device="cuda")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck:
+            places = set()
+            for step in range(1, 4):
+                ck.checkpoint(state, step=step).wait(timeout=60)
+                staged = ck._staging.reserve(20_000_000, pinned=True)
+                assert staged.is_pinned()
+                places.add(staged.data_ptr())
+    assert len(places) == 1
