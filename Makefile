@@ -17,8 +17,8 @@ help: ## this list
 venv: $(STAMP) ## the environment alone: .venv with torch, MPI and the tools
 
 $(STAMP): setup.cfg pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	    { echo "$(PYTHON) is missing or older than 3.10: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is missing or older than 3.11: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet torch==2.13.0
@@ -35,7 +35,7 @@ test-single: $(STAMP) ## the tests that start their own ranks, or need none
 
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3"
 	set -e; for ranks in $(RANKS); do \
-	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider tests/mpi; done
+	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi tests/mpi; done
 
 bench: $(STAMP) ## time and memory beside torch.save and DCP
 	$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,11 +17,6 @@ from typing import Any
 
 from deeppart.errors import ConfigError
 from deeppart.model import LEVELS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 CONFIG_FILE = "deeppart.toml"

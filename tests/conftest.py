@@ -30,11 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none, or more ranks than there are."""
-    if marker := item.get_closest_marker("mpi"):
-        least, ranks = marker.kwargs.get("min_size", 1), launch.launched_ranks() or 1
-        if ranks < least:
-            pytest.skip(f"needs {least} ranks, mpirun started {ranks}")
+    """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -1,4 +1,5 @@
-"""Tests marked ``mpi``: pytest itself runs on every rank, ``mpirun -n N python -m mpi4py -m pytest tests/mpi``.
+"""Tests marked ``mpi``: pytest itself runs on every rank, ``make test-mpi`` (pytest-mpi skips those
+that need more ranks).
 
 Rank 0 prints, and whichever rank fails. A failed or hanging test ends the whole job at once: the other ranks would wait
 for the failed one in their next collective call until the end of time. Does nothing in an ordinary pytest run.

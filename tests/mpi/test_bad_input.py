@@ -1,4 +1,4 @@
-"""What goes wrong between ranks ends in a typed error on every rank, within the timeout, and loses nothing committed."""
+"""What goes wrong between ranks is a typed error on every rank, within the timeout; nothing committed is lost."""
 
 from __future__ import annotations
 

@@ -1,0 +1,112 @@
+"""The communicator on real ranks: every operation, waits that end, messages above 2 GiB.
+
+Run inside mpirun (``make test-mpi``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.comm import Comm, connect, finish
+from deeppart.comm.agreement import agree, raise_together
+from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def comm() -> Comm:
+    return connect(None, LIMIT_S)
+
+
+@pytest.fixture
+def own_channel(comm: Comm) -> Iterator[Comm]:
+    """A channel that a test may break."""
+    yield finish(comm, comm.channel(), "channel", LIMIT_S)
+
+
+def do(comm: Comm, operation: Any) -> Any:
+    return finish(comm, operation, "test", LIMIT_S)
+
+
+def test_collectives(comm: Comm) -> None:
+    rank, size = comm.rank, comm.size
+    texts = [b"x" * (5 * place) for place in range(size)]
+    assert do(comm, comm.allgather(texts[rank])) == texts
+    assert do(comm, comm.gather(texts[rank])) == (texts if rank == 0 else None)
+    for root in range(size):
+        assert do(comm, comm.broadcast(b"from root" if rank == root else None, root)) == b"from root"
+    assert do(comm, comm.broadcast(b"" if rank == 0 else None)) == b""
+    assert do(comm, comm.maximum(np.array([rank, -rank, 7]))).tolist() == [size - 1, 0, 7]
+
+
+def test_transfers(comm: Comm) -> None:
+    rank, size = comm.rank, comm.size
+    for root in range(size):
+        buffer = np.full(1 << 20, rank, dtype=np.uint8)
+        do(comm, comm.broadcast_into(buffer, root))
+        assert (buffer == root).all()
+    following, before = (rank + 1) % size, (rank - 1) % size
+    sent, received = np.full(300_000, rank, dtype=np.uint8), np.zeros(300_000, dtype=np.uint8)
+    sending, receiving = comm.send(sent, following, 3), comm.receive_into(received, before, 3)
+    do(comm, receiving)
+    do(comm, sending)
+    assert (received == before).all()
+
+
+def test_channels_do_not_mix(comm: Comm) -> None:
+    other = do(comm, comm.channel())
+    first, second = comm.allgather(b"a"), other.allgather(b"b")
+    next(first, None)
+    assert do(other, second) == [b"b"] * comm.size
+    assert do(comm, first) == [b"a"] * comm.size
+
+
+@pytest.mark.timeout(100)
+def test_a_message_above_two_gib(comm: Comm) -> None:
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if do(comm, comm.maximum(np.array([int(pages < 3.5 * comm.size * 2**30)])))[0]:
+        pytest.skip("needs 3.5 GiB of free memory per rank")
+    length = (2 << 30) + 12_345
+    buffer = np.zeros(length, dtype=np.uint8)
+    if comm.rank == 0:
+        buffer[:: 1 << 20] = 7
+        buffer[-1] = 9
+    finish(comm, comm.broadcast_into(buffer, 0), "2 GiB", 80.0)
+    assert buffer[-1] == 9 and int(buffer.sum(dtype=np.int64)) == 7 * len(range(0, length, 1 << 20)) + 9
+
+
+def test_agreement(comm: Comm) -> None:
+    agreed = agree(comm, {"same": 5, "other": comm.rank}, {"flag": comm.rank}, "test", LIMIT_S)
+    assert agreed.differing == {"other"} and agreed.flags == {"flag": comm.size - 1}
+    raise_together(comm, None, "test", LIMIT_S)
+    with pytest.raises(StateError if comm.rank == 1 else RemoteRankError, match="what is wrong"):
+        raise_together(comm, StateError("what is wrong") if comm.rank == 1 else None, "test", LIMIT_S)
+
+
+def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, own_channel: Comm) -> None:
+    if comm.rank == comm.size - 1:
+        time.sleep(1.5)
+    else:
+        began = time.monotonic()
+        with pytest.raises(PeerTimeoutError, match=rf"waited .* for rank {comm.size - 1}\n"):
+            finish(own_channel, own_channel.maximum(np.zeros(1, dtype=np.int64)), "save(step=4)", 1.0)
+        assert 1.0 <= time.monotonic() - began < 3.0
+        with pytest.raises(CommError, match="can no longer talk"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=5)", 1.0)
+    assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
+
+
+def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm) -> None:
+    for _ in range(2):
+        if comm.rank == 0:
+            time.sleep(0.6)
+        assert finish(own_channel, own_channel.allgather(b"."), "test", 2.0) == [b"."] * comm.size
