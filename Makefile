@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-RANKS  ?= 2 3
+RANKS  ?= 4
 
 # Ranks share the processors of one machine in tests.
 test-single test-mpi: export OMP_NUM_THREADS ?= 1
@@ -33,7 +33,7 @@ test: test-mpi test-single ## all tests; ARGS="-k name" for some
 test-single: $(STAMP) ## the tests that start their own ranks, or need none
 	$(BIN)/python -m pytest $(ARGS)
 
-test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3"
+test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	set -e; for ranks in $(RANKS); do \
 	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi tests/mpi; done
 

@@ -13,6 +13,7 @@ The module-level functions use one Checkpointer, configured by ``DEEPPART_*`` va
 from __future__ import annotations
 
 import atexit
+import sys
 from typing import Any
 
 from deeppart.checkpointer import Checkpointer
@@ -106,10 +107,20 @@ def close() -> None:
         closing.close()
 
 
+def _close_at_exit() -> None:
+    """Finish the last checkpoint, unless the process ends in an error: other ranks may then never arrive."""
+    global _default
+    error = getattr(sys, "last_value", None)
+    if _default is not None and error is not None:
+        _default.__exit__(type(error), error, None)
+        _default = None
+    close()
+
+
 def _checkpointer() -> Checkpointer:
     global _default
     if _default is None:
         _default = Checkpointer()
         # Registered after mpi4py's own handler, so it runs before MPI is finalized.
-        atexit.register(close)
+        atexit.register(_close_at_exit)
     return _default

@@ -8,6 +8,7 @@ import warnings
 from types import TracebackType
 from typing import Any
 
+from deeppart.comm.agreement import raise_together
 from deeppart.config import Config
 from deeppart.errors import (
     BackgroundFailureWarning,
@@ -57,7 +58,7 @@ class Checkpointer:
             keep_local=self.config.keep["local"],
             keep_persistent=self.config.keep["persistent"],
             timeout=self.config.timeout,
-            is_node_leader=self._session.is_node_leader,
+            leads_directory=self._session.leads_directory,
         )
         self._pipeline = Pipeline(
             self._session.channels,
@@ -70,6 +71,7 @@ class Checkpointer:
         )
         self._sequence = 0
         self._known_steps = set(self._session.committed)
+        self._used_steps: set[int] = set()
         self._recent: list[Pending] = []
         self._closed = False
         self.failures = 0
@@ -110,15 +112,17 @@ class Checkpointer:
         waited = self._make_room()
         self._pipeline.protect(step)
         looking = time.monotonic()
-        self._saver.look(state, refusal)
-        agreeing = time.monotonic()
-        busy = self._saver.agree(step, self._sequence, busy=not self._pipeline.has_room())
-        copying = time.monotonic()
-        if busy:
-            self._drop_busy(pending, step)
-        else:
-            self._capture_and_submit(pending, step, due)
-        self._saver.let_go()
+        try:
+            self._saver.look(state, refusal)
+            agreeing = time.monotonic()
+            busy = self._saver.agree(step, self._sequence, busy=not self._pipeline.has_room())
+            copying = time.monotonic()
+            if busy:
+                self._drop_busy(pending, step)
+            else:
+                self._capture_and_submit(pending, step, due)
+        finally:
+            self._saver.let_go()
         ended = time.monotonic()
         pending.note_cost(blocked_s=ended - began, waited_s=waited)
         pending.note_stage("flatten", agreeing - looking)
@@ -147,10 +151,17 @@ class Checkpointer:
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         session, timeout = self._session, self.config.timeout
-        self._pipeline.drain(timeout)
+        if self._closed:
+            raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
+        self._wait_for_background()
         self._saver.forget_capture()
         inventory = take_inventory(
-            self._comm, session.topology.node_of, session.local, session.persistent, session.lineage, timeout
+            self._comm,
+            session.topology.node_of,
+            session.local if session.leads_directory else None,
+            session.persistent,
+            session.lineage,
+            timeout,
         )
         recovered = recover(self._comm, inventory, step, self._staging, timeout)
         if recovered is None:
@@ -182,7 +193,7 @@ class Checkpointer:
         self._report_failures()
         self._pipeline.close(0.0)
         self._staging.release()
-        self._session.close()
+        self._session.close(collective=finished)
         if not finished:
             raise CheckpointError(
                 "the last checkpoint was not finished when the checkpointer was closed",
@@ -206,6 +217,17 @@ class Checkpointer:
 
     # --- the steps of checkpoint() ---
 
+    def _wait_for_background(self) -> None:
+        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it (collective)."""
+        error: DeeppartError | None = None
+        if not self._pipeline.drain(self.config.timeout):
+            error = CheckpointError(
+                "restore: an earlier checkpoint is still being written",
+                found=f"not finished after {self.config.timeout:g} s",
+                todo="raise `timeout`, or wait for the checkpoint before restoring",
+            )
+        raise_together(self._comm, error, "restore", 2 * self.config.timeout)
+
     def _check_step(self, step: int) -> tuple[int, DeeppartError | None]:
         number = operator.index(step)
         if isinstance(step, bool) or not 0 <= number < LAST_STEP:
@@ -213,7 +235,7 @@ class Checkpointer:
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="checkpoint inside the `with` block")
         active = [pending for pending in self._recent if pending.step == number]
-        if number in self._known_steps or any(_counts(pending) for pending in active):
+        if number in self._known_steps or number in self._used_steps or any(_counts(pending) for pending in active):
             return number, StepExistsError(
                 f"step {number} is already in the checkpoint directory",
                 expected="a step that has not been committed",
@@ -245,7 +267,7 @@ class Checkpointer:
         session = self._session
         attempt = Attempt(session.lineage, session.session, self._sequence, step, self._comm.size)
         self._sequence += 1
-        self._recent = [*(p for p in self._recent if not p.finished or _counts(p)), pending]
+        self._recent.append(pending)
         if not due:
             return
         staged: Staged | None = None
@@ -260,11 +282,14 @@ class Checkpointer:
         self._pipeline.submit(Job(attempt, due, staged, pending, failure))
 
     def _report_failures(self) -> None:
-        """Tell the caller, once, of what has failed in the background."""
+        """Tell the caller, once, of what has failed in the background; forget what has come to its end."""
+        finished = [pending for pending in self._recent if pending.finished]
         for pending in self._recent:
             for failure in pending.failures():
                 self.failures += 1
                 warnings.warn(str(failure), BackgroundFailureWarning, stacklevel=3)
+        self._recent = [pending for pending in self._recent if pending not in finished]
+        self._used_steps.update(pending.step for pending in finished if _counts(pending))
 
     def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
         if problems and self.rank == 0:

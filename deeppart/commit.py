@@ -33,7 +33,7 @@ def commit_round(comm: Comm, report: PartRecord | str, commit: Commit | None) ->
     texts = yield from comm.gather(json.dumps(document).encode())
     outcome: bytes | None = None
     if texts is not None:
-        outcome = (_decide([json.loads(text) for text in texts], commit) or "").encode()
+        outcome = (_decide([json.loads(text) for text in texts], commit) or "").encode(errors="backslashreplace")
     told = yield from comm.broadcast(outcome)
     return told.decode() or None
 

@@ -162,7 +162,7 @@ class Pending:
             levels = {
                 name: LevelReport(
                     progress.state,
-                    None if progress.finished_at is None else progress.finished_at - self._returned_at,
+                    None if progress.finished_at is None else max(0.0, progress.finished_at - self._returned_at),
                     progress.nbytes,
                     None if progress.error is None else str(progress.error),
                 )

@@ -26,7 +26,7 @@ from pathlib import Path
 from deeppart.codec import Chooser
 from deeppart.comm.base import Comm, Operation, finish
 from deeppart.commit import Commit, ForegroundRound, commit_round
-from deeppart.errors import CheckpointError, DeeppartError, PeerTimeoutError
+from deeppart.errors import CheckpointError, CommError, DeeppartError, PeerTimeoutError
 from deeppart.levels.local import LocalLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
 from deeppart.levels.transfer import Staged, copy_part, write_part
@@ -78,7 +78,7 @@ class Settings:
     keep_local: int
     keep_persistent: int
     timeout: float
-    is_node_leader: bool
+    leads_directory: bool
 
 
 class Pipeline:
@@ -147,7 +147,7 @@ class Pipeline:
 
     def submit(self, job: Job) -> None:
         """Take over a checkpoint; its staging memory belongs to the pipeline until it is free again."""
-        self._staging_free = False
+        self._staging_free = job.staged is None
         self._in_flight.append(job)
         self._to_store.put(job)
 
@@ -163,9 +163,10 @@ class Pipeline:
 
     def close(self, timeout: float) -> None:
         """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""
-        self.drain(timeout)
+        if not self.drain(timeout):
+            for channel in self._channels.values():  # ends the waits of our own threads
+                channel.broken = channel.broken or CommError("the checkpointer was closed before this was finished")
         self._to_store.put(None)
-        self._to_drain.put(None)
         for thread in self._threads:
             thread.join(timeout=1.0)
 
@@ -189,6 +190,10 @@ class Pipeline:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
                 self._fail_all(job, _as_error(error, "background work failed"))
+        if jobs is self._to_store:
+            self._to_drain.put(
+                None
+            )  # not before: a checkpoint still being stored is drained too, or it would never end
 
     def _store(self, job: Job) -> None:
         if "local" in job.due:
@@ -220,7 +225,7 @@ class Pipeline:
         if job.failure is None:
             try:
                 work()
-            except (DeeppartError, OSError, MemoryError) as error:
+            except Exception as error:  # whatever it is, the other ranks hear of it in the commit round
                 job.failure = _as_error(error, f"level {level} failed")
         job.pending.note_stage(level, time.monotonic() - began)
 
@@ -252,9 +257,9 @@ class Pipeline:
         except DeeppartError as error:
             problem = str(error)
         if problem is not None:
+            with self._retiring:  # before the step is free to be used again: see protect()
+                self._leftovers[level].add(job.attempt.step)  # what was written of it goes with the next commit
             job.pending.note_level(level, FAILED, error=_level_error(job, level, problem))
-            if level == "local":
-                self._leftovers["local"].add(job.attempt.step)
             return
         if level == "local":
             self._local_steps.append(job.attempt.step)
@@ -263,7 +268,7 @@ class Pipeline:
 
     def _exchange(self, channel: Comm, operation: Operation[str | None], what: str) -> str | None:
         if channel.threads:
-            return finish(channel, operation, what, self._settings.timeout)
+            return finish(channel, operation, what, self._settings.timeout, background=True)
         waiting = ForegroundRound(operation)
         self._rounds.append(waiting)
         if not waiting.finished.wait(self._settings.timeout):
@@ -286,16 +291,17 @@ class Pipeline:
         try:
             with self._retiring:
                 if level == "persistent" and self._rank == 0:
-                    abandoned, self._leftovers["persistent"] = self._leftovers["persistent"], set()
-                    self._persistent.retire(self._settings.keep_persistent, abandoned)
+                    leftovers = self._leftovers["persistent"]
+                    self._persistent.retire(self._settings.keep_persistent, set(leftovers), job.attempt.step)
+                    leftovers.clear()
                 self._retire_local(job, level)
-        except DeeppartError as error:
+        except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
 
     def _retire_local(self, job: Job, level: str) -> None:
-        """Local parts are needed by ``keep`` or by a drain; the node's first rank removes the others."""
+        """Local parts are needed by ``keep`` or by a drain; the directory's first rank removes the others."""
         keep = self._settings.keep_local
-        if self._local is None or not self._settings.is_node_leader or not keep or not self._local_steps:
+        if self._local is None or not self._settings.leads_directory or not keep or not self._local_steps:
             return
         needed = set(self._local_steps[-keep:])
         needed |= {other.attempt.step for other in self._in_flight if other is not job or level == "local"}

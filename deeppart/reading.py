@@ -19,9 +19,10 @@ from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import readable
 from deeppart.state.leaves import LeafType
+from deeppart.state.merge import build, tie
 from deeppart.state.scatter import Scatter, check_cover, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, Structure, decode_structure
-from deeppart.state.target import Target, build, decode_values, tie
+from deeppart.state.target import Target, decode_values
 
 
 def load(

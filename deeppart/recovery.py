@@ -74,12 +74,14 @@ def take_inventory(
 ) -> Inventory:
     """List what every node and the persistent level hold (collective); the same result on every rank.
 
+    Args:
+        local: this rank's local level if it is the one to list its directory, otherwise None.
+
     Raises:
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "restore, taking inventory"
-    is_first_of_node = node_of.index(node_of[comm.rank]) == comm.rank
-    found, problems = local.inventory() if local is not None and is_first_of_node else ([], [])
+    found, problems = local.inventory() if local is not None else ([], [])
     strangers = [part for part in found if part.attempt.lineage != lineage]
     found = [part for part in found if part.attempt.lineage == lineage]
     problems += [f"{part.path}: a part of another lineage, ignored" for part in strangers]

@@ -21,10 +21,11 @@ from deeppart.part import SHARED_TABLE
 from deeppart.recovery import Recovered
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import FlatState, flatten, readable
-from deeppart.state.leaves import Array, LeafType, leaf_type, new_array
+from deeppart.state.leaves import Array, LeafType, leaf_type, new_array, overlaps_itself
+from deeppart.state.merge import put, tie
 from deeppart.state.scatter import Scatter, check_cover
 from deeppart.state.structure import SavedArray, Structure
-from deeppart.state.target import Target, decode_values, find_targets, put, tie
+from deeppart.state.target import Target, decode_values, find_targets
 
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
 PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
@@ -125,7 +126,7 @@ class _Restoring:
         try:
             self._check_per_rank()
             self._check_spans()
-            self._flat: FlatState = flatten(state)
+            self._flat: FlatState = _flatten(state)
             self._target = self._make_target()
             find_targets(self._target, self._flat)
             _check_writable(self._target, self._paths)
@@ -262,8 +263,26 @@ def _assign(target: Any, value: Any) -> None:
         np.copyto(target, value)
 
 
+def _flatten(state: Any) -> FlatState:
+    try:
+        return flatten(state, live=True)
+    except DeeppartError:
+        raise
+    except Exception as error:  # from the caller's state_dict(): the other ranks are waiting to hear of it
+        raise StateError(
+            "state_dict() of an object in the state failed", found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def _check_writable(target: Target, paths: list[Any]) -> None:
     for index, data in target.live.items():
+        if index not in target.tied and overlaps_itself(data):
+            raise StateError(
+                "a live array has several elements at one place in memory and cannot be restored in place",
+                found=f"shape {list(data.shape)}, as expand() makes it",
+                where=f"path {readable(paths[index])}",
+                todo="give restore a contiguous one: clone() it",
+            )
         if isinstance(data, np.ndarray) and not data.flags.writeable:
             raise StateError(
                 "a live array is read-only and cannot be restored in place",

@@ -51,12 +51,13 @@ class Saver:
         Args:
             refusal: why this rank cannot take part anyway, or None.
         """
-        self._error, self._flat, self._fresh = refusal, None, False
+        self._error, self._flat = refusal, None
         if refusal is not None:
             return
         try:
             self._flat = flatten(state)
-            self._fresh = self._classifier.prepare(self._flat)
+            # Stays until the ranks have planned for it, however many calls come to nothing before that.
+            self._fresh = self._classifier.prepare(self._flat) or self._fresh
         except DeeppartError as error:
             self._error = error
         except Exception as error:  # from the caller's state_dict(): the other ranks are waiting to hear of it
@@ -147,6 +148,7 @@ class Saver:
             )
         self._share = self._plan(what)
         self._capture = None
+        self._fresh = False
 
     def _plan(self, what: str) -> ShareLayout:
         """This rank's share. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged."""

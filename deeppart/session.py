@@ -30,14 +30,20 @@ class Topology:
     Attributes:
         names: node name of each rank.
         node_of: node number of each rank, in order of first appearance.
+        directories: local directory of each rank, "" without one.
     """
 
     names: tuple[str, ...]
     node_of: tuple[int, ...]
+    directories: tuple[str, ...]
 
     def mates(self, rank: int) -> tuple[int, ...]:
         """Ranks of the same node, ascending."""
         return tuple(other for other, node in enumerate(self.node_of) if node == self.node_of[rank])
+
+    def first_in_directory(self, rank: int) -> int:
+        """The first rank of the same node with the same local directory."""
+        return min(mate for mate in self.mates(rank) if self.directories[mate] == self.directories[rank])
 
 
 @dataclass(slots=True)
@@ -71,14 +77,20 @@ class Session:
     chooser: Chooser
 
     @property
-    def is_node_leader(self) -> bool:
-        """Whether this is the first rank of those that share this node's local directory."""
-        return self.topology.mates(self.comm.rank)[0] == self.comm.rank
+    def leads_directory(self) -> bool:
+        """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
+        return self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
-    def close(self) -> None:
-        """Give the directory back."""
+    def close(self, *, collective: bool = False) -> None:
+        """Give the directory back.
+
+        Args:
+            collective: all ranks close, with nothing under way: the channels are given back too.
+        """
         if self.owner is not None:
             self.owner.close()
+        for channel in (self.comm, *self.channels.values()) if collective else ():
+            channel.close()
 
 
 def open_session(config: Config, comm: Any) -> Session:
@@ -132,8 +144,9 @@ def _compare_settings(comm: Comm, config: Config) -> Topology:
     """Every rank must have been given the same settings; returns who is where."""
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
     settings = {key: repr(value) for key, value in config.shared_settings().items()}
-    texts = finish(comm, comm.allgather(json.dumps([name, settings]).encode()), _WHAT, config.timeout)
-    names, all_settings = zip(*(json.loads(text) for text in texts), strict=True)
+    directory = _local_directory(config, name, comm.rank)
+    texts = finish(comm, comm.allgather(json.dumps([name, settings, directory]).encode()), _WHAT, config.timeout)
+    names, all_settings, directories = zip(*(json.loads(text) for text in texts), strict=True)
     for key, value in all_settings[0].items():
         others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
         if others:
@@ -146,7 +159,17 @@ def _compare_settings(comm: Comm, config: Config) -> Topology:
             )
     numbers: dict[str, int] = {}
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
-    return Topology(tuple(names), node_of)
+    return Topology(tuple(names), node_of, tuple(directories))
+
+
+def _local_directory(config: Config, node: str, rank: int) -> str:
+    """Where this rank's local level will be; "" without one, or where it cannot be told (which is an error later)."""
+    if config.local_dir is None:
+        return ""
+    try:
+        return str(expand_directory(config.local_dir, node=node, rank=rank, job=job_name()))
+    except ConfigError:
+        return ""
 
 
 def _open_persistent(

@@ -57,7 +57,8 @@ def raise_together(comm: Comm, error: DeeppartError | None, what: str, timeout: 
         DeeppartError: this rank's own error, if it has one.
         RemoteRankError: otherwise, if another rank has one; the message quotes each.
     """
-    texts = finish(comm, comm.allgather(b"" if error is None else str(error).encode()), what, timeout)
+    mine = "" if error is None else str(error)
+    texts = finish(comm, comm.allgather(mine.encode(errors="backslashreplace")), what, timeout)
     if error is not None:
         raise error
     failed = {rank: text.decode(errors="replace") for rank, text in enumerate(texts) if text}

@@ -29,8 +29,10 @@ T = TypeVar("T")
 Operation = Generator[None, None, T]
 Int64s = npt.NDArray[np.int64]
 
-#: A wait first spins this many times (a steady-state exchange takes microseconds), then sleeps ever longer.
-SPINS = 400
+#: A wait of the training thread first polls without sleeping: a steady-state exchange takes microseconds, and the MPI
+#: library moves bulk data only while it is polled. Other processes get the core in between.
+POLL_S = 20e-3
+#: Then, and in background threads from the start, it sleeps ever longer between polls.
 SLEEP_FIRST_S = 20e-6
 SLEEP_MOST_S = 2e-3
 #: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
@@ -76,6 +78,9 @@ class Comm(Protocol):
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         """Fill the buffer from one rank. The transfer starts at the call."""
 
+    def close(self) -> None:
+        """Give the channel back (collective, when all its operations are over). A broken channel is left as it is."""
+
     def announce(self) -> None:
         """Tell the other ranks that this one waits in the channel's current operation."""
 
@@ -83,37 +88,39 @@ class Comm(Protocol):
         """Ranks known to wait in the channel's current operation (this one included)."""
 
 
-def finish(comm: Comm, operation: Operation[T], what: str, timeout: float) -> T:
+def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
     """Drive an operation to its end and return its result.
 
     Args:
         what: what is waited for, for the error: "checkpoint(step=100)".
         timeout: seconds.
+        background: leave the processor to the training thread while waiting.
 
     Raises:
         PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
         CommError: the channel broke earlier.
     """
-    if comm.broken is not None:
-        raise CommError(
-            f"{what}: this job's ranks can no longer talk to each other",
-            found=comm.broken.summary,
-            todo="end the job and start it again; committed checkpoints are not affected",
-        )
     began = time.monotonic()
     patience = min(PATIENCE_MOST_S, PATIENCE_SHARE * timeout)
     announced = False
-    spins, sleep_s = 0, SLEEP_FIRST_S
+    polling, sleep_s = not background, SLEEP_FIRST_S
     while True:
+        if comm.broken is not None:
+            raise CommError(
+                f"{what}: this job's ranks can no longer talk to each other",
+                found=comm.broken.summary,
+                todo="end the job and start it again; committed checkpoints are not affected",
+            )
         try:
             next(operation)
         except StopIteration as stop:
             result: T = stop.value
             return result
-        spins += 1
-        if spins < SPINS:
-            continue
         waited = time.monotonic() - began
+        if polling:
+            polling = waited < POLL_S
+            time.sleep(0)
+            continue
         if waited > timeout:
             raise _timed_out(comm, what, waited)
         if waited > patience and not announced:

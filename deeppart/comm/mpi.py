@@ -17,7 +17,8 @@ from deeppart.errors import CommError
 
 #: Point-to-point tag of the roll call; callers' tags are moved above it.
 _ROLL_CALL_TAG = 0
-_FIRST_USER_TAG = 1
+_BROADCAST_TAG = 1
+_FIRST_USER_TAG = 2
 #: Longest single message.
 MESSAGE_BYTES = 256 << 20
 
@@ -89,6 +90,10 @@ class MpiComm:
 
     def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
         self._operations += 1
+        if self.size == 2:  # one copy from sender to receiver, where a broadcast goes through shared buffers: 2x faster
+            other, tag = 1 - self.rank, _BROADCAST_TAG
+            start = self._comm.Isend if self.rank == root else self._comm.Irecv
+            return _all_completed([start(piece, other, tag) for piece in _pieces(buffer)])
         return _all_completed([self._comm.Ibcast(piece, root=root) for piece in _pieces(buffer)])
 
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
@@ -98,6 +103,11 @@ class MpiComm:
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         tag += _FIRST_USER_TAG
         return _all_completed([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
+
+    def close(self) -> None:
+        if self.broken is None and not MPI.Is_finalized():
+            self.broken = CommError("the channel is closed")
+            self._comm.Free()
 
     def announce(self) -> None:
         self._listen()

@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -81,9 +82,9 @@ def make_directory(path: Path) -> None:
         StorageError: it cannot be created, or is a file.
     """
     missing = [path]
-    while not missing[-1].parent.exists() and missing[-1].parent != missing[-1]:
-        missing.append(missing[-1].parent)
     try:
+        while not missing[-1].parent.exists() and missing[-1].parent != missing[-1]:
+            missing.append(missing[-1].parent)
         path.mkdir(parents=True, exist_ok=True)
         for made in missing:
             sync_directory(made.parent)
@@ -174,9 +175,10 @@ class DurableFile:
                     where=str(self._temporary),
                 )
             os.fsync(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+            descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
+            os.close(descriptor)
             os.rename(self._temporary, self.path)
+            self._temporary = self.path  # if its name cannot be made durable, it must not stay under it
             sync_directory(self.path.parent)
         except OSError as error:
             self.abort()
@@ -272,6 +274,22 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     if len(data) > limit_bytes:
         raise CorruptFileError("a file is too long", expected=f"at most {limit_bytes} bytes", where=str(path))
     return data
+
+
+def remove_steps(root: Path, steps: Iterable[int]) -> None:
+    """Remove step directories; see :func:`remove_step`.
+
+    Raises:
+        StorageError: a removal was refused; the others are still tried.
+    """
+    first: StorageError | None = None
+    for step in sorted(steps):
+        try:
+            remove_step(step_directory(root, step))
+        except StorageError as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def remove_step(path: Path) -> None:

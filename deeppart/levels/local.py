@@ -15,7 +15,7 @@ from deeppart.levels.files import (
     DurableFile,
     list_steps,
     make_directory,
-    remove_step,
+    remove_steps,
     step_directory,
     storage_error,
     write_file,
@@ -72,14 +72,7 @@ class LocalLevel:
         Raises:
             StorageError: a removal was refused; the others are still tried.
         """
-        first: StorageError | None = None
-        for step in sorted(steps):
-            try:
-                remove_step(step_directory(self.root, step))
-            except StorageError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        remove_steps(self.root, steps)
 
 
 def inventory(root: Path, level: str) -> tuple[list[StoredPart], list[str]]:

@@ -24,7 +24,7 @@ from deeppart.levels.files import (
     list_steps,
     make_directory,
     read_file,
-    remove_step,
+    remove_steps,
     step_directory,
     storage_error,
     write_file,
@@ -71,23 +71,23 @@ class PersistentLevel:
         """
         write_file(step_directory(self.root, manifest.attempt.step) / MANIFEST_NAME, encode_manifest(manifest))
 
-    def retire(self, keep_count: int, abandoned: set[int]) -> None:
+    def retire(self, keep_count: int, abandoned: set[int], newest: int) -> None:
         """Remove all but the ``keep_count`` most recent commits (0 keeps all), and steps that were never committed.
 
         Args:
-            abandoned: steps left behind by earlier jobs; those that have a manifest after all are kept.
+            abandoned: steps left behind unfinished; those that have a manifest after all are kept.
+            newest: the step committed last. It stays, whatever the clocks that dated the commits say.
 
         Raises:
-            StorageError: a removal was refused.
+            StorageError: a removal was refused; the others are still tried.
         """
         committed = committed_steps(self.root)
         dropped = abandoned - set(committed)
         if 0 < keep_count < len(committed):
             manifests, _ = read_manifests(self.root)
-            newest = sorted(manifests.values(), key=lambda manifest: (manifest.created, manifest.attempt.step))
-            dropped |= {manifest.attempt.step for manifest in newest[:-keep_count]}
-        for step in sorted(dropped):
-            remove_step(step_directory(self.root, step))
+            found = [(step == newest, manifest.created, step) for step, manifest in manifests.items()]
+            dropped |= {step for _, _, step in sorted(found)[:-keep_count]}
+        remove_steps(self.root, dropped)
 
 
 def read_manifest(root: Path, step: int) -> Manifest:
@@ -133,7 +133,10 @@ def committed_steps(root: Path) -> list[int]:
     Raises:
         StorageError: the root cannot be listed.
     """
-    return [step for step, directory in list_steps(root).items() if (directory / MANIFEST_NAME).exists()]
+    try:
+        return [step for step, directory in list_steps(root).items() if (directory / MANIFEST_NAME).exists()]
+    except OSError as error:
+        raise storage_error("cannot look for manifests", error, root) from error
 
 
 class DirectoryOwner:
@@ -188,10 +191,9 @@ class DirectoryOwner:
 
     def _recorded(self) -> dict[str, Any]:
         try:
-            document = json.loads(os.pread(self._fd, _SMALL_FILE_BYTES, 0) or b"{}")
-        except (OSError, ValueError):
+            return _record(os.pread(self._fd, _SMALL_FILE_BYTES, 0))
+        except OSError:
             return {}
-        return document if isinstance(document, dict) else {}
 
     def check(self) -> None:
         """Raise if another job has taken the directory over since.
@@ -201,11 +203,9 @@ class DirectoryOwner:
             StorageError: the lock file is gone or cannot be read.
         """
         try:
-            owner = json.loads(self._path.read_bytes() or b"{}")
+            owner = _record(self._path.read_bytes())
         except OSError as error:
             raise storage_error("persistent_dir has lost its lock file", error, self._path) from error
-        except ValueError:
-            owner = {}
         if owner.get("session") != self.session:
             raise DirectoryInUseError(
                 "another job has taken this directory over; nothing is committed to it from here",
@@ -220,6 +220,15 @@ class DirectoryOwner:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _record(data: bytes) -> dict[str, Any]:
+    """What a lock file says; {} if nothing that can be read."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _lineage(directory: Path) -> str:

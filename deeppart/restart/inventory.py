@@ -60,8 +60,8 @@ class Inventory:
     """Everything a restart can choose from.
 
     Attributes:
-        found: per rank of the restarting job, the parts on its node's storage that it can read. Ranks of one node
-            list the same files; only the node's first rank needs to.
+        found: per rank of the restarting job, parts on its node's storage. All ranks of the node can read them; of
+            those that share a directory one lists it.
         node_of: node number of each rank.
         committed: checkpoints on the persistent level.
         problems: readable lines about what was found unsound or unfinished, and is passed over.

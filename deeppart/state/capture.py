@@ -57,7 +57,8 @@ def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     try:
-        pages = mmap.mmap(-1, nbytes)
+        # Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -40,7 +40,7 @@ class Layout:
     """What is derived from a state's structure, kept while the structure stands.
 
     Attributes:
-        tokens, token_types, pointers: of the state this was made from.
+        tokens, token_types, pointers, orders: of the state this was made from.
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
         types: type of each leaf.
         aliases: leaves that share memory with another.
@@ -53,6 +53,7 @@ class Layout:
     tokens: list[Any]
     token_types: list[Any]
     pointers: list[int]
+    orders: list[Any]
     tree: Any
     types: list[LeafType]
     aliases: dict[int, Alias]
@@ -71,6 +72,8 @@ class Layout:
             if find_aliases(flat, self.types) != self.aliases:
                 return False
             self.pointers = flat.pointers
+        if flat.orders != self.orders:
+            self.tree, self.orders = encode_tree(flat.root), flat.orders  # only the order that `load` gives its dicts
         return True
 
 
@@ -81,6 +84,7 @@ def describe(flat: FlatState) -> Layout:
         tokens=flat.tokens,
         token_types=flat.types,
         pointers=flat.pointers,
+        orders=flat.orders,
         tree=encode_tree(flat.root),
         types=types,
         aliases=find_aliases(flat, types),

@@ -17,7 +17,7 @@ import torch
 import xxhash
 
 from deeppart.state.flatten import ArrayLeaf
-from deeppart.state.leaves import Bytes, LeafType, flat_bytes, is_flat
+from deeppart.state.leaves import Bytes, LeafType, flat_bytes, in_a_row, is_flat
 
 #: Leaves of at most this many bytes are compared in full at every checkpoint.
 SMALL_LEAF_BYTES = 64 << 10
@@ -156,7 +156,7 @@ def _device_digest(tensor: torch.Tensor) -> int:
     if not tensor.is_contiguous():
         return _device_digest(tensor.contiguous())
     width = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(tensor.element_size(), torch.uint8)
-    bits = tensor.reshape(-1).view(width)
+    bits = in_a_row(tensor).view(width)
     total = torch.zeros(3, dtype=torch.int64, device=tensor.device)
     for at in range(0, bits.numel(), _PIECE_ELEMENTS * 16):
         piece = bits[at : at + _PIECE_ELEMENTS * 16].to(torch.int64)

@@ -7,7 +7,9 @@ structure (classification, plan, layout) still holds.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
+import keyword
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +18,8 @@ import numpy as np
 import torch
 
 from deeppart.errors import UnsupportedLeafError
-from deeppart.state.leaves import check_array, check_tensor
-from deeppart.state.values import encode_value, is_value
+from deeppart.state.leaves import STORABLE_DTYPES, check_array, check_tensor
+from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
 DEEPEST_NESTING = 200
@@ -49,7 +51,7 @@ class Branch:
     """A container of the state.
 
     Attributes:
-        kind: "dict", "odict", "list", "tuple", "namedtuple" or "object".
+        kind: "dict", "odict", "counter", "list", "tuple", "namedtuple" or "object".
         container: the live container; for "object" the live object.
         keys: dict keys in canonical order, field names of a namedtuple, otherwise indices; () for an object.
         children: what lies under the keys, in the same order; for an object its state_dict() alone.
@@ -75,6 +77,7 @@ class FlatState:
         tokens: structure of containers and keys, in canonical order, comparable within this process.
         types: dtype, shape, device and memory order of each array, flat.
         pointers: memory address of each array.
+        orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
     """
 
     root: Node
@@ -83,26 +86,40 @@ class FlatState:
     tokens: list[Any] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
     pointers: list[int] = field(default_factory=list)
+    orders: list[Any] = field(default_factory=list)
 
 
 def readable(path: Path) -> str:
     """The path as text: components joined by ``/``, with ``~`` and ``/`` inside them escaped as in RFC 6901."""
-    return "/".join(str(key).replace("~", "~0").replace("/", "~1") for key in path) or "(root)"
+    text = "/".join(_key_text(key).replace("~", "~0").replace("/", "~1") for key in path) or "(root)"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def flatten(state: Any) -> FlatState:
+def _key_text(key: Key) -> str:
+    try:
+        return str(key)
+    except ValueError:  # an int of thousands of digits
+        return json.dumps(encode_key(key, "a dict key"))
+
+
+def flatten(state: Any, *, live: bool = False) -> FlatState:
     """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
+
+    Args:
+        live: the leaves are to be written to: a lazily conjugated or negated tensor stays the live one. Otherwise its
+            leaf holds a copy of the elements as they read.
 
     Raises:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
     """
-    walk = _Walk()
+    walk = _Walk(live)
     walk.flat.root = walk.node(state, ())
     return walk.flat
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, live: bool) -> None:
+        self._live = live
         self.flat = FlatState(root=ValueLeaf((), None, 0))
         self._open: set[int] = set()
 
@@ -110,8 +127,8 @@ class _Walk:
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._tensor(item, path)
-        if kind is dict or kind is OrderedDict:
-            return self._dict(item, path, "dict" if kind is dict else "odict")
+        if kind in DICT_KINDS:
+            return self._dict(item, path, DICT_KINDS[kind])
         if kind is list or kind is tuple:
             return self._items(item, path, range(len(item)), kind.__name__)
         if is_value(item):
@@ -121,7 +138,8 @@ class _Walk:
         if isinstance(item, np.ndarray):
             return self._array(item, path)
         if isinstance(item, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
-            self.flat.tokens.append(kind.__name__)
+            self._check_namedtuple(kind, path)
+            self.flat.tokens += (kind.__name__, *kind._fields)
             return self._items(item, path, kind._fields, "namedtuple")
         if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
             return self._object(item, path)
@@ -134,9 +152,12 @@ class _Walk:
             or tensor.is_quantized
             or tensor.is_meta
             or type(tensor) not in _PLAIN_TENSORS
+            or tensor.dtype not in STORABLE_DTYPES
+            or tensor.device.type not in ("cpu", "cuda")
+            or tensor.is_nested
         ):
             check_tensor(tensor, readable(path))
-        if tensor.is_conj() or tensor.is_neg():
+        if not self._live and (tensor.is_conj() or tensor.is_neg()):
             tensor = tensor.resolve_conj().resolve_neg()
         flat = self.flat
         flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous())
@@ -166,7 +187,10 @@ class _Walk:
         keys = canonical_order(container)
         self.flat.tokens += (kind, len(keys), *keys)
         if not all(type(key) is str for key in keys):
-            self.flat.tokens += map(type, keys)  # 1 == True == 1.0, but they are different keys in a file
+            # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0
+            self.flat.tokens += [type(key) if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in keys]
+        if list(container) != keys:
+            self.flat.orders.append((len(self.flat.tokens), list(container)))
         self._enter(container, path)
         children = [self.node(container[key], (*path, key)) for key in keys]
         self._open.discard(id(container))
@@ -178,6 +202,17 @@ class _Walk:
         children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
         self._open.discard(id(container))
         return Branch(kind, container, keys, children)
+
+    def _check_namedtuple(self, kind: type, path: Path) -> None:
+        """Its name must be one that ``load`` can give to a namedtuple."""
+        if not kind.__name__.isidentifier() or keyword.iskeyword(kind.__name__):
+            raise UnsupportedLeafError(
+                f"the state holds a namedtuple called {kind.__name__!r}, which no class can be called",
+                expected="a namedtuple whose name is an identifier",
+                found=f"{kind.__module__}.{kind.__qualname__}",
+                where=f"path {readable(path)}",
+                todo="rename the class",
+            )
 
     def _object(self, item: Any, path: Path) -> Branch:
         self.flat.tokens.append(_OBJECT)
@@ -207,6 +242,19 @@ class _Walk:
 # Markers among the tokens; tuples, so that no string key can equal one.
 _ARRAY, _VALUE, _OBJECT, _NUMPY = ("array",), ("value",), ("object",), ("numpy",)
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+#: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
+DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
+#: Types of dict keys of which two that are equal are the same.
+_SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
+
+
+def _encoded(key: Key, path: Path) -> str:
+    """A key as text that tells it from every other key.
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored; the message names the dict's path and the key's type.
+    """
+    return json.dumps(encode_key(key, f"{readable(path)}, a dict key"))
 
 
 def canonical_order(container: dict[Any, Any]) -> list[Key]:
@@ -214,4 +262,11 @@ def canonical_order(container: dict[Any, Any]) -> list[Key]:
     kinds = {type(key) for key in container}
     if kinds == {str} or kinds == {int}:
         return sorted(container)
-    return sorted(container, key=lambda key: (type(key).__name__, repr(key)))
+    return sorted(container, key=lambda key: (type(key).__name__, _sortable(key)))
+
+
+def _sortable(key: Key) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # an int of thousands of digits
+        return _key_text(key)

@@ -97,7 +97,8 @@ def _cut_chunks(segments: npt.NDArray[np.void], types: Sequence[LeafType]) -> It
             start, length = start + length, 0
         dtype, table = row_dtype, row_table
         length += row_length
-        most = CHUNK_BYTES - CHUNK_BYTES % types[leaf].itemsize  # a chunk holds whole elements
+        itemsize = types[leaf].itemsize
+        most = max(itemsize, CHUNK_BYTES - CHUNK_BYTES % itemsize)  # a chunk holds whole elements, at least one
         while alone and length:
             piece = min(length, most)
             yield ChunkPlan(start, piece, dtype, table == OWN)

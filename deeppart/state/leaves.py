@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
+from deeppart.part import MAX_CHUNK_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 Array = torch.Tensor | npt.NDArray[Any]
@@ -25,6 +26,7 @@ _DTYPE_NAMES = (
 #: Storable torch dtypes by name; the names are what the files hold. Older torch releases lack some.
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+STORABLE_DTYPES = frozenset(_NAMES)
 
 _ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -110,10 +112,14 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
         kind, todo = f"a {type(tensor).__module__}.{type(tensor).__qualname__}", "save its local plain tensor"
     elif tensor.layout is not torch.strided:
         kind, todo = f"a tensor of layout {tensor.layout}", "save its indices and values, or to_dense()"
+    elif tensor.is_nested:
+        kind, todo = "a nested tensor", "save its constituents, from unbind()"
     elif tensor.is_meta:
         kind, todo = "a tensor on the meta device, which has no data", "materialize it first"
     elif tensor.dtype not in _NAMES:
-        kind, todo = f"a tensor of dtype {tensor.dtype}", "save int_repr() and the quantizer's parameters"
+        kind, todo = f"a tensor of dtype {tensor.dtype}", "save its bytes under another dtype"
+        if tensor.is_quantized:
+            todo = "save int_repr() and the quantizer's parameters"
     elif tensor.device.type not in ("cpu", "cuda"):
         kind, todo = f"a tensor on {tensor.device}", "move it to the CPU"
     if kind:
@@ -129,7 +135,8 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
     """Refuse numpy arrays whose elements are not plain bytes.
 
     Raises:
-        UnsupportedLeafError: object, structured or zero-width dtypes, and subclasses of ndarray.
+        UnsupportedLeafError: object, structured or zero-width dtypes, elements larger than a chunk may be, and
+            subclasses of ndarray.
     """
     if type(array) is not np.ndarray or array.dtype.kind not in _NUMPY_KINDS or array.dtype.itemsize == 0:
         raise UnsupportedLeafError(
@@ -138,12 +145,32 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
             where=f"path {where}",
             todo="convert it; fields of a structured array can be saved one by one",
         )
+    if array.dtype.itemsize > MAX_CHUNK_BYTES:
+        raise UnsupportedLeafError(
+            f"the state holds an array whose elements have {array.dtype.itemsize} bytes each, which cannot be stored",
+            expected=f"at most {MAX_CHUNK_BYTES} bytes per element",
+            found=f"dtype {array.dtype}",
+            where=f"path {where}",
+            todo="save long texts as str or bytes",
+        )
+
+
+def overlaps_itself(data: Array) -> bool:
+    """Whether several elements may lie at one address, as in an expanded tensor: writing to it would be ambiguous."""
+    strides = data.stride() if isinstance(data, torch.Tensor) else [step // data.itemsize for step in data.strides]
+    reach = 0
+    for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, data.shape, strict=True)):
+        if length > 1 and stride <= reach:
+            return 0 not in data.shape
+        reach += stride * max(0, length - 1)
+    return False
 
 
 def new_array(kind: LeafType) -> Array:
     """A fresh, uninitialized CPU tensor or array of this type."""
     if kind.kind == "torch":
-        return torch.empty(kind.shape, dtype=TORCH_DTYPES[kind.dtype])
+        # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
+        return torch.empty(kind.nbytes, dtype=torch.uint8).view(TORCH_DTYPES[kind.dtype]).view(kind.shape)
     return np.empty(kind.shape, dtype=kind.dtype)
 
 
@@ -154,10 +181,18 @@ def is_flat(data: Array) -> bool:
     return bool(data.flags.c_contiguous)
 
 
+def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's elements as one dimension, in its memory.
+
+    reshape(-1) may keep any stride where there is one element or none, and a stride other than 1 forbids byte views.
+    """
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
 def flat_bytes(data: Array) -> Bytes:
     """The bytes of a flat CPU leaf, without a copy; writable if the leaf is."""
     if isinstance(data, torch.Tensor):
-        flat: Bytes = data.detach().reshape(-1).view(torch.uint8).numpy()
+        flat: Bytes = in_a_row(data).view(torch.uint8).numpy()
         return flat
     return data.reshape(-1).view(np.uint8)
 

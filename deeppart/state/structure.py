@@ -1,7 +1,7 @@
 """The structure document: what a state looks like, as JSON, and back.
 
 It is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md. It names
-no Python type to import: containers are of six known kinds, a namedtuple is described by its name and fields.
+no Python type to import: containers are of seven known kinds, a namedtuple is described by its name and fields.
 
 Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.flatten`, so they are the same on
 every rank; the document keeps the insertion order of rank 0's dicts for ``load``.
@@ -9,6 +9,7 @@ every rank; the document keeps the insertion order of rank 0's dicts for ``load`
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,13 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.state.flatten import ArrayLeaf, Key, Node, Path, ValueLeaf
+from deeppart.state.flatten import DICT_KINDS, ArrayLeaf, Key, Node, Path, ValueLeaf
 from deeppart.state.leaves import LeafType
 from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
 
 STRUCTURE_VERSION = 1
-_CODES = {"dict": "d", "odict": "o", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
+_CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 _KINDS = {code: kind for kind, code in _CODES.items()}
+DICTS = frozenset(DICT_KINDS.values())
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
 
@@ -130,7 +132,7 @@ def encode_tree(root: Node) -> Any:
         return ["v", root.index]
     code = _CODES[root.kind]
     children = [encode_tree(child) for child in root.children]
-    if root.kind in ("dict", "odict"):
+    if root.kind in DICTS:
         place = {id_key(key): i for i, key in enumerate(root.keys)}
         order = [place[id_key(key)] for key in root.container]
         encoded = [encode_key(root.keys[i], "a dict key") for i in order]
@@ -249,8 +251,8 @@ def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -
     kind = _KINDS[code]
     if kind == "object":
         return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=str(rest[0]))
-    children = tuple(_decode_node(child, seen, where) for child in rest[-2 if kind in ("dict", "odict") else -1])
-    if kind in ("dict", "odict"):
+    children = tuple(_decode_node(child, seen, where) for child in rest[-2 if kind in DICTS else -1])
+    if kind in DICTS:
         keys = tuple(decode_value(key, where) for key in rest[0])
         if len({id_key(key) for key in keys}) != len(keys) or len(keys) != len(children):
             raise ValueError("dict keys are repeated or do not match the children")
@@ -259,6 +261,8 @@ def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -
         name, fields = rest[0], tuple(rest[1])
         if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
             raise ValueError("a namedtuple's name or field is not an identifier")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"no class can be called {name!r}")
         if len(fields) != len(children):
             raise ValueError("namedtuple fields do not match the children")
         return SavedBranch(kind, fields, children, name=name)

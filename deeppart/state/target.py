@@ -7,20 +7,17 @@ error that names the path.
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
 from deeppart.state.leaves import Array, LeafType, leaf_type, new_array
-from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, id_key
-from deeppart.state.values import decode_value
-
-_DICTS = ("dict", "odict")
+from deeppart.state.structure import DICTS, Alias, SavedArray, SavedBranch, SavedNode, SavedValue, Structure, id_key
+from deeppart.state.ties import contiguous_strides, find_aliases
+from deeppart.state.values import decode_value, describe_value, same_value
 
 
 class _Dropped:
@@ -39,6 +36,7 @@ class Target:
         types: type of each leaf as this rank is to receive it.
         values: decoded value per value number, or DROPPED.
         live: leaf number -> the live tensor or array it is written into; the others are created.
+        tied: leaf numbers whose live array is a view of another live one, just as when they were saved.
         dropped: leaf numbers that are not restored.
     """
 
@@ -46,6 +44,7 @@ class Target:
     types: list[LeafType]
     values: list[Any]
     live: dict[int, Array] = field(default_factory=dict)
+    tied: set[int] = field(default_factory=set)
     dropped: frozenset[int] = frozenset()
 
     def arrays(self) -> dict[int, Array]:
@@ -64,17 +63,27 @@ def find_targets(target: Target, flat: FlatState) -> None:
         StructureMismatchError: the live state has other containers, or keys and leaves the checkpoint lacks.
         LeafMismatchError: a leaf's kind, shape or dtype differs.
     """
-    _Matching(target).node(target.structure.tree, flat.root, (), fixed=True)
-    _check_ties(target, flat)
+    matching = _Matching(target)
+    matching.node(target.structure.tree, flat.root, (), fixed=True)
+    _check_ties(target, flat, matching.places)
 
 
 class _Matching:
+    """One walk over both trees.
+
+    Attributes:
+        places: number of a live leaf -> number of the saved leaf that goes there.
+    """
+
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.places: dict[int, int] = {}
+        self._seen: dict[int, SavedBranch] = {}
+        self._objects = 0
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
-        saved, live = _inside_object(saved, live)
+        saved, live = inside_object(saved, live)
         if isinstance(saved, SavedBranch):
             if not isinstance(live, Branch) or not _same_kind(saved, live):
                 raise _kind_error(saved, live, path)
@@ -86,13 +95,17 @@ class _Matching:
         else:
             if not isinstance(live, ValueLeaf):
                 raise _kind_error(saved, live, path)
-            if fixed and not _equal(self._target.values[saved.index], live.value):
-                raise StructureMismatchError(
-                    "restore cannot replace a value whose containers are all tuples",
-                    found=f"{live.value!r:.80} here, {self._target.values[saved.index]!r:.80} in the checkpoint",
-                    where=f"path {readable(path)}",
-                    todo="put the state into a dict or list",
-                )
+            if fixed:
+                self._check_fixed(self._target.values[saved.index], live, path)
+
+    def _check_fixed(self, saved: Any, live: ValueLeaf, path: Path) -> None:
+        if saved is not DROPPED and not same_value(saved, live.value):
+            raise StructureMismatchError(
+                "restore cannot replace a value whose containers are all tuples",
+                found=f"{describe_value(live.value)} here, {describe_value(saved)} in the checkpoint",
+                where=f"path {readable(path)}",
+                todo="put the state into a dict or list",
+            )
 
     def _array(self, index: int, live: ArrayLeaf, path: Path) -> None:
         if index in self._target.dropped:
@@ -107,12 +120,16 @@ class _Matching:
                 todo="build the state as it was when it was saved, or convert what deeppart.load gives",
             )
         self._target.live[index] = live.data
+        self.places[live.index] = index
 
     def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
         fixed = fixed and saved.kind in ("tuple", "namedtuple")
+        self._check_shared(saved, live, path)
         if saved.kind == "object":
             _check_module_keys(saved, live, path)
+            self._objects += 1
             self.node(saved.children[0], live.children[0], path, fixed=False)
+            self._objects -= 1
             return
         mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
         theirs = {id_key(key): child for key, child in zip(saved.keys, saved.children, strict=True)}
@@ -130,6 +147,33 @@ class _Matching:
         for key, child in zip(saved.keys, saved.children, strict=True):
             if id_key(key) in mine:
                 self.node(child, mine[id_key(key)], (*path, key), fixed=fixed)
+
+    def _check_shared(self, saved: SavedBranch, live: Branch, path: Path) -> None:
+        """A container or object that stands at two places of the live state can hold only one thing.
+
+        What an object's state_dict() gave is not looked at: it is copied before it is filled.
+        """
+        if self._objects or live.kind in ("tuple", "namedtuple"):
+            return
+        first = self._seen.setdefault(id(live.container), saved)
+        if first is not saved and not self._same_values(first, saved):
+            raise StructureMismatchError(
+                f"one live {live.kind} stands at several places, but the checkpoint holds different contents for them",
+                found=f"the {type(live.container).__name__} at {readable(path)} is also somewhere before it",
+                where=f"path {readable(path)}",
+                todo="give each place of the live state a container of its own",
+            )
+
+    def _same_values(self, one: SavedNode, other: SavedNode) -> bool:
+        """Whether two saved trees hold the same keys and small values (arrays: see _check_ties)."""
+        if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
+            mine = {id_key(key): child for key, child in zip(one.keys, one.children, strict=True)}
+            theirs = {id_key(key): child for key, child in zip(other.keys, other.children, strict=True)}
+            return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
+        if isinstance(one, SavedValue) and isinstance(other, SavedValue):
+            a, b = self._target.values[one.index], self._target.values[other.index]
+            return a is b or (DROPPED not in (a, b) and same_value(a, b))
+        return isinstance(one, SavedArray) and isinstance(other, SavedArray)
 
 
 def _check_module_keys(saved: SavedBranch, live: Branch, path: Path) -> None:
@@ -170,7 +214,7 @@ def _group_sizes(state_dict: SavedBranch | Branch) -> list[int]:
     return sizes
 
 
-def _inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
+def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
     """``{"m": model}`` and ``{"m": model.state_dict()}`` hold the same: look through the object on one side."""
     saved_object = isinstance(saved, SavedBranch) and saved.kind == "object"
     live_object = isinstance(live, Branch) and live.kind == "object"
@@ -183,7 +227,7 @@ def _inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
 
 
 def _same_kind(saved: SavedBranch, live: Branch) -> bool:
-    return saved.kind == live.kind or (saved.kind in _DICTS and live.kind in _DICTS)
+    return saved.kind == live.kind or (saved.kind in DICTS and live.kind in DICTS)
 
 
 def _only_values(live: Branch, start: int) -> bool:
@@ -214,192 +258,46 @@ def _some(keys: Any) -> str:
     return ", ".join(names[:6]) + (f" ... ({len(names)} in all)" if len(names) > 6 else "")
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other or (one != one and other != other))
+def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
+    """Live leaves that share memory must have been saved sharing it in the same way: else one overwrites the other.
 
-
-def _check_ties(target: Target, flat: FlatState) -> None:
-    """Two saved leaves must not be written into the same live memory: the second would overwrite the first."""
-    from deeppart.state.ties import find_aliases
-
-    types = [leaf_type(leaf.data) for leaf in flat.arrays]
-    place = {id(data): index for index, data in target.live.items()}
-    for index, alias in find_aliases(flat, types).items():
-        saved, owner = place.get(id(flat.arrays[index].data)), place.get(id(flat.arrays[alias.owner].data))
-        if saved is None or owner is None or _root(target, saved) == _root(target, owner):
-            continue
-        raise StructureMismatchError(
-            "leaves that share memory in the live state were saved as separate leaves",
-            found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
-            where=f"path {readable(flat.arrays[index].path)}",
-            todo="untie them in the live state, or remove one of them from the state given to restore",
-        )
-
-
-def _root(target: Target, index: int) -> int:
-    alias = target.structure.aliases.get(index)
-    return index if alias is None else alias.owner
-
-
-# --- putting it together ----------------------------------------------------------------------------------------------
-
-
-def tie(target: Target, arrays: dict[int, Array]) -> None:
-    """Add the aliases to ``arrays``: created ones as views of their owner, live ones with their owner's bytes."""
-    for index, alias in target.structure.aliases.items():
-        if index in target.dropped or alias.owner in target.dropped:
-            continue
-        view = _view(arrays[alias.owner], target.types[index], alias.offset, alias.strides)
-        live = target.live.get(index)
-        arrays[index] = view if live is None else live
-        if isinstance(live, torch.Tensor):
-            if live.data_ptr() != view.data_ptr():
-                with torch.no_grad():
-                    live.copy_(view)
-        elif live is not None and live.ctypes.data != view.ctypes.data:
-            np.copyto(live, view)
-
-
-def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -> Any:
-    start = offset // kind.itemsize
-    if isinstance(owner, torch.Tensor):
-        dtype: torch.dtype = getattr(torch, kind.dtype)
-        flat = owner.detach().contiguous().reshape(-1).view(torch.uint8).view(dtype)
-        return flat.as_strided(kind.shape, strides, flat.storage_offset() + start)
-    elements = np.ascontiguousarray(owner).reshape(-1).view(np.uint8).view(kind.dtype)[start:]
-    return np.lib.stride_tricks.as_strided(elements, kind.shape, tuple(stride * kind.itemsize for stride in strides))
-
-
-def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
-    """Put everything restored into the live containers and objects; returns the root (new only if it is a tuple).
-
-    Raises:
-        StateError: an object's ``load_state_dict`` refused.
+    Args:
+        places: number of a live leaf -> number of the saved leaf that goes there.
     """
-    return _put(target, arrays, target.structure.tree, flat.root, ())
+    types = [leaf_type(leaf.data) for leaf in flat.arrays]
+    for index, alias in find_aliases(flat, types).items():
+        saved, owner = places.get(index), places.get(alias.owner)
+        if saved is None or owner is None:
+            continue
+        if not _tied_alike(target, saved, owner, alias):
+            raise StructureMismatchError(
+                "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
+                found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
+                where=f"path {readable(flat.arrays[index].path)}",
+                todo="untie them in the live state, or remove one of them from the state given to restore",
+            )
+        target.tied.add(saved)
 
 
-def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
-    """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned."""
-    if isinstance(node, SavedArray):
-        return DROPPED if node.index in target.dropped else arrays[node.index]
-    if isinstance(node, SavedValue):
-        return target.values[node.index]
-    children = [build(target, arrays, child) for child in node.children]
-    if node.kind == "object":
-        return children[0]
-    if node.kind in _DICTS:
-        items = [(key, child) for key, child in zip(node.keys, children, strict=True) if child is not DROPPED]
-        return _new_dict(node, items)
-    kept = [child for child in children if child is not DROPPED]
-    if node.kind == "list":
-        return kept
-    if node.kind == "namedtuple" and len(kept) == len(children):
-        return namedtuple(node.name, node.keys)(*children)
-    return tuple(kept)
+def _tied_alike(target: Target, saved: int, owner: int, live: Alias) -> bool:
+    """Whether saved leaf ``saved`` is the view of saved leaf ``owner`` that ``live`` is of its live one."""
+    one, other = _place(target, saved), _place(target, owner)
+    shape = target.types[owner].shape
+    if one.owner != other.owner or _steps(shape, other.strides) != _steps(shape, contiguous_strides(shape)):
+        return False
+    shape = target.types[saved].shape
+    return one.offset - other.offset == live.offset and _steps(shape, one.strides) == _steps(shape, live.strides)
 
 
-def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    if node.kind == "dict":
-        return dict(items)
-    ordered = OrderedDict(items)
-    if isinstance(node.metadata, dict):
-        metadata = OrderedDict((name, dict(entry)) for name, entry in node.metadata.items())
-        ordered._metadata = metadata  # type: ignore[attr-defined]
-    return ordered
+def _place(target: Target, index: int) -> Alias:
+    """Where a saved leaf's elements lie; an owner's in itself."""
+    alias = target.structure.aliases.get(index)
+    return Alias(index, 0, contiguous_strides(target.types[index].shape)) if alias is None else alias
 
 
-def _put(target: Target, arrays: dict[int, Array], saved: SavedNode, live: Node, path: Path) -> Any:
-    saved, live = _inside_object(saved, live)
-    if isinstance(saved, SavedArray):
-        assert isinstance(live, ArrayLeaf)
-        return live.data
-    if isinstance(saved, SavedValue):
-        assert isinstance(live, ValueLeaf)
-        value = target.values[saved.index]
-        return live.value if value is DROPPED else value
-    assert isinstance(live, Branch)
-    if saved.kind == "object":
-        merged = _put(target, arrays, saved.children[0], live.children[0], path)
-        _load_object(live.container, merged, path)
-        return live.container
-    mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
-    merged_items = []
-    for key, child in zip(saved.keys, saved.children, strict=True):
-        if id_key(key) in mine:
-            merged_items.append((key, _put(target, arrays, child, mine[id_key(key)], (*path, key))))
-        else:
-            created = build(target, arrays, child)
-            if created is not DROPPED:
-                merged_items.append((key, created))
-    return _fill(live, merged_items)
-
-
-def _fill(live: Branch, items: list[tuple[Any, Any]]) -> Any:
-    """Put merged items into a live container, in place where it can change."""
-    container = live.container
-    if live.kind in _DICTS:
-        for key, item in items:
-            if key not in container or container[key] is not item:
-                container[key] = item
-        return container
-    merged = [item for _, item in items]
-    if live.kind == "list":
-        if len(container) != len(merged) or any(a is not b for a, b in zip(container, merged, strict=True)):
-            container[:] = merged
-        return container
-    if all(a is b for a, b in zip(container, merged, strict=True)):
-        return container
-    return type(container)(*merged) if live.kind == "namedtuple" else tuple(merged)
-
-
-def _load_object(item: Any, state_dict: Any, path: Path) -> None:
-    if isinstance(item, torch.nn.Module) and _is_in_place(item):
-        return  # state_dict() gave the parameters themselves, and their bytes are already restored
-    try:
-        item.load_state_dict(state_dict)
-    except Exception as error:
-        raise StateError(
-            f"load_state_dict of a {type(item).__name__} refused what was restored for it",
-            found=f"{type(error).__name__}: {error}",
-            where=f"path {readable(path)}",
-            todo="tensors of the live state may already hold the checkpoint's bytes: rebuild the state before training",
-        ) from error
-    if isinstance(item, torch.optim.Optimizer):
-        _undo_casts(item, state_dict)
-
-
-def _is_in_place(module: torch.nn.Module) -> bool:
-    """Whether loading would only copy every parameter and buffer onto itself."""
-    for child in module.modules():
-        kind = type(child)
-        if (
-            kind.load_state_dict is not torch.nn.Module.load_state_dict
-            or kind._load_from_state_dict is not torch.nn.Module._load_from_state_dict
-            or kind.get_extra_state is not torch.nn.Module.get_extra_state
-            or kind.state_dict is not torch.nn.Module.state_dict
-            or kind._save_to_state_dict is not torch.nn.Module._save_to_state_dict
-            or child._load_state_dict_pre_hooks
-            or child._load_state_dict_post_hooks
-            or child._state_dict_hooks
-        ):
-            return False
-    return True
-
-
-def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
-    """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for name, restored in state_dict["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter].get(name)
-            if (
-                isinstance(restored, torch.Tensor)
-                and isinstance(loaded, torch.Tensor)
-                and loaded.dtype != restored.dtype
-            ):
-                optimizer.state[parameter][name] = restored.to(loaded.device)
+def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides that matter: those of dimensions with more than one element."""
+    return tuple(stride for length, stride in zip(shape, strides, strict=True) if length > 1)
 
 
 def decode_values(structure: Structure, where: str) -> list[Any]:

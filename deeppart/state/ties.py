@@ -1,6 +1,7 @@
 """Leaves that share memory: one of them owns the bytes, the others are saved as views of it.
 
-A leaf is an alias when all of its elements lie inside another leaf that is flat (C order, no gaps). Leaves that only
+A leaf is an alias when all of its elements lie inside another leaf that is flat (C order, no gaps), or when it is the
+same view of the same memory as another. Leaves that only
 overlap partly, without one covering the other, are saved in full each and are not tied by ``load``.
 """
 
@@ -11,26 +12,28 @@ import numpy.typing as npt
 import torch
 
 from deeppart.state.flatten import ArrayLeaf, FlatState
-from deeppart.state.leaves import LeafType, is_flat
+from deeppart.state.leaves import Array, LeafType, is_flat
 from deeppart.state.structure import Alias
 
 
 def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     """Leaf number -> what it is a view of. Owners are never aliases themselves.
 
-    Of equal leaves the one with the lowest number owns the bytes.
+    Of equal leaves the flat one with the lowest number owns the bytes.
     """
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [leaf for leaf in flat.arrays if not is_flat(leaf.data)]
     for leaf in ragged:
         starts[leaf.index], lengths[leaf.index] = _extent(leaf)
-    order = np.lexsort((np.arange(len(types)), -lengths, starts))
+    is_ragged = np.zeros(len(types), dtype=np.bool_)
+    is_ragged[[leaf.index for leaf in ragged]] = True
+    # At one place the longest comes first, and of equals a flat one: only it can own the others.
+    order = np.lexsort((np.arange(len(types)), is_ragged, -lengths, starts))
     order = order[lengths[order] > 0]
     if not _any_overlap(starts[order], lengths[order]):
         return {}
     aliases: dict[int, Alias] = {}
-    ragged_numbers = {leaf.index for leaf in ragged}
     owner, owner_end = -1, -1
     for index in order.tolist():
         start, end = int(starts[index]), int(starts[index] + lengths[index])
@@ -39,9 +42,41 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
             if alias is not None:
                 aliases[index] = alias
                 continue
-        if index not in ragged_numbers and end > owner_end:
+        if not is_ragged[index] and end > owner_end:
             owner, owner_end = index, end
+    _add_twins(aliases, [leaf for leaf in ragged if leaf.index not in aliases], types)
     return aliases
+
+
+def _add_twins(aliases: dict[int, Alias], ragged: list[ArrayLeaf], types: list[LeafType]) -> None:
+    """Leaves that are not flat own no others, but one and the same leaf may stand at several places."""
+    first: dict[tuple[object, ...], int] = {}
+    for leaf in ragged:
+        kind = types[leaf.index]
+        if kind.nbytes and not _is_lazy(leaf):
+            owner = first.setdefault((address(leaf.data), kind, _strides(leaf)), leaf.index)
+            if owner != leaf.index:
+                # As saved, the owner is in C order, and so is its twin.
+                aliases[leaf.index] = Alias(owner, 0, contiguous_strides(kind.shape))
+
+
+def _is_lazy(leaf: ArrayLeaf) -> bool:
+    """Whether the elements are not as they lie in memory (conjugated or negated on reading)."""
+    return isinstance(leaf.data, torch.Tensor) and (leaf.data.is_conj() or leaf.data.is_neg())
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of an array in C order."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    return tuple(reversed(strides))
+
+
+def address(data: Array) -> int:
+    """Memory address of the first element."""
+    return int(data.data_ptr() if isinstance(data, torch.Tensor) else data.ctypes.data)
 
 
 def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
@@ -70,5 +105,4 @@ def _extent(leaf: ArrayLeaf) -> tuple[int, int]:
         return 0, 0
     reach = [(length - 1) * stride * itemsize for length, stride in zip(leaf.data.shape, _strides(leaf), strict=True)]
     below = sum(step for step in reach if step < 0)
-    address = leaf.data.data_ptr() if isinstance(leaf.data, torch.Tensor) else leaf.data.ctypes.data
-    return address + below, sum(map(abs, reach)) + itemsize
+    return address(leaf.data) + below, sum(map(abs, reach)) + itemsize

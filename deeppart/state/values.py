@@ -7,6 +7,7 @@ The encoding is exact and executes nothing when read. A JSON scalar stands for i
 tag         Python                                  arguments
 =========== ======================================= =========================================
 int         int beyond 64 bits                      hexadecimal text
+str         str that is not valid Unicode           its UTF-8, surrogates passed through, base64
 float       float that is NaN or infinite           8 bytes, big endian IEEE 754, hexadecimal
 complex     complex                                 16 bytes, hexadecimal
 bytes       bytes                                   base64
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import struct
 from typing import Any
@@ -35,7 +37,8 @@ from deeppart.errors import CorruptFileError, UnsupportedLeafError
 Encoded = Any
 
 _INT64_LIMIT = 1 << 63
-_PLAIN = frozenset({type(None), bool, str})
+_SURROGATES = "surrogatepass"
+_PLAIN = frozenset({type(None), bool})
 _NUMPY_KINDS = frozenset("biufcSUmM")
 
 
@@ -57,6 +60,12 @@ def encode_value(value: Any, where: str) -> Encoded:
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is str:
+        return (
+            value
+            if _is_unicode(value)
+            else ["str", base64.b64encode(value.encode("utf-8", _SURROGATES)).decode("ascii")]
+        )
     if kind is int:
         return value if -_INT64_LIMIT <= value < _INT64_LIMIT else ["int", format(value, "x")]
     if kind is float:
@@ -106,6 +115,29 @@ def decode_value(encoded: Encoded, where: str) -> Any:
         ) from error
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Whether two small values are one and the same, to the last bit: -0.0 is not 0.0, True is not 1."""
+    return type(one) is type(other) and json.dumps(encode_value(one, "")) == json.dumps(encode_value(other, ""))
+
+
+def describe_value(value: Any) -> str:
+    """A small value in at most 80 characters, whatever it is."""
+    if type(value) is int and value.bit_length() > 256:  # Python refuses to print those of thousands of digits
+        return f"an int of {value.bit_length()} bits"
+    return f"{value!r:.80}"
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON readers may join two lone surrogates into one character, so a text with any is not left to them."""
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _decode_numpy(dtype_text: str, data: str) -> Any:
     dtype = np.dtype(dtype_text)
     if dtype.kind not in _NUMPY_KINDS:
@@ -124,9 +156,10 @@ def _decode_complex(data: str) -> complex:
     return complex(*struct.unpack(">dd", bytes.fromhex(data)))
 
 
-_VALUE_TYPES = _PLAIN | {int, float, complex, bytes, torch.dtype, torch.device, torch.Size}
+_VALUE_TYPES = _PLAIN | {str, int, float, complex, bytes, torch.dtype, torch.device, torch.Size}
 _DECODERS: dict[str, Any] = {
     "int": lambda text: int(text, 16),
+    "str": lambda text: base64.b64decode(text, validate=True).decode("utf-8", _SURROGATES),
     "float": lambda data: struct.unpack(">d", bytes.fromhex(data))[0],
     "complex": _decode_complex,
     "bytes": lambda text: base64.b64decode(text, validate=True),

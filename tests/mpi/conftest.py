@@ -10,7 +10,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +76,49 @@ class _Ranks:
         sys.stdout.flush()
         print(f"\nrank {self.world.rank} of {self.world.size}: {what}\n{text}", file=self.stderr)
         self.world.Abort(1)
+
+
+@pytest.fixture(scope="session")
+def run_on() -> Callable[..., list[Any]]:
+    """``run_on(n, function, *args)``: call ``function(comm, *args)`` on the first n ranks, as a job of their own.
+
+    Returns what each of them returned, on every rank. An exception on any rank fails the test on all.
+    """
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def run(n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        assert n <= world.size, f"needs {n} ranks, mpirun started {world.size}"
+        comm = world.Split(int(world.rank >= n), world.rank)
+        value, problem = None, None
+        if world.rank < n:
+            try:
+                value = function(comm, *args)
+            except Exception:
+                problem = f"rank {world.rank}:\n{traceback.format_exc()}"
+        results = world.allgather((value, problem))
+        comm.Free()
+        problems = [text for _, text in results if text]
+        assert not problems, "\n".join(problems)
+        return [result for result, _ in results[:n]]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def new_shared_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Makes a fresh directory, the same on every rank."""
+    from mpi4py import MPI
+
+    def make() -> Path:
+        path = tmp_path_factory.mktemp("shared") if MPI.COMM_WORLD.rank == 0 else None
+        return MPI.COMM_WORLD.bcast(path)
+
+    return make
+
+
+@pytest.fixture
+def shared_path(new_shared_path: Callable[[], Path]) -> Path:
+    """A fresh directory for one test, the same on every rank."""
+    return new_shared_path()

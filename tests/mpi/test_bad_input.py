@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import deeppart
@@ -40,10 +41,10 @@ def outcome(call: Callable[[], Any]) -> tuple[str, str, float]:
         return type(error).__name__, str(error), time.monotonic() - began
 
 
-def disagreements(directory: Path) -> dict[str, tuple[str, str, float]]:
+def disagreements(comm: Any, directory: Path) -> dict[str, tuple[str, str, float]]:
     """One mistake after another on one checkpointer: none of them breaks it."""
-    rank = world().rank
-    ck = deeppart.Checkpointer(config(directory))
+    rank = comm.rank
+    ck = deeppart.Checkpointer(config(directory), comm)
     good = state()
     ck.checkpoint(good, step=1).wait(timeout=10)
     met = {
@@ -69,8 +70,9 @@ class Broken:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-def test_disagreements_are_errors_on_every_rank(run_ranks: Any, tmp_path: Path) -> None:
-    met = run_ranks(2, disagreements, tmp_path).values
+@pytest.mark.mpi(min_size=2)
+def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) -> None:
+    met = run_on(2, disagreements, shared_path)
     kinds = {name: (met[0][name][0], met[1][name][0]) for name in met[0]}
     assert kinds == {
         "steps": ("RanksDisagreeError",) * 2,
@@ -138,19 +140,19 @@ def test_a_rank_that_never_starts_is_an_error(run_ranks: Any, tmp_path: Path) ->
     assert met[0][0] == "PeerTimeoutError" and met[0][2] < TIMEOUT_S + 2
 
 
-def bad_directories(directory: Path) -> dict[str, tuple[str, str, float]]:
-    rank = world().rank
+def bad_directories(comm: Any, directory: Path) -> dict[str, tuple[str, str, float]]:
+    rank = comm.rank
     occupied = directory / "occupied"
     blocked = directory / f"local-{rank}"
+    directory.mkdir(exist_ok=True)
     if rank == 0:
-        directory.mkdir(exist_ok=True)
         occupied.write_text("a file, not a directory")
     if rank == 1:
         blocked.write_text("a file where rank 1 wants its local directory")
-    world().barrier()
+    comm.barrier()
 
     def open_with(**settings: Any) -> str:
-        with deeppart.Checkpointer(deeppart.Config(**({"timeout": TIMEOUT_S} | settings))) as ck:
+        with deeppart.Checkpointer(deeppart.Config(**({"timeout": TIMEOUT_S} | settings)), comm) as ck:
             return f"open on {ck.rank}"
 
     good = str(directory / "ckpt")
@@ -166,8 +168,9 @@ def bad_directories(directory: Path) -> dict[str, tuple[str, str, float]]:
     return met
 
 
-def test_bad_directories_and_settings(run_ranks: Any, tmp_path: Path) -> None:
-    met = run_ranks(2, bad_directories, tmp_path / "d").values
+@pytest.mark.mpi(min_size=2)
+def test_bad_directories_and_settings(run_on: Any, shared_path: Path) -> None:
+    met = run_on(2, bad_directories, shared_path / "d")
     kinds = {name: (met[0][name][0], met[1][name][0]) for name in met[0]}
     assert kinds == {
         "file for persistent": ("StorageError", "RemoteRankError"),
@@ -207,14 +210,14 @@ def test_two_jobs_on_one_directory(run_ranks: Any, start_ranks: Any, tmp_path: P
     assert [kind for kind, _, _ in run_ranks(2, intrude, tmp_path).values] == ["", ""]
 
 
-def local_fills_up(directory: Path, local: str) -> dict[str, Any]:
+def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
     """Local storage of rank 1 fills up in the middle of a write; the persistent level still gets the step."""
     from deeppart.errors import StorageError
     from deeppart.levels import files
 
-    rank = world().rank
+    rank = comm.rank
     good = {"w": torch.arange(3_000_000, dtype=torch.float32)}
-    with deeppart.Checkpointer(config(directory, local_dir=local, timeout=10)) as ck:
+    with deeppart.Checkpointer(config(directory, local_dir=local, timeout=10), comm) as ck:
         ck.checkpoint(good, step=1).wait(timeout=20)
         write = os.write
         left = [3 << 20]
@@ -249,8 +252,9 @@ def local_fills_up(directory: Path, local: str) -> dict[str, Any]:
     }
 
 
-def test_local_storage_full_in_the_middle_of_a_write(run_ranks: Any, tmp_path: Path) -> None:
-    for met in run_ranks(2, local_fills_up, tmp_path, str(tmp_path / "local")).values:
+@pytest.mark.mpi(min_size=2)
+def test_local_storage_full_in_the_middle_of_a_write(run_on: Any, shared_path: Path) -> None:
+    for met in run_on(2, local_fills_up, shared_path, str(shared_path / "local")):
         assert met["local"][0] == "CheckpointError"
         assert "rank 1" in met["local"][1] and "No space left" in met["local"][1]
         assert met["persistent"][0] == "" and met["after"][0] == ""

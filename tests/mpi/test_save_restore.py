@@ -1,4 +1,7 @@
-"""Save on some ranks, restore on others: replicated and per-rank state, other world sizes, other nodes."""
+"""Save on some ranks, restore on others: replicated and per-rank state, other world sizes, other nodes.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,13 @@ import pytest
 import torch
 
 import deeppart
-from tests.mpi import launch
+
+pytestmark = pytest.mark.mpi(min_size=4)
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
-
-
-def world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
 
 
 def training_state(rank: int, steps: int) -> dict[str, Any]:
@@ -68,20 +66,22 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 PER_RANK = {"model/1.running_mean", "rng", "data/position", "data/order"}
 
 
-def save(directory: Path, **settings: Any) -> tuple[dict[str, Any], Any]:
-    state = training_state(world().rank, 3)
+def save(comm: Any, directory: Path, **settings: Any) -> tuple[dict[str, Any], Any]:
+    state = training_state(comm.rank, 3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(directory, **settings)) as ck:
+        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             pending = ck.checkpoint(state, step=3)
             pending.wait(timeout=20)
     notices = [str(w.message) for w in caught if issubclass(w.category, deeppart.PerRankNotice)]
     return flat_bytes(state), (pending.report.raw_bytes, pending.report.per_rank_bytes, notices)
 
 
-def restore(directory: Path, per_rank: Any = "strict", **settings: Any) -> tuple[int | None, dict[str, Any], Any]:
-    state = training_state(world().rank + 100, 0)  # other seeds, an optimizer that has not stepped
-    with deeppart.Checkpointer(config(directory, **settings)) as ck:
+def restore(
+    comm: Any, directory: Path, per_rank: Any = "strict", **settings: Any
+) -> tuple[int | None, dict[str, Any], Any]:
+    state = training_state(comm.rank + 100, 0)  # other seeds, an optimizer that has not stepped
+    with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
         step = ck.restore(state, per_rank=per_rank)
         return step, flat_bytes(state), ck.explanation
 
@@ -92,48 +92,46 @@ def cycle(path: str, old: list[Any], rank: int, size: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+def two_ranks(run_on: Any, new_shared_path: Any) -> tuple[Path, list[Any]]:
     """A checkpoint of two ranks, which the tests only read."""
-    if reason := launch.unavailable():
-        pytest.skip(reason)
-    directory = tmp_path_factory.mktemp("two-ranks")
-    return directory, launch.run_ranks(2, save, directory).values
+    directory = new_shared_path()
+    return directory, run_on(2, save, directory)
 
 
-def test_every_rank_gets_its_own_back(run_ranks: Any, two_ranks: tuple[Path, list[Any]]) -> None:
+def test_every_rank_gets_its_own_back(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
     directory, saved = two_ranks
     notices = saved[0][1][2]
     assert len(notices) == 1 and all(path in notices[0] for path in PER_RANK)
     assert not saved[1][1][2], "one rank speaks for all"
-    for rank, (step, found, explanation) in enumerate(run_ranks(2, restore, directory).values):
+    for rank, (step, found, explanation) in enumerate(run_on(2, restore, directory)):
         assert step == 3
         assert same(saved[rank][0], found) == []
         assert explanation == ("step 3: 2 of 2 parts local; saved by 2 ranks",)
     assert set(same(saved[0][0], saved[1][0])) == PER_RANK
 
 
-def save_by_bytes(directory: Path) -> Any:
-    return save(directory, kappa=0.0)
+def save_by_bytes(comm: Any, directory: Path) -> Any:
+    return save(comm, directory, kappa=0.0)
 
 
-def test_shares_balance_what_ranks_carry_already(run_ranks: Any, tmp_path: Path) -> None:
-    saved = run_ranks(3, save_by_bytes, tmp_path).values
+def test_shares_balance_what_ranks_carry_already(run_on: Any, shared_path: Path) -> None:
+    saved = run_on(3, save_by_bytes, shared_path)
     sizes = [raw for _, (raw, _, _) in saved]
     assert max(sizes) <= 1.05 * sum(sizes) / 3
     assert all(own >= 2000 * 4 for _, (_, own, _) in saved)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_restore_on_another_number_of_ranks(run_ranks: Any, two_ranks: tuple[Path, list[Any]], ranks: int) -> None:
+def test_restore_on_another_number_of_ranks(run_on: Any, two_ranks: tuple[Path, list[Any]], ranks: int) -> None:
     directory, saved = two_ranks
-    for rank, (step, found, _) in enumerate(run_ranks(ranks, restore, directory, cycle).values):
+    for rank, (step, found, _) in enumerate(run_on(ranks, restore, directory, cycle)):
         assert step == 3
         assert same(saved[rank % 2][0], found) == []
 
 
-def refusals(directory: Path) -> dict[str, Any]:
+def refusals(comm: Any, directory: Path) -> dict[str, Any]:
     """What three ranks meet when they restore what two saved."""
-    rank = world().rank
+    rank = comm.rank
     state = training_state(rank, 0)
     before = flat_bytes(state)
 
@@ -142,7 +140,7 @@ def refusals(directory: Path) -> dict[str, Any]:
             raise KeyError("the user's bug")
         return old[0]
 
-    with deeppart.Checkpointer(config(directory)) as ck:
+    with deeppart.Checkpointer(config(directory), comm) as ck:
         with pytest.raises(deeppart.PerRankError) as strict:
             ck.restore(state)
         with pytest.raises(deeppart.DeeppartError) as failing:
@@ -157,9 +155,9 @@ def refusals(directory: Path) -> dict[str, Any]:
     }
 
 
-def test_per_rank_leaves_on_another_world_size(run_ranks: Any, two_ranks: tuple[Path, list[Any]]) -> None:
+def test_per_rank_leaves_on_another_world_size(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
     directory, saved = two_ranks
-    for met in run_ranks(3, refusals, directory).values:
+    for met in run_on(3, refusals, directory):
         assert "saved by 2" not in met["strict"] and all(path in met["strict"] for path in PER_RANK)
         assert "the user's bug" in met["failing"]
         assert met["changed"] == [], "nothing live is touched before an error"
@@ -168,51 +166,55 @@ def test_per_rank_leaves_on_another_world_size(run_ranks: Any, two_ranks: tuple[
         assert same({path: before[path] for path in PER_RANK}, {path: after[path] for path in PER_RANK}) == []
 
 
-def test_lost_nodes_fall_back_to_the_persistent_level(run_ranks: Any, tmp_path: Path) -> None:
-    saved = run_ranks(4, save, tmp_path)
-    for part in sorted((tmp_path / "local" / "node2").rglob("*.dpp")):
-        part.unlink()
-    found = run_ranks(4, restore, tmp_path).values
+def test_lost_nodes_fall_back_to_the_persistent_level(run_on: Any, shared_path: Path) -> None:
+    saved = run_on(4, save, shared_path)
+    for part in sorted((shared_path / "local" / "node2").rglob("*.dpp")):
+        part.unlink(missing_ok=True)  # all ranks run this line
+    found = run_on(4, restore, shared_path)
     for rank in range(4):
-        assert same(saved.values[rank][0], found[rank][1]) == []
+        assert same(saved[rank][0], found[rank][1]) == []
     assert found[0][2] == ("step 3: 3 of 4 parts local, 1 of 4 parts persistent; saved by 4 ranks",)
 
 
-def grouped(directory: Path, action: str, node_size: int) -> Any:
-    return save(directory, node_size=node_size) if action == "save" else restore(directory, node_size=node_size)
+def grouped(comm: Any, directory: Path, action: str, node_size: int) -> Any:
+    return (
+        save(comm, directory, node_size=node_size)
+        if action == "save"
+        else restore(comm, directory, node_size=node_size)
+    )
 
 
-def test_another_node_layout(run_ranks: Any, tmp_path: Path) -> None:
-    saved = run_ranks(4, grouped, tmp_path, "save", 2).values
-    found = run_ranks(4, grouped, tmp_path, "restore", 1).values
+def test_another_node_layout(run_on: Any, shared_path: Path) -> None:
+    saved = run_on(4, grouped, shared_path, "save", 2)
+    found = run_on(4, grouped, shared_path, "restore", 1)
     for rank in range(4):
         assert same(saved[rank][0], found[rank][1]) == []
     assert "local" in found[0][2][0]
 
 
-def replicated(directory: Path) -> list[tuple[int, int]]:
+def replicated(comm: Any, directory: Path) -> list[tuple[int, int]]:
     state = {"w": torch.arange(200_000, dtype=torch.float32), "n": 4}
     sizes = []
     for mode in ("all", "none"):
-        with deeppart.Checkpointer(config(directory / mode, replicated=mode, kappa=0.0)) as ck:
+        with deeppart.Checkpointer(config(directory / mode, replicated=mode, kappa=0.0), comm) as ck:
             pending = ck.checkpoint(state, step=1)
             pending.wait(timeout=20)
         sizes.append((pending.report.raw_bytes, pending.report.per_rank_bytes))
     return sizes
 
 
-def test_replicated_override(run_ranks: Any, tmp_path: Path) -> None:
-    assert run_ranks(2, replicated, tmp_path).values == [[(400_000, 0), (800_000, 800_000)]] * 2
+def test_replicated_override(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, replicated, shared_path) == [[(400_000, 0), (800_000, 800_000)]] * 2
 
 
-def diverging(directory: Path) -> list[int]:
+def diverging(comm: Any, directory: Path) -> list[int]:
     """Leaves that begin equal and differ later, large and small, in a steady structure."""
-    rank = world().rank
+    rank = comm.rank
     state = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 0, "same": torch.ones(50_000)}
     own = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
-        with deeppart.Checkpointer(config(directory)) as ck:
+        with deeppart.Checkpointer(config(directory), comm) as ck:
             for step in range(1, 5):
                 if step == 2:
                     state["small"] += rank
@@ -229,37 +231,37 @@ def diverging(directory: Path) -> list[int]:
     return own
 
 
-def test_leaves_that_come_to_differ_are_noticed(run_ranks: Any, tmp_path: Path) -> None:
-    for own in run_ranks(3, diverging, tmp_path).values:
+def test_leaves_that_come_to_differ_are_noticed(run_on: Any, shared_path: Path) -> None:
+    for own in run_on(3, diverging, shared_path):
         assert own == [0, 40, 400_040, 400_040]
 
 
-def unequal_shapes(directory: Path) -> bool:
-    rank = world().rank
+def unequal_shapes(comm: Any, directory: Path) -> bool:
+    rank = comm.rank
     state = {"shard": torch.full((rank + 1, 3), float(rank)), "w": torch.ones(1000), "text": "x" * rank}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
-        with deeppart.Checkpointer(config(directory)) as ck:
+        with deeppart.Checkpointer(config(directory), comm) as ck:
             ck.checkpoint(state, step=1).wait(timeout=20)
             fresh = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
             ck.restore(fresh)
     return bool(torch.equal(fresh["shard"], state["shard"])) and fresh["text"] == state["text"]
 
 
-def test_shapes_may_differ_between_ranks(run_ranks: Any, tmp_path: Path) -> None:
-    assert run_ranks(3, unequal_shapes, tmp_path).values == [True] * 3
-    loaded = [deeppart.load(tmp_path / "ckpt", rank=rank) for rank in range(3)]
+def test_shapes_may_differ_between_ranks(run_on: Any, shared_path: Path) -> None:
+    assert run_on(3, unequal_shapes, shared_path) == [True] * 3
+    loaded = [deeppart.load(shared_path / "ckpt", rank=rank) for rank in range(3)]
     assert [tuple(state["shard"].shape) for state in loaded] == [(1, 3), (2, 3), (3, 3)]
     assert [state["text"] for state in loaded] == ["", "x", "xx"]
 
 
-def key_order(directory: Path) -> bool:
-    rank = world().rank
+def key_order(comm: Any, directory: Path) -> bool:
+    rank = comm.rank
     names = ["a", "b", "c", "d"]
     state = {name: torch.full((70_000,), float(place)) for place, name in enumerate(names)}
     if rank == 1:
         state = dict(reversed(state.items()))
-    with deeppart.Checkpointer(config(directory)) as ck:
+    with deeppart.Checkpointer(config(directory), comm) as ck:
         pending = ck.checkpoint(state, step=1)
         pending.wait(timeout=20)
         fresh = {name: torch.zeros(70_000) for name in names}
@@ -268,12 +270,12 @@ def key_order(directory: Path) -> bool:
     return all(torch.equal(fresh[name], state[name]) for name in names)
 
 
-def test_dict_order_does_not_matter(run_ranks: Any, tmp_path: Path) -> None:
-    assert run_ranks(2, key_order, tmp_path).values == [True, True]
-    assert list(deeppart.load(tmp_path / "ckpt")) == ["a", "b", "c", "d"]
+def test_dict_order_does_not_matter(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, key_order, shared_path) == [True, True]
+    assert list(deeppart.load(shared_path / "ckpt")) == ["a", "b", "c", "d"]
 
 
-def reads_of(directory: Path) -> list[tuple[int, str]]:
+def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
     """Part and path of every part file that this rank reads chunks of."""
     from deeppart import recovery
 
@@ -285,11 +287,11 @@ def reads_of(directory: Path) -> list[tuple[int, str]]:
         return load_part(what, attempt, memory)
 
     recovery.load_part = recording
-    assert restore(directory)[0] == 3
+    assert restore(comm, directory)[0] == 3
     return read
 
 
-def test_each_part_is_read_once_per_job(run_ranks: Any, two_ranks: tuple[Path, list[Any]]) -> None:
+def test_each_part_is_read_once_per_job(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
     directory, _ = two_ranks
-    results = run_ranks(2, reads_of, directory).values
+    results = run_on(2, reads_of, directory)
     assert [[part for part, _ in parts] for parts in results] == [[0], [1]]

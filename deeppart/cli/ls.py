@@ -1,0 +1,124 @@
+"""``deeppart ls``: the steps in a directory, and whether they are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.cli.output import GOOD, NOT_GOOD, console, moment, print_json, printable, size, some, state_text
+from deeppart.inspecting import Listing, Owner, StepSummary, list_directory
+
+
+@click.command(short_help="List the steps, and whether they are whole.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--local",
+    "local_dirs",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A node-local directory (local_dir on some node) to look into too. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def ls(directory: Path, local_dirs: tuple[Path, ...], as_json: bool) -> int:
+    """List the steps in DIR: when, how large, by how many ranks, where, and whether they are whole.
+
+    Reads manifests and file lengths only: `deeppart verify` checks the bytes. Exit code 0 if there is a step that can
+    be restored, else 1.
+    """
+    listing = list_directory(directory, local_dirs)
+    if as_json:
+        print_json(_document(directory, listing))
+    else:
+        _print(directory, listing)
+    return GOOD if any(step.is_restorable for step in listing.steps) else NOT_GOOD
+
+
+def owner_document(owner: Owner | None) -> dict[str, Any] | None:
+    """The JSON form of an owner."""
+    if owner is None:
+        return None
+    return {"running": owner.running, "who": owner.who, "since": owner.since, "session": owner.session}
+
+
+def owner_line(owner: Owner | None) -> str | None:
+    """What to tell people of an owner; None where no job is running."""
+    if owner is None or owner.running is False:
+        return None
+    verb = "in use by" if owner.running else "perhaps in use (the file system has no locks): last taken by"
+    return printable(f"{verb} {owner.who}, since {moment(owner.since)}")
+
+
+def _document(directory: Path, listing: Listing) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        "lineage": listing.lineage,
+        "owner": owner_document(listing.owner),
+        "steps": [_step_document(step) for step in listing.steps],
+        "problems": list(listing.problems),
+    }
+
+
+def _step_document(step: StepSummary) -> dict[str, Any]:
+    attempt = step.attempt
+    return {
+        "step": step.step,
+        "state": step.state,
+        "restorable": step.is_restorable,
+        "reasons": list(step.reasons),
+        "created": step.created,
+        "ranks": attempt.world_size if attempt else None,
+        "bytes": step.nbytes,
+        "raw_bytes": step.raw_bytes,
+        "library": step.library,
+        "session": attempt.session if attempt else None,
+        "sequence": attempt.sequence if attempt else None,
+        "places": [
+            {"level": place.level, "directory": place.directory, "parts": list(place.parts)} for place in step.places
+        ],
+    }
+
+
+def _print(directory: Path, listing: Listing) -> None:
+    out = console()
+    if listing.steps:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("step", "ranks", "size", "raw"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("created (UTC)", no_wrap=True)
+        table.add_column("parts at", overflow="fold")
+        table.add_column("state", overflow="fold")
+        for step in listing.steps:
+            state = state_text(step.state)
+            if step.reasons:
+                state.append(printable(f": {some(step.reasons, 3)}"), "default not bold")
+            table.add_row(
+                str(step.step),
+                str(step.attempt.world_size) if step.attempt else "?",
+                size(step.nbytes),
+                "?" if step.raw_bytes is None else size(step.raw_bytes),
+                moment(step.created),
+                _places(step),
+                state,
+            )
+        out.print(table)
+    else:
+        out.print(f"no steps in {printable(str(directory))}")
+    if line := owner_line(listing.owner):
+        out.print(line)
+    for problem in listing.problems:
+        out.print(printable(f"note: {problem}"))
+
+
+def _places(step: StepSummary) -> str:
+    """``persistent, local 2/4``."""
+    texts = []
+    for level in ("local", "persistent"):
+        found = len(step.found(level))
+        if found:
+            expected = step.attempt.world_size if step.attempt and (level == "local" or step.created) else None
+            texts.append(level if found == expected else f"{level} {found}/{expected or '?'}")
+    return ", ".join(texts)

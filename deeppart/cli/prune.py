@@ -1,0 +1,172 @@
+"""``deeppart prune``: remove steps that are no longer wanted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.cli.ls import owner_document, owner_line
+from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
+from deeppart.errors import CheckpointError
+from deeppart.inspecting import (
+    PrunePlan,
+    PruneResult,
+    Selection,
+    hold_directory,
+    plan_prune,
+    read_owner,
+)
+from deeppart.inspecting import prune as prune_planned
+
+_STEP = click.IntRange(min=0)
+
+
+@click.command(short_help="Remove steps no longer wanted.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--keep", metavar="N", type=click.IntRange(min=1), help="All but the N complete steps committed last.")
+@click.option("--after", metavar="STEP", type=_STEP, help="Committed steps newer than STEP: to go back to STEP.")
+@click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")
+@click.option("--incomplete", is_flag=True, help="Also what was never committed.")
+@click.option(
+    "--local",
+    "local_dirs",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="A node-local directory (local_dir on some node) to remove the same steps from. May be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--allow-empty", is_flag=True, help="Even if no complete checkpoint is left.")
+@click.option("--no-lock", is_flag=True, help="On file systems without locks: no job is running there, I am sure.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document. Needs --yes or --dry-run.")
+def prune(
+    directory: Path,
+    local_dirs: tuple[Path, ...],
+    dry_run: bool,
+    yes: bool,
+    no_lock: bool,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Remove steps from DIR. Options that select narrow each other: --keep 3 --before 1000 removes what is older than
+    step 1000 and not among the last three. Only --incomplete adds to the others.
+
+    Refuses while a job is running there, and if no complete checkpoint would be left. Only deeppart's own files are
+    removed. Exit code 1 if something could not be removed, or you said no.
+    """
+    selection = Selection(**options)
+    _check(selection, local_dirs)
+    if not (yes or dry_run) and (as_json or not _can_ask()):
+        raise click.UsageError("there is nobody to ask: use --yes or --dry-run")
+    if dry_run:
+        return _dry_run(directory, plan_prune(directory, selection, local_dirs), as_json)
+    plan = plan_prune(directory, selection, local_dirs)
+    if plan.remove and not yes:
+        with hold_directory(directory, without_lock=no_lock):
+            pass  # a refusal comes before the question, and jobs are not kept out while it is being thought about
+        _print_plan(plan)
+        if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({size(plan.nbytes)})?", err=True):
+            return NOT_GOOD
+    result = PruneResult((), {}, ())
+    if plan.remove:
+        with hold_directory(directory, without_lock=no_lock):
+            if plan_prune(directory, selection, local_dirs) != plan:
+                raise CheckpointError(
+                    "the directory has changed since you were asked; nothing was removed",
+                    where=str(directory),
+                    todo="look again",
+                )
+            result = prune_planned(plan)
+    if as_json:
+        print_json(_document(directory, plan, result, dry_run=False))
+    else:
+        _print_result(plan, result)
+    return NOT_GOOD if result.failed else GOOD
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _check(selection: Selection, local_dirs: tuple[Path, ...]) -> None:
+    if not (selection.wants_committed or selection.incomplete):
+        raise click.UsageError("say what to remove: --keep, --after, --before or --incomplete")
+    if selection.keep is not None and selection.after is not None:
+        raise click.UsageError("--keep and --after exclude each other")
+    if selection.after is not None and selection.before is not None and selection.after >= selection.before - 1:
+        raise click.UsageError(f"no step is newer than {selection.after} and older than {selection.before}")
+    if local_dirs and not selection.wants_committed:
+        raise click.UsageError("--local goes with --keep, --after or --before")
+
+
+def _dry_run(directory: Path, plan: PrunePlan, as_json: bool) -> int:
+    if as_json:
+        print_json(_document(directory, plan, PruneResult((), {}, ()), dry_run=True))
+        return GOOD
+    _print_plan(plan)
+    out = console()
+    out.print(f"would remove {count(len(plan.remove), 'step')} ({size(plan.nbytes)}); {_kept(plan)}")
+    if line := owner_line(read_owner(directory)):
+        out.print(f"but not now: {line}")
+    return GOOD
+
+
+def _document(directory: Path, plan: PrunePlan, result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "directory": str(directory),
+        "dry_run": dry_run,
+        "owner": owner_document(read_owner(directory)),
+        "selected": [
+            {
+                "step": removal.step,
+                "state": removal.state,
+                "bytes": removal.nbytes,
+                "directories": [str(place) for place in removal.directories],
+            }
+            for removal in plan.remove
+        ],
+        "kept": list(plan.kept),
+        "removed": list(result.removed),
+        "failed": [{"step": step, "reason": reason} for step, reason in result.failed.items()],
+        "left_behind": [str(place) for place in result.left],
+    }
+
+
+def _print_plan(plan: PrunePlan) -> None:
+    if not plan.remove:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("directories", overflow="fold")
+    for removal in plan.remove:
+        places = "\n".join(printable(str(place)) for place in removal.directories)
+        table.add_row(str(removal.step), size(removal.nbytes), state_text(removal.state or "local only"), places)
+    console().print(table)
+
+
+def _print_result(plan: PrunePlan, result: PruneResult) -> None:
+    out = console()
+    if not plan.remove:
+        out.print(f"nothing to remove; {_kept(plan)}")
+        return
+    freed = sum(removal.nbytes for removal in plan.remove if removal.step in result.removed)
+    out.print(f"removed {count(len(result.removed), 'step')} ({size(freed)}); {_kept(plan)}")
+    for step, reason in result.failed.items():
+        out.print(printable(f"step {step} could not be removed: {reason}"), style="red")
+    for place in result.left:
+        out.print(printable(f"{place} stays: it holds files that are not deeppart's"))
+
+
+def _kept(plan: PrunePlan) -> str:
+    if not plan.kept:
+        return "no step stays"
+    more = ", ..." if len(plan.kept) > 8 else ""
+    noun = "step" if len(plan.kept) == 1 else "steps"
+    return f"{noun} {', '.join(map(str, plan.kept[:8]))}{more} {'stays' if len(plan.kept) == 1 else 'stay'}"

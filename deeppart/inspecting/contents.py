@@ -1,0 +1,240 @@
+"""What one checkpoint holds: its tree of leaves, and which parts hold the bytes of each.
+
+Paths, types and small values come from the manifest; where the bytes are comes from the parts' indexes, of which a
+damaged one is noted and passed over. No chunk is read.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import FormatError, StorageError, StructureMismatchError
+from deeppart.inspecting.listing import require_directory
+from deeppart.inspecting.parts import StepFiles
+from deeppart.levels.local import one_line
+from deeppart.model import Manifest
+from deeppart.part import OWN_TABLE
+from deeppart.reading import find_manifest
+from deeppart.state.document import OwnDocument
+from deeppart.state.flatten import Path as KeyPath
+from deeppart.state.flatten import readable
+from deeppart.state.leaves import LeafType
+from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.values import decode_value
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A part holds bytes ``[start, start + length)`` of a leaf."""
+
+    rank: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor or array.
+
+    Attributes:
+        path: components joined by ``/``.
+        type: dtype and shape; of rank 0 where every rank has its own.
+        per_rank: None if replicated, otherwise rank -> type, for the ranks whose parts could be read.
+        alias_of: path of the leaf whose bytes it shares, or None.
+        holdings: which parts hold it, by rank; for a leaf per rank, each rank's whole copy.
+    """
+
+    path: str
+    type: LeafType
+    per_rank: dict[int, LeafType] | None
+    alias_of: str | None
+    holdings: tuple[Holding, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        return self.type.nbytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all copies in the checkpoint, before encoding; 0 for an alias."""
+        if self.alias_of is not None:
+            return 0
+        return self.nbytes if self.per_rank is None else sum(kind.nbytes for kind in self.per_rank.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A small value.
+
+    Attributes:
+        path: components joined by ``/``.
+        value: the value; None where every rank has its own.
+        per_rank: None if replicated, otherwise rank -> value, for the ranks whose parts could be read.
+    """
+
+    path: str
+    value: Any
+    per_rank: dict[int, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A dict, list, tuple, namedtuple or object.
+
+    Attributes:
+        kind: as :class:`deeppart.state.structure.SavedBranch`.
+        name: type name of a namedtuple or object.
+        children: (key as text, what is there), in the order saved.
+    """
+
+    kind: str
+    name: str
+    children: tuple[tuple[str, Node], ...]
+
+
+Node = Container | Leaf | Value
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A checkpoint, or the leaves of it that were asked for.
+
+    Attributes:
+        manifest: of the step.
+        tree: the nesting, as saved.
+        problems: parts whose index could not be read, one line each.
+    """
+
+    manifest: Manifest
+    tree: Node
+    problems: tuple[str, ...]
+
+    def leaves(self) -> Iterator[Leaf | Value]:
+        """Every leaf and value, in the order of the tree."""
+        yield from _walk(self.tree)
+
+
+def read_contents(root: Path, step: int | None = None, keys: Sequence[str] = ()) -> Contents:
+    """Describe a committed checkpoint.
+
+    Args:
+        step: which one; None for the newest whose manifest is sound.
+        keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
+
+    Raises:
+        RestoreError: no such checkpoint.
+        FormatError: its manifest is damaged, or newer.
+        StructureMismatchError: ``keys`` match nothing.
+        StorageError: the directory cannot be read.
+    """
+    require_directory(root)
+    files = StepFiles(root, find_manifest(root, step))
+    describing = _Describing(files, tuple(keys))
+    tree = describing.node(files.structure.tree, ())
+    if tree is None:
+        raise _no_match(files, keys)
+    return Contents(files.manifest, tree, tuple(describing.problems))
+
+
+def _walk(node: Node) -> Iterator[Leaf | Value]:
+    if isinstance(node, Container):
+        for _, child in node.children:
+            yield from _walk(child)
+    else:
+        yield node
+
+
+class _Describing:
+    """One description under way: first all indexes, then the tree."""
+
+    def __init__(self, files: StepFiles, patterns: tuple[str, ...]) -> None:
+        self._structure, self._patterns = files.structure, patterns
+        self._where = str(files.directory)
+        self._paths = [readable(path) for path in files.structure.array_paths()]
+        self.problems: list[str] = []
+        self._own: dict[int, OwnDocument] = {}
+        tables: list[npt.NDArray[np.void]] = []
+        ranks: list[npt.NDArray[np.int64]] = []
+        for rank in range(files.manifest.attempt.world_size):
+            try:
+                with files.open(rank) as part:
+                    self._own[rank] = part.own
+                    tables.append(part.reader.spans)
+                    ranks.append(np.full(len(part.reader.spans), rank))
+            except (FormatError, StorageError) as error:
+                self.problems.append(one_line(error))
+        self._holdings = self._sort_holdings(tables, ranks)
+
+    def _sort_holdings(
+        self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
+    ) -> dict[int, list[Holding]]:
+        """leaf number -> who holds it; spans of a table that the structure contradicts are left out."""
+        holdings: dict[int, list[Holding]] = {}
+        if not tables:
+            return holdings
+        per_rank = self._structure.per_rank.tolist()
+        spans = np.concatenate(tables)
+        columns = [spans[name].tolist() for name in ("leaf", "table", "start", "length")]
+        for leaf, table, start, length, rank in zip(*columns, np.concatenate(ranks).tolist(), strict=True):
+            if leaf < len(per_rank) and per_rank[leaf] == (table == OWN_TABLE):
+                holdings.setdefault(leaf, []).append(Holding(rank, start, length))
+        for entries in holdings.values():
+            entries.sort(key=lambda entry: (entry.start, entry.rank))
+        return holdings
+
+    def node(self, saved: SavedNode, path: KeyPath) -> Node | None:
+        """What was saved at a path, less what the globs leave out; None if that is all of it."""
+        if not isinstance(saved, SavedBranch):
+            text = readable(path)
+            if self._patterns and not any(fnmatch.fnmatchcase(text, pattern) for pattern in self._patterns):
+                return None
+            return self._leaf(saved, text) if isinstance(saved, SavedArray) else self._value(saved, text)
+        children = []
+        for key, child in zip(saved.keys, saved.children, strict=True):
+            found = self.node(child, path if saved.kind == "object" else (*path, key))
+            if found is not None:
+                children.append((readable((key,)) if key != "" else "''", found))
+        if not children and self._patterns:
+            return None
+        return Container(saved.kind, saved.name, tuple(children))
+
+    def _leaf(self, saved: SavedArray, path: str) -> Leaf:
+        index = saved.index
+        alias = self._structure.aliases.get(index)
+        kinds = None
+        if self._structure.per_rank[index]:
+            kinds = {rank: own.types[index] for rank, own in self._own.items() if index in own.types}
+        source = index if alias is None else alias.owner
+        return Leaf(
+            path,
+            self._structure.types[index],
+            kinds,
+            None if alias is None else self._paths[alias.owner],
+            tuple(self._holdings.get(source, ())),
+        )
+
+    def _value(self, saved: SavedValue, path: str) -> Value:
+        index = saved.index
+        if not self._structure.per_rank_values[index]:
+            return Value(path, decode_value(self._structure.values[index], self._where), None)
+        own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
+        return Value(path, None, own)
+
+
+def _no_match(files: StepFiles, keys: Sequence[str]) -> StructureMismatchError:
+    names = [readable(path) for path, _ in files.structure.walk()]
+    return StructureMismatchError(
+        "no leaf of the checkpoint matches the keys asked for",
+        expected=f"globs over {len(names)} paths such as {', '.join(names[:4])}",
+        found=", ".join(map(repr, keys)),
+        where=str(files.directory),
+        todo="`deeppart show DIR` lists the paths",
+    )

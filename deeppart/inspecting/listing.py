@@ -1,0 +1,328 @@
+"""What is in a checkpoint directory and, if asked, on node-local storage: which steps, whole or why not.
+
+Cheap: manifests, file lengths, and the headers and indexes of node-local parts are read; no chunk is. That the bytes
+are sound is for :mod:`deeppart.inspecting.verifying` to find.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.inspecting.ownership import Owner, read_owner
+from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory, storage_error
+from deeppart.levels.local import inventory
+from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
+from deeppart.model import Attempt, Manifest
+from deeppart.part import is_hex32, parse_part_file_name
+from deeppart.restart import StoredPart
+
+#: Every part is on the persistent level.
+COMPLETE = "complete"
+#: Not complete there, but whole together with the node-local directories that were given.
+RECOVERABLE = "recoverable"
+#: Never committed: no manifest.
+UNFINISHED_STATE = "unfinished"
+#: Committed, but the manifest is damaged, or a part is missing or has another length.
+DAMAGED = "damaged"
+#: Written by a newer version of the library.
+NEWER = "newer"
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentStep:
+    """A step directory on the persistent level.
+
+    Attributes:
+        step: its number.
+        state: COMPLETE, UNFINISHED_STATE, DAMAGED or NEWER.
+        reasons: why it is not complete.
+        manifest: None where there is no sound one.
+        parts: ranks whose part is there with the right length; of an unfinished step, ranks whose file is there.
+        nbytes: length of all part files in the directory.
+    """
+
+    step: int
+    state: str
+    reasons: tuple[str, ...]
+    manifest: Manifest | None
+    parts: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it has a manifest, of whatever quality."""
+        return self.state != UNFINISHED_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where parts of a step were found.
+
+    Attributes:
+        level: "persistent" or "local".
+        directory: the directory that was given.
+        parts: ranks whose parts lie there, ascending.
+    """
+
+    level: str
+    directory: str
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One line of ``deeppart ls``: one attempt at one step.
+
+    Attributes:
+        step: its number.
+        state: COMPLETE, RECOVERABLE, UNFINISHED_STATE, DAMAGED or NEWER.
+        reasons: why it is not complete on the persistent level.
+        attempt: None where neither a sound manifest nor a node-local part tells.
+        created: UTC time of the commit, ISO 8601; None if it was not committed.
+        library: name and version of the writer, or None.
+        nbytes: length of its part files.
+        raw_bytes: length before encoding; None without a sound manifest.
+        places: where its parts are.
+    """
+
+    step: int
+    state: str
+    reasons: tuple[str, ...]
+    attempt: Attempt | None
+    created: str | None
+    library: str | None
+    nbytes: int
+    raw_bytes: int | None
+    places: tuple[Place, ...]
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether every part is somewhere."""
+        return self.state in (COMPLETE, RECOVERABLE)
+
+    def found(self, level: str) -> set[int]:
+        """Ranks whose parts are at a level."""
+        return {rank for place in self.places if place.level == level for rank in place.parts}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What is there.
+
+    Attributes:
+        lineage: of the directory, or None where it has no record.
+        owner: the job that took the directory last.
+        steps: by ascending step.
+        problems: lines about what could not be looked at.
+    """
+
+    lineage: str | None
+    owner: Owner | None
+    steps: tuple[StepSummary, ...]
+    problems: tuple[str, ...]
+
+
+def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
+    """Look at a persistent directory and at node-local ones that belong to it.
+
+    Args:
+        local_dirs: values of ``local_dir`` on the nodes, as seen from here.
+
+    Raises:
+        RestoreError: there is no such directory.
+        StorageError: it cannot be read.
+        FormatError: its lineage record is damaged, and ``local_dirs`` need it.
+    """
+    require_directory(root)
+    lineage, problems = _lineage(root, needed=bool(local_dirs))
+    local: dict[int, dict[Attempt, list[tuple[Path, StoredPart]]]] = {}
+    for directory in local_dirs:
+        found, lines = _local_parts(directory, lineage)
+        problems += lines
+        for part in found:
+            local.setdefault(part.attempt.step, {}).setdefault(part.attempt, []).append((directory, part))
+    persistent = {entry.step: entry for entry in examine(root)}
+    steps: list[StepSummary] = []
+    for step in sorted(persistent.keys() | local.keys()):
+        steps += _summaries(root, step, persistent.get(step), local.get(step, {}))
+    return Listing(lineage, read_owner(root), tuple(steps), tuple(problems))
+
+
+def require_directory(root: Path) -> None:
+    """Refuse what is no directory, and point to the right one where a step's own directory was given.
+
+    Raises:
+        RestoreError: nothing of that name, or a step directory.
+        StorageError: a file.
+    """
+    try:
+        is_directory = stat.S_ISDIR(root.stat().st_mode)
+    except FileNotFoundError as error:
+        raise RestoreError("there is no such checkpoint directory", where=str(root.absolute())) from error
+    except OSError as error:
+        raise storage_error("cannot read a checkpoint directory", error, root) from error
+    if not is_directory:
+        raise StorageError("a checkpoint directory was expected", found="a file", where=str(root))
+    if (root / MANIFEST_NAME).is_file():
+        raise RestoreError(
+            "this is the directory of one step",
+            where=str(root),
+            todo=f"give the directory above it, {root.absolute().parent}, and the step with --step",
+        )
+
+
+def examine(root: Path) -> list[PersistentStep]:
+    """Every step directory of a persistent directory, by ascending step.
+
+    Raises:
+        StorageError: the directory cannot be listed.
+    """
+    return [examine_step(root, step) for step in sorted(list_steps(root))]
+
+
+def examine_step(root: Path, step: int) -> PersistentStep:
+    """One step directory: its manifest is read, and the lengths of its parts are compared with it."""
+    directory = step_directory(root, step)
+    try:
+        manifest = read_manifest(root, step)
+    except FileNotFoundError:
+        ranks, nbytes = _part_files(directory)
+        return PersistentStep(step, UNFINISHED_STATE, (UNFINISHED,), None, ranks, nbytes)
+    except NewerFormatError as error:
+        return PersistentStep(step, NEWER, (error.summary,), None, *_part_files(directory))
+    except (FormatError, StorageError) as error:
+        reason = f"manifest: {error.summary}" + (f": {error.found}" if error.found else "")
+        return PersistentStep(step, DAMAGED, (reason,), None, *_part_files(directory))
+    parts, reasons, nbytes = [], [], 0
+    for record in manifest.parts:
+        found, length = _part_length(directory / record.file)
+        nbytes += length
+        if found is None and length == record.nbytes:
+            parts.append(record.rank)
+        else:
+            reasons.append(f"part {record.rank} {found or f'has {length} bytes instead of {record.nbytes}'}")
+    return PersistentStep(step, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
+
+
+def _part_length(path: Path) -> tuple[str | None, int]:
+    """(what is wrong, or None; bytes) of a part file."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return "is missing", 0
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}", 0
+    return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
+
+
+def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
+    """(ranks, bytes) of the part files in a directory without a sound manifest."""
+    ranks, nbytes = set(), 0
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return (), 0
+    for name in names:
+        parsed = parse_part_file_name(name)
+        if parsed is not None:
+            found, length = _part_length(directory / name)
+            nbytes += length
+            if found is None:
+                ranks.add(parsed[0])
+    return tuple(sorted(ranks)), nbytes
+
+
+def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
+    try:
+        return read_lineage(root), []
+    except (FormatError, StorageError) as error:
+        if needed:
+            raise
+        return None, [error.summary]
+
+
+def _local_parts(directory: Path, lineage: str | None) -> tuple[list[StoredPart], list[str]]:
+    """Sound parts of a lineage under a node-local directory, and lines about the rest."""
+    if lineage is None:
+        return [], [f"{directory}: not searched, because DIR has no lineage record to match it with"]
+    if not (directory / lineage).is_dir():
+        try:
+            others = sum(is_hex32(name) for name in os.listdir(directory))
+        except OSError as error:
+            return [], [f"{directory}: {error.strerror}"]
+        hint = f" ({others} of other directories)" if others else ""
+        return [], [f"{directory}: no parts that belong to this checkpoint directory{hint}"]
+    return inventory(directory / lineage, "local")
+
+
+def _summaries(
+    root: Path,
+    step: int,
+    persistent: PersistentStep | None,
+    local: dict[Attempt, list[tuple[Path, StoredPart]]],
+) -> list[StepSummary]:
+    """One summary per attempt at a step; parts of different attempts never count together."""
+    rest = sorted(local, key=lambda attempt: (attempt.sequence, attempt.session))
+    summaries: list[StepSummary] = []
+    if persistent is not None and persistent.manifest is not None:
+        attempt = persistent.manifest.attempt
+        digests = {part.rank: part.index_digest for part in persistent.manifest.parts}
+        same = [(place, part) for place, part in local.get(attempt, []) if part.index_digest == digests[part.rank]]
+        summaries.append(_summary(root, step, attempt, persistent, same))
+        rest = [other for other in rest if other != attempt]
+    elif persistent is not None:
+        # Most likely the drain of the newest attempt was cut short; its own files cannot be restored from anyway.
+        newest = rest.pop() if rest and persistent.state == UNFINISHED_STATE else None
+        summaries.append(_summary(root, step, newest, persistent, local[newest] if newest else []))
+    return [*(_summary(root, step, attempt, None, local[attempt]) for attempt in rest), *summaries]
+
+
+def _summary(
+    root: Path,
+    step: int,
+    attempt: Attempt | None,
+    persistent: PersistentStep | None,
+    local: list[tuple[Path, StoredPart]],
+) -> StepSummary:
+    manifest = persistent.manifest if persistent else None
+    places = [Place("persistent", str(root), persistent.parts)] if persistent and persistent.parts else []
+    for directory in dict.fromkeys(place for place, _ in local):
+        ranks = {part.rank for place, part in local if place == directory}
+        places.append(Place("local", str(directory), tuple(sorted(ranks))))
+    state = persistent.state if persistent else UNFINISHED_STATE
+    reasons = persistent.reasons if persistent else ("not on the persistent level",)
+    if attempt is not None and state in (UNFINISHED_STATE, DAMAGED):
+        usable = {part.rank for _, part in local} | set(persistent.parts if persistent and manifest else ())
+        lacking = sorted(set(range(attempt.world_size)) - usable)
+        state = state if lacking else RECOVERABLE
+        if local and lacking:
+            reasons = (*reasons, f"found nowhere: part {name_ranks(lacking)}")
+    each = {part.rank: part.nbytes for _, part in local}
+    return StepSummary(
+        step=step,
+        state=state,
+        reasons=reasons,
+        attempt=attempt,
+        created=manifest.created if manifest else None,
+        library=manifest.library if manifest else None,
+        nbytes=manifest.nbytes if manifest else max(sum(each.values()), persistent.nbytes if persistent else 0),
+        raw_bytes=sum(part.raw_bytes for part in manifest.parts) if manifest else None,
+        places=tuple(places),
+    )
+
+
+def name_ranks(ranks: Iterable[int], most: int = 8) -> str:
+    """Ranks as ranges: ``0-3, 7``."""
+    ranges: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1] = (ranges[-1][0], rank)
+        else:
+            ranges.append((rank, rank))
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")

@@ -1,0 +1,106 @@
+"""The part files of one committed step, opened one by one; a damaged one is noted, and the others still serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import CorruptFileError
+from deeppart.levels.files import step_directory
+from deeppart.model import Manifest, PartRecord
+from deeppart.part import OWN_TABLE, FileSource, PartReader
+from deeppart.state.document import OwnDocument, decode_meta
+from deeppart.state.leaves import LeafType
+from deeppart.state.structure import Structure, decode_structure
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part whose header, footer, index and document are sound and are those the manifest names.
+
+    Attributes:
+        record: what the manifest says of it.
+        source: the open file.
+        reader: index, spans and chunks.
+        own: its rank's own leaves and values.
+    """
+
+    record: PartRecord
+    source: FileSource
+    reader: PartReader
+    own: OwnDocument
+
+
+class StepFiles:
+    """A committed step: its manifest, its structure, and its parts on demand.
+
+    Args:
+        root: the persistent directory.
+        manifest: of the step.
+
+    Attributes:
+        manifest: as given.
+        directory: the step's directory.
+        structure: the decoded structure document.
+
+    Raises:
+        FormatError: the structure document cannot be read.
+    """
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.directory = step_directory(root, manifest.attempt.step)
+        self.structure: Structure = decode_structure(manifest.structure, str(self.directory))
+
+    @contextmanager
+    def open(self, rank: int) -> Iterator[OpenPart]:
+        """Open the part of a rank.
+
+        Raises:
+            FormatError: it is damaged or not the one the manifest names.
+            StorageError: it is missing or cannot be read.
+        """
+        record = self.manifest.parts[rank]
+        path = self.directory / record.file
+        with FileSource(path) as source:
+            if source.size != record.nbytes:
+                raise CorruptFileError(
+                    "the part file is "
+                    + ("truncated" if source.size < record.nbytes else "longer than it was written"),
+                    expected=f"{record.nbytes} bytes",
+                    found=f"{source.size} bytes",
+                    where=str(path),
+                )
+            reader = PartReader(
+                source,
+                where=str(path),
+                expected_attempt=self.manifest.attempt,
+                expected_rank=rank,
+                expected_index_digest=record.index_digest,
+            )
+            yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path)))
+
+    def types_of(self, own: OwnDocument) -> list[LeafType]:
+        """The type of every leaf as one rank saved it."""
+        types = list(self.structure.types)
+        for index, kind in own.types.items():
+            if 0 <= index < len(types):
+                types[index] = kind
+        return types
+
+
+def shared_spans(reader: PartReader) -> npt.NDArray[np.void]:
+    """Rows of the span table for replicated leaves."""
+    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] != OWN_TABLE]
+    return spans
+
+
+def own_spans(reader: PartReader) -> npt.NDArray[np.void]:
+    """Rows of the span table for the rank's own leaves."""
+    spans: npt.NDArray[np.void] = reader.spans[reader.spans["table"] == OWN_TABLE]
+    return spans

@@ -1,0 +1,310 @@
+"""Verifying a checkpoint: every byte is read, every digest checked, and all damage named by the leaves it hits.
+
+Digests in play: the manifest's own, each part's header, footer, index and whole file, each chunk's encoded and decoded
+bytes. A damaged chunk does not end the search. Of a part whose index cannot be trusted, the leaves are found by
+elimination: what no other part holds was there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.inspecting.cover import EXTRA, GAP, Fault, find_faults
+from deeppart.inspecting.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
+from deeppart.inspecting.naming import DamagedLeaf, LeafNames
+from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spans
+from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory
+from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
+from deeppart.model import Manifest, PartRecord
+
+#: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
+#: cannot be checked.
+SOUND = "sound"
+#: A job retired it, or somebody pruned it, while it was being read.
+REMOVED = "removed"
+
+#: Read at a time from where no chunk says how much.
+_BLOCK_BYTES = 4 << 20
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: "manifest": it cannot be read; "part": a part is missing, has another length, or its header, index or
+            footer do not hold; "chunk": a digest of some bytes of a part does not hold, or they cannot be read;
+            "digest": that of the whole file does not hold; "cover": the parts do not hold every byte exactly once.
+        message: what was found, for people.
+        file: name of the file in the step directory, or None.
+        rank: of the part, or None.
+        start, stop: the bytes of the file concerned; None for all of it.
+        leaves: what cannot be had because of it.
+    """
+
+    kind: str
+    message: str
+    file: str | None = None
+    rank: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    leaves: tuple[DamagedLeaf, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verifying one step found.
+
+    Attributes:
+        step: its number.
+        state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
+        parts: number of parts that the manifest names.
+        nbytes: bytes of them that were read.
+        raw_bytes: what they are decoded.
+        damage: everything that is wrong.
+    """
+
+    step: int
+    state: str
+    parts: int
+    nbytes: int
+    raw_bytes: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def damaged_leaves(self) -> tuple[str, ...]:
+        """Names of all leaves hit, each once, in the order found."""
+        return tuple(dict.fromkeys(leaf.name for damage in self.damage for leaf in damage.leaves))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A step to verify.
+
+    Attributes:
+        root: the persistent directory.
+        step: its number.
+        manifest: None if there is no sound one.
+        error: why there is none; None if it was never committed.
+    """
+
+    root: Path
+    step: int
+    manifest: Manifest | None
+    error: DeeppartError | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that verifying reads."""
+        return self.manifest.nbytes if self.manifest else 0
+
+
+def choose_steps(root: Path, step: int | None = None, *, every: bool = False) -> list[Subject]:
+    """What to verify: one step, every step directory, or by default the newest commit, sound or not.
+
+    Raises:
+        RestoreError: there is no such step.
+        StorageError: the directory cannot be read.
+    """
+    require_directory(root)
+    present = sorted(list_steps(root))
+    steps = present if every else committed_steps(root)[-1:]
+    if step is not None:
+        steps = [number for number in present if number == step]
+    if not steps:
+        raise RestoreError(
+            "there is no committed checkpoint" if step is None else f"there is no step {step}",
+            found=f"steps {', '.join(map(str, present[-8:]))}" if present else "no step directory",
+            where=str(root.absolute()),
+            todo="`deeppart ls DIR` shows what is there",
+        )
+    return [_subject(root, number) for number in steps]
+
+
+def _subject(root: Path, step: int) -> Subject:
+    try:
+        return Subject(root, step, read_manifest(root, step), None)
+    except FileNotFoundError:
+        return Subject(root, step, None, None)
+    except (FormatError, StorageError) as error:
+        return Subject(root, step, None, error)
+
+
+def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
+    """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
+
+    Memory: the indexes of all parts, and one chunk.
+
+    Args:
+        advance: told of every few bytes done, ``subject.nbytes`` in all.
+    """
+    manifest = subject.manifest
+    if manifest is None:
+        return _without_manifest(subject)
+    try:
+        checking = _Checking(StepFiles(subject.root, manifest), advance)
+    except FormatError as error:
+        state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
+        damage = Damage("manifest", _text(error), MANIFEST_NAME)
+        return Verdict(subject.step, state, len(manifest.parts), 0, 0, (damage,))
+    damage_found = checking.run()
+    state = DAMAGED if damage_found else SOUND
+    if damage_found and not (step_directory(subject.root, subject.step) / MANIFEST_NAME).exists():
+        state, damage_found = REMOVED, []
+    return Verdict(subject.step, state, len(manifest.parts), checking.nbytes, checking.raw_bytes, tuple(damage_found))
+
+
+def _without_manifest(subject: Subject) -> Verdict:
+    if subject.error is None:
+        damage = Damage("manifest", UNFINISHED)
+        return Verdict(subject.step, UNFINISHED_STATE, 0, 0, 0, (damage,))
+    state = NEWER if isinstance(subject.error, NewerFormatError) else DAMAGED
+    return Verdict(subject.step, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
+
+
+class _Checking:
+    """One step being verified: part after part, then what they cover together."""
+
+    def __init__(self, files: StepFiles, advance: Advance) -> None:
+        self._files, self._advance = files, advance
+        self._names = LeafNames(files.structure)
+        self._damage: list[Damage] = []
+        self._shared: list[npt.NDArray[np.void]] = []
+        self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
+        self._buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+        self.nbytes = self.raw_bytes = 0
+
+    def run(self) -> list[Damage]:
+        """Everything that is wrong, by part, then what concerns all of them."""
+        for record in self._files.manifest.parts:
+            before = self.nbytes
+            try:
+                with self._files.open(record.rank) as part:
+                    self._part(part)
+            except (FormatError, StorageError) as error:
+                self._unreadable[record.rank] = len(self._damage)
+                leaves = self._names.all_own(record.rank)
+                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
+                message = "the part file is missing" if missing else _text(error)
+                self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
+            self._advance(record.nbytes - (self.nbytes - before))  # what was not read will not be
+        self._cover()
+        return self._damage
+
+    def _part(self, part: OpenPart) -> None:
+        record = part.record
+        self._document(part)
+        whole = xxhash.xxh3_128()
+        places = part.reader.chunks[["offset", "encoded_length"]].tolist()
+        complete = self._plain(part, 0, places[0][0] if places else record.nbytes, whole)
+        for chunk, (offset, length) in enumerate(places):
+            complete &= self._chunk(part, chunk, offset, length, whole)
+        complete &= self._plain(part, sum(places[-1]) if places else record.nbytes, record.nbytes, whole)
+        if complete and whole.hexdigest() != record.digest:
+            found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
+            self._damage.append(Damage("digest", found, record.file, record.rank))
+        self._shared.append(shared_spans(part.reader))
+        sizes = self._names.own_sizes(part.own)
+        for fault in find_faults(sizes, [own_spans(part.reader)]):
+            self._add_fault([fault], record, None)
+
+    def _document(self, part: OpenPart) -> None:
+        """What the part says of leaves and values must be what the manifest says."""
+        structure, own = self._files.structure, part.own
+        leaves = set(np.flatnonzero(structure.per_rank).tolist())
+        values = set(np.flatnonzero(structure.per_rank_values).tolist())
+        wrong = set(own.types) != leaves or set(own.values) != values
+        if part.record.rank == 0 and not wrong:
+            wrong = json.loads(part.reader.meta).get("structure") != self._files.manifest.structure
+        if wrong:
+            message = "the part's document describes another state than the manifest does"
+            self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+        if part.reader.raw_bytes != part.record.raw_bytes:
+            message = f"the part holds {part.reader.raw_bytes} raw bytes, the manifest says {part.record.raw_bytes}"
+            self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+
+    def _chunk(self, part: OpenPart, chunk: int, offset: int, length: int, whole: xxhash.xxh3_128) -> bool:
+        """Check one chunk; False if it is damaged, so that the digest of the whole file need not be looked at."""
+        reader = part.reader
+        encoded = self._memory(length)
+        try:
+            part.source.read_into(offset, encoded)
+            whole.update(encoded)
+            reader.decode_chunk(chunk, encoded)
+        except (FormatError, StorageError) as error:
+            first, last = reader.raw_starts[chunk : chunk + 2].tolist()
+            leaves = self._names.in_raw_range(reader.spans, first, last, part.record.rank)
+            self._damage.append(
+                Damage("chunk", _text(error), part.record.file, part.record.rank, offset, offset + length, leaves)
+            )
+            return False
+        finally:
+            self._done(length, int(reader.chunks["raw_length"][chunk]))
+        return True
+
+    def _plain(self, part: OpenPart, start: int, stop: int, whole: xxhash.xxh3_128) -> bool:
+        """Add bytes outside the chunks, whose own digests were checked on opening, to the digest of the whole file."""
+        for offset in range(start, stop, _BLOCK_BYTES):
+            piece = self._memory(min(_BLOCK_BYTES, stop - offset))
+            try:
+                part.source.read_into(offset, piece)
+            except (FormatError, StorageError) as error:
+                place = (part.record.file, part.record.rank, offset, offset + len(piece))
+                self._damage.append(Damage("chunk", _text(error), *place))
+                return False
+            whole.update(piece)
+            self._done(len(piece), 0)
+        return True
+
+    def _memory(self, length: int) -> memoryview:
+        if length > len(self._buffer):
+            self._buffer = np.empty(length, dtype=np.uint8)
+        return self._buffer.data[:length]
+
+    def _done(self, nbytes: int, raw_bytes: int) -> None:
+        self.nbytes += nbytes
+        self.raw_bytes += raw_bytes
+        self._advance(nbytes)
+
+    def _cover(self) -> None:
+        """The replicated leaves, over all parts together; gaps are what the unreadable parts held."""
+        faults = find_faults(self._names.shared_sizes, self._shared)
+        lost = [fault for fault in faults if self._unreadable and fault.kind == GAP]
+        self._add_fault([fault for fault in faults if not self._unreadable or fault.kind != GAP], None, None)
+        if len(self._unreadable) > 1 and lost:
+            ranks = name_ranks(self._unreadable)
+            self._add_fault(lost, None, f"no sound part holds these bytes; they were in parts {ranks}")
+        elif lost:
+            (at,) = self._unreadable.values()
+            old = self._damage[at]
+            leaves = (*self._names.of_faults(lost, None), *old.leaves)
+            self._damage[at] = Damage(old.kind, old.message, old.file, old.rank, old.start, old.stop, leaves)
+
+    def _add_fault(self, faults: list[Fault], record: PartRecord | None, message: str | None) -> None:
+        if not faults:
+            return
+        if message is None:
+            extra = any(fault.kind == EXTRA for fault in faults)
+            message = "the parts do not hold every byte exactly once" + (
+                ": some stand twice, or behind the end of their leaf" if extra else ": some are missing"
+            )
+        rank, file = (record.rank, record.file) if record else (None, None)
+        self._damage.append(Damage("cover", message, file, rank, leaves=self._names.of_faults(faults, rank)))
+
+
+def _text(error: DeeppartError) -> str:
+    """An error's summary, with what was expected and found, on one line."""
+    if error.expected and error.found:
+        return f"{error.summary} (expected {error.expected}, found {error.found})"
+    return f"{error.summary} ({error.found})" if error.found else error.summary

@@ -1,0 +1,200 @@
+"""Putting restored leaves where they belong: ties, live containers and objects, or new containers where none live."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.errors import StateError
+from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
+from deeppart.state.leaves import Array, LeafType, in_a_row
+from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, id_key
+from deeppart.state.target import DROPPED, Target, inside_object
+
+
+def tie(target: Target, arrays: dict[int, Array]) -> None:
+    """Add the aliases to ``arrays``: created ones as views of their owner, live ones with their owner's bytes."""
+    for index, alias in target.structure.aliases.items():
+        if index in target.dropped or alias.owner in target.dropped:
+            continue
+        view = _view(arrays[alias.owner], target.types[index], alias.offset, alias.strides)
+        live = target.live.get(index)
+        arrays[index] = view if live is None else live
+        if live is None or index in target.tied:
+            continue
+        if isinstance(live, torch.Tensor):
+            with torch.no_grad():
+                live.copy_(view)
+        else:
+            np.copyto(live, view)
+
+
+def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -> Any:
+    """The alias at a byte offset of an owner, in the owner's memory where that is possible, else in a copy of it."""
+    start = offset // kind.itemsize
+    if isinstance(owner, torch.Tensor):
+        dtype: torch.dtype = getattr(torch, kind.dtype)
+        data = owner.detach().resolve_conj().resolve_neg().contiguous()
+        data = in_a_row(data).view(torch.uint8)
+        if data.storage_offset() % kind.itemsize:
+            data = data.clone()  # a live owner may begin where torch allows no element of this size to lie
+        flat = data[: data.numel() - data.numel() % kind.itemsize].view(dtype)
+        return flat.as_strided(kind.shape, strides, flat.storage_offset() + start)
+    octets = np.ascontiguousarray(owner).reshape(-1).view(np.uint8)
+    elements = octets[: octets.size - octets.size % kind.itemsize].view(kind.dtype)[start:]
+    return np.lib.stride_tricks.as_strided(elements, kind.shape, tuple(stride * kind.itemsize for stride in strides))
+
+
+def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
+    """Put everything restored into the live containers and objects; returns the root (new only if it is a tuple).
+
+    Raises:
+        StateError: an object's ``load_state_dict`` refused.
+    """
+    return _put(target, arrays, target.structure.tree, flat.root, (), copy=False)
+
+
+def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
+    """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned."""
+    if isinstance(node, SavedArray):
+        return DROPPED if node.index in target.dropped else arrays[node.index]
+    if isinstance(node, SavedValue):
+        return target.values[node.index]
+    children = [build(target, arrays, child) for child in node.children]
+    if node.kind == "object":
+        return children[0]
+    if node.kind in DICTS:
+        items = [(key, child) for key, child in zip(node.keys, children, strict=True) if child is not DROPPED]
+        return _new_dict(node, items)
+    kept = [child for child in children if child is not DROPPED]
+    if node.kind == "list":
+        return kept
+    if node.kind == "namedtuple" and len(kept) == len(children):
+        return namedtuple(node.name, node.keys, rename=True)(*children)  # renamed fields were so before: a, _1
+    return tuple(kept)
+
+
+def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    if node.kind != "odict":
+        return dict(items) if node.kind == "dict" else Counter(dict(items))
+    ordered = OrderedDict(items)
+    if isinstance(node.metadata, dict):
+        metadata = OrderedDict((name, dict(entry)) for name, entry in node.metadata.items())
+        ordered._metadata = metadata  # type: ignore[attr-defined]
+    return ordered
+
+
+def _put(target: Target, arrays: dict[int, Array], saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
+    """``copy``: leave live containers alone and return new ones, because an object may hold one at several places."""
+    saved, live = inside_object(saved, live)
+    if isinstance(saved, SavedArray):
+        assert isinstance(live, ArrayLeaf)
+        return live.data
+    if isinstance(saved, SavedValue):
+        assert isinstance(live, ValueLeaf)
+        value = target.values[saved.index]
+        return live.value if value is DROPPED else value
+    assert isinstance(live, Branch)
+    if saved.kind == "object":
+        merged = _put(target, arrays, saved.children[0], live.children[0], path, copy=True)
+        _load_object(live.container, merged, path)
+        return live.container
+    mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
+    merged_items = []
+    for key, child in zip(saved.keys, saved.children, strict=True):
+        if id_key(key) in mine:
+            inner = mine[id_key(key)]
+            merged_items.append((key, _put(target, arrays, child, inner, (*path, key), copy=copy)))
+        else:
+            created = build(target, arrays, child)
+            if created is not DROPPED:
+                merged_items.append((key, created))
+    return _copied(live, merged_items) if copy else _filled(live, merged_items)
+
+
+def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
+    """A live container with merged items: itself where it can change."""
+    container = live.container
+    if live.kind in DICTS:
+        for key, item in items:
+            if key not in container or container[key] is not item:
+                container[key] = item
+        if live.kind == "odict" and [key for key, _ in items] != list(container):
+            for key, _ in items:
+                container.move_to_end(key)
+        return container
+    merged = [item for _, item in items]
+    if live.kind == "list":
+        if len(container) != len(merged) or any(a is not b for a, b in zip(container, merged, strict=True)):
+            container[:] = merged
+        return container
+    if all(a is b for a, b in zip(container, merged, strict=True)):
+        return container
+    return type(container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
+
+
+def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
+    """A new container like a live one, with merged items."""
+    if live.kind == "odict":
+        ordered = OrderedDict(items)
+        if hasattr(live.container, "_metadata"):  # of a module's state_dict
+            ordered._metadata = live.container._metadata  # type: ignore[attr-defined]
+        return ordered
+    if live.kind in DICTS:
+        return dict(items) if live.kind == "dict" else Counter(dict(items))
+    merged = [item for _, item in items]
+    if live.kind == "list":
+        return merged
+    return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
+
+
+def _load_object(item: Any, state_dict: Any, path: Path) -> None:
+    if isinstance(item, torch.nn.Module) and _is_in_place(item):
+        return  # state_dict() gave the parameters themselves, and their bytes are already restored
+    try:
+        item.load_state_dict(state_dict)
+    except Exception as error:
+        raise StateError(
+            f"load_state_dict of a {type(item).__name__} refused what was restored for it",
+            found=f"{type(error).__name__}: {error}",
+            where=f"path {readable(path)}",
+            todo="tensors of the live state may already hold the checkpoint's bytes: rebuild the state before training",
+        ) from error
+    if isinstance(item, torch.optim.Optimizer):
+        _undo_casts(item, state_dict)
+
+
+def _is_in_place(module: torch.nn.Module) -> bool:
+    """Whether loading would only copy every parameter and buffer onto itself."""
+    for child in module.modules():
+        kind = type(child)
+        if (
+            kind.load_state_dict is not torch.nn.Module.load_state_dict
+            or kind._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+            or kind.get_extra_state is not torch.nn.Module.get_extra_state
+            or kind.state_dict is not torch.nn.Module.state_dict
+            or kind._save_to_state_dict is not torch.nn.Module._save_to_state_dict
+            or child._load_state_dict_pre_hooks
+            or child._load_state_dict_post_hooks
+            or child._state_dict_hooks
+        ):
+            return False
+    return True
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
+    """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, restored in state_dict["state"].get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if (
+                isinstance(restored, torch.Tensor)
+                and isinstance(loaded, torch.Tensor)
+                and loaded.dtype != restored.dtype
+            ):
+                optimizer.state[parameter][name] = restored.to(loaded.device)
