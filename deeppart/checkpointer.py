@@ -275,9 +275,11 @@ class Checkpointer:
         try:
             staged, own_bytes = self._saver.capture()
             pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=own_bytes)
-        except (MemoryError, RuntimeError) as error:
+        except Exception as error:  # memory, or torch: the other ranks go on and hear of it in the commit round
             failure = CheckpointError(
-                "the share could not be captured", found=str(error), where=f"rank {self.rank}, step {step}"
+                "the share could not be captured",
+                found=f"{type(error).__name__}: {error}",
+                where=f"rank {self.rank}, step {step}",
             )
         self._pipeline.submit(Job(attempt, due, staged, pending, failure))
 

@@ -215,9 +215,7 @@ class _Checking:
             found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
         self._shared.append(shared_spans(part.reader))
-        sizes = self._names.own_sizes(part.own)
-        for fault in find_faults(sizes, [own_spans(part.reader)]):
-            self._add_fault([fault], record, None)
+        self._add_faults(find_faults(self._names.own_sizes(part.own), [own_spans(part.reader)]), record)
 
     def _document(self, part: OpenPart) -> None:
         """What the part says of leaves and values must be what the manifest says."""
@@ -281,17 +279,17 @@ class _Checking:
         """The replicated leaves, over all parts together; gaps are what the unreadable parts held."""
         faults = find_faults(self._names.shared_sizes, self._shared)
         lost = [fault for fault in faults if self._unreadable and fault.kind == GAP]
-        self._add_fault([fault for fault in faults if not self._unreadable or fault.kind != GAP], None, None)
+        self._add_faults([fault for fault in faults if not self._unreadable or fault.kind != GAP])
         if len(self._unreadable) > 1 and lost:
             ranks = name_ranks(self._unreadable)
-            self._add_fault(lost, None, f"no sound part holds these bytes; they were in parts {ranks}")
+            self._add_faults(lost, None, f"no sound part holds these bytes; they were in parts {ranks}")
         elif lost:
             (at,) = self._unreadable.values()
             old = self._damage[at]
             leaves = (*self._names.of_faults(lost, None), *old.leaves)
             self._damage[at] = Damage(old.kind, old.message, old.file, old.rank, old.start, old.stop, leaves)
 
-    def _add_fault(self, faults: list[Fault], record: PartRecord | None, message: str | None) -> None:
+    def _add_faults(self, faults: list[Fault], record: PartRecord | None = None, message: str | None = None) -> None:
         if not faults:
             return
         if message is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ SAMPLES_PER_LEAF = 16
 #: Odd, so that successive offsets visit every residue.
 _ROTATION = 40503
 _PIECE_ELEMENTS = 1 << 20
+#: torch cannot copy a large transposed tensor of this dtype, though it can copy its bytes.
+_NO_COPY = getattr(torch, "float4_e2m1fn_x2", None)
 
 
 def hash63(data: Any) -> int:
@@ -88,6 +90,8 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
     """Copy each source into its target: one call for all where torch has it, which saves most of the overhead."""
     if not targets:
         return
+    if any(source.dtype is _NO_COPY for source in sources):
+        targets, sources = [_copyable(target) for target in targets], [_copyable(source) for source in sources]
     with torch.no_grad():
         foreach = getattr(torch, "_foreach_copy_", None)
         if foreach is not None:
@@ -95,6 +99,10 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
             return
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source)
+
+
+def _copyable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype is _NO_COPY else tensor
 
 
 def sample_digest(leaves: Sequence[ArrayLeaf], turn: int) -> int:
@@ -108,27 +116,32 @@ def leaf_samples(leaves: Sequence[ArrayLeaf], turn: int) -> list[int]:
 
 
 def _samples(leaves: Sequence[ArrayLeaf], turn: int) -> list[bytes]:
-    picked: dict[tuple[str, str], list[torch.Tensor]] = {}
+    picked: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     data: list[bytes] = []
-    for leaf in leaves:
-        sample = _sample(leaf.data, turn)
-        if isinstance(sample, torch.Tensor):
-            picked.setdefault((str(sample.device), str(sample.dtype)), []).append(sample)
-        else:
-            data.append(sample.tobytes())
-    for key in sorted(picked):
-        data.append(flat_bytes(torch.cat(picked[key]).cpu()).tobytes())
+    with torch.no_grad():
+        for leaf in leaves:
+            array = leaf.data
+            if isinstance(array, torch.Tensor):
+                picked.setdefault((array.device, array.dtype), []).append(_sample_tensor(array, turn))
+            else:
+                data.append(_sample_boxes(array, turn).tobytes())
+        for key in sorted(picked, key=str):
+            data.append(flat_bytes(torch.cat(picked[key]).cpu()).tobytes())
     return data
 
 
-def _sample(array: Any, turn: int) -> Any:
-    """About :data:`SAMPLES_PER_LEAF` elements of an array, as a flat array."""
-    if isinstance(array, torch.Tensor):
-        array = array.detach()
-    if is_flat(array):
-        count = array.numel() if isinstance(array, torch.Tensor) else array.size
-        step = max(1, count // SAMPLES_PER_LEAF)
-        return array.reshape(-1)[turn * _ROTATION % step :: step]
+def _sample_tensor(tensor: torch.Tensor, turn: int) -> torch.Tensor:
+    """At most :data:`SAMPLES_PER_LEAF` elements, as one view: this runs for every large leaf at every checkpoint."""
+    if not tensor.is_contiguous():
+        return cast(torch.Tensor, _sample_boxes(tensor, turn))
+    count = tensor.numel()
+    step = max(1, count // SAMPLES_PER_LEAF)
+    first = turn * _ROTATION % step
+    return tensor.as_strided((min(SAMPLES_PER_LEAF, count),), (step,), tensor.storage_offset() + first)
+
+
+def _sample_boxes(array: Any, turn: int) -> Any:
+    """About as many elements of any array, by slicing each dimension, as a flat array."""
     per_dimension = max(1, round(SAMPLES_PER_LEAF ** (1 / max(1, len(array.shape)))))
     index = []
     for length in array.shape:

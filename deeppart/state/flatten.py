@@ -153,7 +153,7 @@ class _Walk:
             or tensor.is_meta
             or type(tensor) not in _PLAIN_TENSORS
             or tensor.dtype not in STORABLE_DTYPES
-            or tensor.device.type not in ("cpu", "cuda")
+            or not (tensor.is_cpu or tensor.is_cuda)
             or tensor.is_nested
         ):
             check_tensor(tensor, readable(path))

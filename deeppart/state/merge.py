@@ -12,7 +12,7 @@ from deeppart.errors import StateError
 from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
 from deeppart.state.leaves import Array, LeafType, in_a_row
 from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, id_key
-from deeppart.state.target import DROPPED, Target, inside_object
+from deeppart.state.target import DROPPED, Target, inside_object, is_lacking
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -89,6 +89,9 @@ def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]
 
 def _put(target: Target, arrays: dict[int, Array], saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
     """``copy``: leave live containers alone and return new ones, because an object may hold one at several places."""
+    if is_lacking(saved, live):
+        created = build(target, arrays, saved)
+        return None if created is DROPPED else created
     saved, live = inside_object(saved, live)
     if isinstance(saved, SavedArray):
         assert isinstance(live, ArrayLeaf)

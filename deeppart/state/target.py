@@ -1,8 +1,8 @@
 """Restoring into a live state: where every saved leaf goes, checked before anything is touched.
 
 Live tensors and arrays are written in place. What the live state lacks is created: keys of dicts, items of lists,
-state of an optimizer that has not stepped. What the checkpoint lacks, or what has another kind, shape or dtype, is an
-error that names the path.
+what was saved where it has None, state of an optimizer that has not stepped. What the checkpoint lacks, or what has
+another kind, shape or dtype, is an error that names the path.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class _Matching:
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
+        if is_lacking(saved, live) and not fixed:
+            return
         saved, live = inside_object(saved, live)
         if isinstance(saved, SavedBranch):
             if not isinstance(live, Branch) or not _same_kind(saved, live):
@@ -212,6 +214,13 @@ def _group_sizes(state_dict: SavedBranch | Branch) -> list[int]:
             params = dict(zip(group.keys, group.children, strict=True)).get("params")
             sizes.append(len(params.children) if isinstance(params, (SavedBranch, Branch)) else 0)
     return sizes
+
+
+def is_lacking(saved: SavedNode, live: Node) -> bool:
+    """Whether the live state has None where an array or container was saved: it has none yet, and one is created."""
+    kind = saved.kind if isinstance(saved, SavedBranch) else ""
+    nothing = isinstance(live, ValueLeaf) and live.value is None
+    return nothing and not isinstance(saved, SavedValue) and kind != "object"
 
 
 def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart.state.flatten import readable
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _DICTS = (dict, OrderedDict, Counter)
 
 
@@ -33,7 +36,8 @@ class Box:
 def array_bytes(data: Any) -> bytes:
     """The elements of a tensor or array in C order."""
     if isinstance(data, torch.Tensor):
-        dense = data.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        plain = data.detach().resolve_conj().resolve_neg().cpu()
+        dense = plain.view(_BITS[plain.element_size()]).contiguous()  # torch cannot rearrange every dtype quietly
         return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
     return np.asarray(data).tobytes()
 
@@ -100,7 +104,9 @@ def _dict_difference(expected: Any, found: Any, here: str, ordered: bool) -> str
     mine, theirs = [value_bits(key) for key in expected], [value_bits(key) for key in found]
     if (mine != theirs) if ordered else (sorted(map(repr, mine)) != sorted(map(repr, theirs))):
         return f"{here}: expected keys {mine!r:.300}, found {theirs!r:.300}"
-    texts = (difference(expected[key], found[key], path=f"{here}/{key!r:.40}", ordered=ordered) for key in expected)
+    texts = (
+        difference(expected[key], found[key], path=f"{here}/{readable((key,))}", ordered=ordered) for key in expected
+    )
     return next((text for text in texts if text), None)
 
 
