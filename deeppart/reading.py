@@ -18,7 +18,6 @@ from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import readable
-from deeppart.state.leaves import LeafType
 from deeppart.state.merge import build, tie
 from deeppart.state.scatter import Scatter, check_cover, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, Structure, decode_structure
@@ -119,13 +118,11 @@ def _open_part(files: ExitStack, directory: Path, manifest: Manifest, number: in
 
 
 def _target(structure: Structure, own: OwnDocument, where: str) -> Target:
-    types: list[LeafType] = list(structure.types)
+    own.check(structure, where)
     values = decode_values(structure, where)
-    for index, kind in own.types.items():
-        types[index] = kind
     for index, value in own.values.items():
         values[index] = value
-    return Target(structure, types, values)
+    return Target(structure, own.all_types(structure), values)
 
 
 def _check(

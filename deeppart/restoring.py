@@ -16,12 +16,20 @@ import torch
 from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import raise_together
 from deeppart.distribute import PartIndexView, distribute_all_own, distribute_own, distribute_shared, share_indexes
-from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, PerRankError, StateError
+from deeppart.errors import (
+    ConfigError,
+    CorruptFileError,
+    DeeppartError,
+    FormatError,
+    LeafMismatchError,
+    PerRankError,
+    StateError,
+)
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery import Recovered
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import FlatState, flatten, readable
-from deeppart.state.leaves import Array, LeafType, leaf_type, new_array, overlaps_itself
+from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import put, tie
 from deeppart.state.scatter import Scatter, check_cover
 from deeppart.state.structure import SavedArray, Structure
@@ -76,23 +84,25 @@ def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[
         data = recovered.mine[part].reader.meta if part in recovered.mine else None
         return finish(comm, comm.broadcast(data, root=read.reader), what, timeout)
 
-    first = fetch(0)
     error: DeeppartError | None = None
     own: list[OwnDocument] = []
     try:
-        own.append(decode_meta(first, f"step {recovered.attempt.step}, part 0"))
-        if own[0].structure is None:
-            raise StateError("part 0 carries no structure document", where=what)
-    except DeeppartError as refusal:
+        own.append(decode_meta(fetch(0), f"{what}, part 0"))
+        structure = own[0].structure
+        if structure is None:
+            raise CorruptFileError("part 0 carries no structure document", where=what)
+    except FormatError as refusal:
         return None, refusal  # every rank decodes the same bytes, so every rank returns here
-    if own[0].types or own[0].values:
+    texts: list[bytes] = []
+    if structure.per_rank.any() or structure.per_rank_values.any():
         texts = [fetch(part) for part in range(1, recovered.attempt.world_size)]
-        try:
-            own += [decode_meta(text, f"{what}, part {part}") for part, text in enumerate(texts, start=1)]
-        except DeeppartError as refusal:
-            error = refusal
-    assert own[0].structure is not None
-    return Documents(own[0].structure, tuple(own)), error
+    try:
+        own += [decode_meta(text, f"{what}, part {part}") for part, text in enumerate(texts, start=1)]
+        for part, document in enumerate(own):
+            document.check(structure, f"{what}, part {part}")
+    except FormatError as refusal:
+        error = refusal
+    return Documents(structure, tuple(own)), error
 
 
 class _Restoring:
@@ -169,13 +179,7 @@ class _Restoring:
         if self._own_leaves:
             for document, index in zip(self._own, self._indexes, strict=True):
                 own = index.spans[index.spans["table"] != SHARED_TABLE]
-                check_cover(self._types_of(document), self._own_leaves, [own], f"{where}, part {index.part}")
-
-    def _types_of(self, document: OwnDocument) -> list[LeafType]:
-        types = list(self._structure.types)
-        for index, kind in document.types.items():
-            types[index] = kind
-        return types
+                check_cover(document.all_types(self._structure), self._own_leaves, [own], f"{where}, part {index.part}")
 
     def _make_target(self) -> Target:
         structure = self._structure
@@ -184,7 +188,7 @@ class _Restoring:
         dropped: frozenset[int] = frozenset()
         if self._same_world:
             mine = self._own[self._comm.rank] if len(self._own) > self._comm.rank else self._own[0]
-            types = self._types_of(mine)
+            types = mine.all_types(structure)
             for index, value in mine.values.items():
                 values[index] = value
         else:

@@ -12,8 +12,9 @@ import errno
 import fcntl
 import json
 import os
+import time
 import uuid
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
 MANIFEST_LIMIT_BYTES = 1 << 30
 _SMALL_FILE_BYTES = 64 << 10
+#: `deeppart ls` holds the lock for microseconds to see whether a job does.
+_LOCK_PATIENCE_S = 0.5
+_LOCK_PAUSE_S = 0.02
 #: Why a step directory without a manifest is no checkpoint.
 UNFINISHED = "no manifest: the checkpoint was not completed"
 #: The file system has no locks at all: the check at commit must do.
@@ -175,19 +179,26 @@ class DirectoryOwner:
             raise
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DirectoryInUseError(
-                "another running job checkpoints into this directory",
-                expected="one job at a time on a persistent_dir",
-                found=f"owned by {self._recorded().get('who', 'an unknown process')}",
-                where=str(self.directory),
-                todo="end that job, or give this one another persistent_dir",
-            ) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(_LOCK_PAUSE_S)
+                    continue
+                raise DirectoryInUseError(
+                    "another running job checkpoints into this directory",
+                    expected="one job at a time on a persistent_dir",
+                    found=f"owned by {self._recorded().get('who', 'an unknown process')}",
+                    where=str(self.directory),
+                    todo="end that job (or `deeppart prune`), or give this one another persistent_dir",
+                ) from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                return
 
     def _recorded(self) -> dict[str, Any]:
         try:
@@ -268,4 +279,4 @@ def read_lineage(directory: Path) -> str | None:
 
 def now() -> str:
     """UTC time, ISO 8601, microseconds, sortable as text."""
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

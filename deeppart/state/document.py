@@ -70,6 +70,26 @@ class OwnDocument:
     values: dict[int, Any]
     structure: Structure | None = field(default=None)
 
+    def check(self, structure: Structure, where: str) -> None:
+        """Refuse a document that names other leaves or values than the structure calls per rank.
+
+        Raises:
+            CorruptFileError: naming the place.
+        """
+        leaves = set(np.flatnonzero(structure.per_rank).tolist())
+        values = set(np.flatnonzero(structure.per_rank_values).tolist())
+        if self.types.keys() != leaves or self.values.keys() != values:
+            raise CorruptFileError(
+                "a part's document does not fit the structure document",
+                expected=f"per-rank leaves {sorted(leaves)[:8]}, values {sorted(values)[:8]}",
+                found=f"leaves {sorted(self.types)[:8]}, values {sorted(self.values)[:8]}",
+                where=where,
+            )
+
+    def all_types(self, structure: Structure) -> list[LeafType]:
+        """Type of every leaf as this rank saved it."""
+        return [self.types.get(index, kind) for index, kind in enumerate(structure.types)]
+
 
 def decode_meta(meta: bytes, where: str) -> OwnDocument:
     """Read a part's JSON document.
@@ -85,10 +105,12 @@ def decode_meta(meta: bytes, where: str) -> OwnDocument:
         }
         values = {int(index): decode_value(value, where) for index, value in document["values"].items()}
         structure = document.get("structure")
+        for index, kind in types.items():
+            if index < 0 or not all(type(length) is int for length in kind.shape):
+                raise ValueError(f"leaf {index} of shape {kind.shape!r:.80}")
+            kind.check(where)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
             "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
         ) from error
-    for kind in types.values():
-        kind.check(where)
     return OwnDocument(types, values, None if structure is None else decode_structure(structure, where))

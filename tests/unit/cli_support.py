@@ -1,0 +1,147 @@
+"""What the tests of the commands share: real checkpoints, forged ones of several ranks, and a runner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from click.testing import CliRunner, Result
+
+import deeppart
+from deeppart.cli import main
+from deeppart.codec import Chooser
+from deeppart.levels.files import DurableFile, step_directory
+from deeppart.levels.persistent import PersistentLevel, now
+from deeppart.levels.transfer import Staged, write_part
+from deeppart.model import Attempt, Manifest, PartRecord
+from deeppart.part import part_file_name
+from deeppart.state.document import PartDocument
+from deeppart.state.flatten import flatten
+from deeppart.state.layout import lay_out
+from deeppart.state.leaves import flat_bytes, leaf_type
+from deeppart.state.structure import encode_tree
+from deeppart.state.values import encode_value
+
+MEGABYTE = 1 << 20
+
+
+def call(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
+    """Run ``deeppart ARGUMENTS``; what it printed, if its exit code is the one expected."""
+    result = invoke(*arguments, stdin=stdin)
+    assert result.exit_code == code, f"exit code {result.exit_code}\n{result.output}"
+    return result.output
+
+
+def call_json(*arguments: object, code: int = 0) -> Any:
+    """Run with ``--json``; the document, which must be all there is on stdout."""
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == code, f"exit code {result.exit_code}\n{result.output}"
+    assert not result.stderr
+    return json.loads(result.stdout)
+
+
+def invoke(*arguments: object, stdin: str | None = None) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, [str(argument) for argument in arguments], input=stdin)
+
+
+def make_state(fill: float = 1.0) -> dict[str, Any]:
+    """Leaves of distinct bytes: two large ones, small ones of two dtypes, a tie, and small values."""
+    generator = torch.Generator().manual_seed(int(fill * 1000))
+    weight = torch.randn(400, 800, generator=generator)  # 1.28 MB: a chunk of its own
+    return {
+        "model": {"weight": weight, "head": weight, "bias": torch.randn(100, generator=generator)},
+        "moments": [torch.randn(1200, 1000, generator=generator), torch.randn(7, generator=generator)],
+        "ids": torch.randint(0, 1 << 40, (50,), generator=generator),
+        "noise": np.random.default_rng(int(fill * 1000)).standard_normal((3, 5)),
+        "empty": torch.empty(0, 4),
+        "step": 12,
+        "rate": 1e-3 * fill,
+        "not a number": float("nan"),
+        "big": 1 << 70,
+        "a/b": (None, "text", torch.bfloat16),
+    }
+
+
+def save(root: Path, *steps: int, local_dir: Path | None = None, **options: Any) -> None:
+    """Real checkpoints of one process."""
+    config = deeppart.Config(
+        persistent_dir=str(root),
+        local_dir=None if local_dir is None else str(local_dir),
+        compression=options.pop("compression", "none"),
+        keep={"persistent": 0, "local": options.pop("keep_local", 0)},
+        **options,
+    )
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in steps:
+            checkpointer.checkpoint(make_state(float(step)), step=step).wait("persistent", timeout=60)
+
+
+def part_path(root: Path, step: int, rank: int = 0, ranks: int = 1) -> Path:
+    return step_directory(root, step) / part_file_name(rank, ranks)
+
+
+def manifest_path(root: Path, step: int) -> Path:
+    return step_directory(root, step) / "manifest.json"
+
+
+def flip(path: Path, offset: int, mask: int = 0x10) -> None:
+    """Change one byte in place."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
+
+
+Spans = list[list[tuple[int, int, int]]]
+
+
+def forge(
+    root: Path,
+    step: int,
+    ranks: int = 3,
+    *,
+    spans: Callable[[Spans], None] = lambda spans: None,
+    record: Callable[[PartRecord], PartRecord] = lambda record: record,
+    document: Callable[[dict[str, Any]], None] = lambda document: None,
+) -> None:
+    """A checkpoint of several ranks, made in one process with every digest right; the callbacks make it wrong.
+
+    Leaves: ``a`` 900 float32 over all ranks, ``b`` 100 int64 on rank 0, ``rng`` 16 bytes and ``position`` per rank.
+    Leaf numbers: a 0, b 1, rng 2.
+    """
+    per_rank = np.array([False, False, True])
+    attempt = Attempt("ab" * 16, "cd" * 16, 0, step, ranks)
+    edge = [4 * round(900 * rank / ranks) for rank in range(ranks + 1)]
+    shares: Spans = [[(0, edge[rank], edge[rank + 1] - edge[rank])] for rank in range(ranks)]
+    shares[0].append((1, 0, 800))
+    spans(shares)
+    records, structure = [], {}
+    for rank in range(ranks):
+        state = {
+            "a": torch.arange(900, dtype=torch.float32),
+            "b": torch.arange(100),
+            "rng": torch.full((16,), rank, dtype=torch.uint8),
+            "position": 1000 + rank,
+        }
+        flat = flatten(state)
+        types = [leaf_type(leaf.data) for leaf in flat.arrays]
+        layout = lay_out(types, shares[rank], [2])
+        data = np.zeros(layout.nbytes, dtype=np.uint8)
+        for leaf, start, length, at in layout.segments[["leaf", "start", "length", "raw_offset"]].tolist():
+            raw = flat_bytes(flat.arrays[leaf].data)[start : start + length]
+            data[at : at + len(raw)] = raw
+        values = [encode_value(leaf.value, "") for leaf in flat.values]
+        described = PartDocument(encode_tree(flat.root), types, {}, per_rank, np.array([True]), values, rank == 0)
+        path = step_directory(root, step) / part_file_name(rank, ranks)
+        file = DurableFile(path)
+        summary = write_part(Staged(layout, data, described), file, Chooser("none"), attempt, rank)
+        file.commit()
+        records.append(record(summary.record(attempt, rank)))
+        structure = structure or described.structure()
+    document(structure)
+    PersistentLevel(root).commit(Manifest(attempt, now(), "deeppart test", tuple(records), structure))
