@@ -20,9 +20,10 @@ from deeppart.errors import (
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
-from deeppart.pipeline import Job, Pipeline, Settings
+from deeppart.pipeline import Job, Pipeline
 from deeppart.recovery import recover, take_inventory
 from deeppart.restoring import PerRank, restore_state
+from deeppart.retention import Retention
 from deeppart.saving import Saver
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
@@ -54,11 +55,11 @@ class Checkpointer:
         self._comm = self._session.comm
         self._staging = Staging()
         self._saver = Saver(self._comm, self.config, self._staging)
-        settings = Settings(
-            keep_local=self.config.keep["local"],
-            keep_persistent=self.config.keep["persistent"],
-            timeout=self.config.timeout,
-            leads_directory=self._session.leads_directory,
+        self._retention = Retention(
+            self._session.local if self._session.leads_directory else None,
+            self._session.persistent if self._comm.rank == 0 else None,
+            dict(self.config.keep),
+            self._session.leftovers,
         )
         self._pipeline = Pipeline(
             self._session.channels,
@@ -66,8 +67,8 @@ class Checkpointer:
             self._session.persistent,
             self._session.owner,
             self._session.chooser,
-            settings,
-            self._session.leftovers,
+            self._retention,
+            self.config.timeout,
         )
         self._sequence = 0
         self._known_steps = set(self._session.committed)
@@ -110,7 +111,7 @@ class Checkpointer:
         due = frozenset(name for name, every in self.config.every.items() if every and self._sequence % every == 0)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room()
-        self._pipeline.protect(step)
+        self._retention.protect(step)
         looking = time.monotonic()
         try:
             self._saver.look(state, refusal)

@@ -45,6 +45,7 @@ class Report:
         stages_s: stage -> seconds of this rank: flatten, agree, plan, capture, local, persistent.
         levels: level -> how it went.
         retire_error: why old checkpoints could not be removed, or None.
+        retries: how often the persistent part was written again after an error that passed.
     """
 
     step: int
@@ -56,6 +57,7 @@ class Report:
     stages_s: Mapping[str, float]
     levels: Mapping[str, LevelReport]
     retire_error: str | None = None
+    retries: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class _Costs:
     blocked_s: float = 0.0
     waited_s: float = 0.0
     retire_error: str | None = None
+    retries: int = 0
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -179,6 +182,7 @@ class Pending:
                 dict(costs.stages_s),
                 levels,
                 costs.retire_error,
+                costs.retries,
             )
 
     def failures(self) -> list[CheckpointError]:
@@ -197,6 +201,11 @@ class Pending:
         with self._changed:
             for name, value in costs.items():
                 setattr(self._costs, name, value)
+
+    def note_retry(self) -> None:
+        """The persistent part is written again."""
+        with self._changed:
+            self._costs.retries += 1
 
     def note_stage(self, stage: str, seconds: float) -> None:
         """Add to the time of a stage."""

@@ -1,43 +1,68 @@
 """The background of a save: encode and store, drain, commit, retire.
 
-Two threads per rank. *store* writes the staged share to the local level and frees the staging memory; *drain* copies
-the local part file to the persistent level, bandwidth-capped. Each level ends in a *commit round*: every rank reports
-to rank 0, which commits if all succeeded and tells everyone the outcome.
+Two threads per rank. *store* writes the staged share to the local level; *drain* follows that file as it grows and
+copies it to the persistent level, bandwidth-capped. Without a local level, or when it fails, *drain* writes from
+staging memory. Each level ends in a *commit round*: every rank reports to rank 0, which commits if all succeeded and
+tells everyone the outcome.
 
 Invariants
 ----------
 * A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere.
 * A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint goes on.
-* Nothing is retired at a level before a newer step is committed there, nor a local part that is still being drained.
+* Staging memory is free again once the share is complete in a file.
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from deeppart.codec import Chooser
 from deeppart.comm.base import Comm, Operation, finish
 from deeppart.commit import Commit, ForegroundRound, commit_round
-from deeppart.errors import CheckpointError, CommError, DeeppartError, PeerTimeoutError
+from deeppart.errors import (
+    CheckpointError,
+    CommError,
+    CorruptFileError,
+    DeeppartError,
+    PeerTimeoutError,
+    StorageError,
+)
+from deeppart.levels.files import DurableFile
 from deeppart.levels.local import LocalLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
-from deeppart.levels.transfer import Staged, copy_part, write_part
+from deeppart.levels.relay import Relay, SourceLostError
+from deeppart.levels.transfer import Staged, check_copy, copy_part, write_part
 from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
+from deeppart.retention import Retention
 from deeppart.state.document import PartDocument
 from deeppart.version import LIBRARY
 
 #: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
 MOST_IN_FLIGHT = 2
+#: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
+PASSING_ERRORS = frozenset(
+    {
+        errno.EIO,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EREMOTEIO,
+    }
+)
+RETRY_PAUSES_S = (0.2, 1.0)
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
 
@@ -51,10 +76,11 @@ class Job:
         due: levels it goes to.
         staged: the share in staging memory, while it is there; never if it could not be captured.
         pending: where progress is reported.
-        failure: why this rank's share did not get where it was to go last.
-        local_path: the finished local part file, if there is one.
-        summary: of the part as last written.
+        failure: why the share could not be captured, or None.
         document: the captured share's document; outlives ``staged``.
+        relay: the local part file, which the drain follows; None without one.
+        summary: of the part file, once there is a complete one.
+        open_levels: levels that are not settled yet.
     """
 
     attempt: Attempt
@@ -62,23 +88,15 @@ class Job:
     staged: Staged | None
     pending: Pending
     failure: DeeppartError | None = None
-    local_path: Path | None = None
-    summary: PartSummary | None = None
     document: PartDocument | None = None
+    relay: Relay | None = None
+    summary: PartSummary | None = None
+    open_levels: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.open_levels = set(self.due)
         if self.staged is not None:
             self.document = self.staged.document
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the pipeline needs of the configuration."""
-
-    keep_local: int
-    keep_persistent: int
-    timeout: float
-    leads_directory: bool
 
 
 class Pipeline:
@@ -90,8 +108,8 @@ class Pipeline:
         persistent: the persistent level.
         owner: the directory's lock, on rank 0.
         chooser: encodes chunks.
-        settings: see :class:`Settings`.
-        leftovers: level name -> steps that earlier sessions left there; they go when a newer step is committed.
+        retention: removes what is no longer kept.
+        timeout: seconds to wait for other ranks in a commit round.
     """
 
     def __init__(
@@ -101,22 +119,20 @@ class Pipeline:
         persistent: PersistentLevel,
         owner: DirectoryOwner | None,
         chooser: Chooser,
-        settings: Settings,
-        leftovers: dict[str, set[int]],
+        retention: Retention,
+        timeout: float,
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
         self._chooser = chooser
-        self._settings = settings
+        self._retention = retention
+        self._timeout = timeout
         self._rank = channels["persistent"].rank
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_drain: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._staging_free = True
         self._in_flight: list[Job] = []
-        self._local_steps: list[int] = []
-        self._leftovers = {level: set(steps) for level, steps in leftovers.items()}
-        self._retiring = threading.Lock()
         self._rounds: deque[ForegroundRound] = deque()
         self._threads = [
             threading.Thread(target=self._run, args=(self._to_store, self._store), name="deeppart-store", daemon=True),
@@ -134,16 +150,6 @@ class Pipeline:
     def wait_for_room(self, timeout: float) -> bool:
         """Wait for room; False if there was none in time."""
         return self._wait_until(self.has_room, timeout)
-
-    def protect(self, step: int) -> None:
-        """Keep what other ranks write for ``step`` from being retired as an earlier session's leftover.
-
-        Called before the ranks agree on the step, so before any of them can write it.
-        """
-        if any(step in steps for steps in self._leftovers.values()):
-            with self._retiring:
-                for steps in self._leftovers.values():
-                    steps.discard(step)
 
     def submit(self, job: Job) -> None:
         """Take over a checkpoint; its staging memory belongs to the pipeline until it is free again."""
@@ -190,89 +196,144 @@ class Pipeline:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
                 self._fail_all(job, _as_error(error, "background work failed"))
-        if jobs is self._to_store:
-            self._to_drain.put(
-                None
-            )  # not before: a checkpoint still being stored is drained too, or it would never end
+        if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
+            self._to_drain.put(None)
 
     def _store(self, job: Job) -> None:
+        outcome: PartSummary | DeeppartError | None = None
         if "local" in job.due:
-            assert self._local is not None
             job.pending.note_level("local", RUNNING)
-            self._attempt(job, "local", lambda: self._write(job, "local"))
-            if job.failure is None:
-                job.local_path = self._local.part_path(job.attempt, self._rank)
-            if job.local_path is not None or "persistent" not in job.due:
-                self._free_staging(job)
-            self._finish_level(job, "local", None)
+            file, outcome = self._open_local(job)
+            self._pass_on(job)
+            if file is not None and job.relay is not None:
+                outcome = self._timed(job, "local", lambda: self._write_local(job, file))
+                job.relay.end(complete=False)  # only matters if it has not been completed
+        else:
+            self._pass_on(job)
+        if "persistent" not in job.due or isinstance(outcome, PartSummary):
+            self._free_staging(job)
+        if outcome is not None:
+            self._finish_level(job, "local", outcome, None)
+
+    def _pass_on(self, job: Job) -> None:
+        """From here on the drain may follow."""
         if "persistent" in job.due:
             self._to_drain.put(job)
-        else:
-            self._leave(job)
 
-    def _drain(self, job: Job) -> None:
-        job.pending.note_level("persistent", RUNNING)
-        if job.staged is not None or job.local_path is not None:
-            job.failure = None  # a failed local level does not keep the share from the persistent one
-        self._attempt(job, "persistent", lambda: self._write(job, "persistent"))
-        self._free_staging(job)
-        self._finish_level(job, "persistent", lambda parts: self._commit(job, parts))
-        self._leave(job)
-
-    def _attempt(self, job: Job, level: str, work: Callable[[], None]) -> None:
-        """Run a level's own work; a failure is kept for the commit round."""
-        began = time.monotonic()
-        if job.failure is None:
-            try:
-                work()
-            except Exception as error:  # whatever it is, the other ranks hear of it in the commit round
-                job.failure = _as_error(error, f"level {level} failed")
-        job.pending.note_stage(level, time.monotonic() - began)
-
-    def _write(self, job: Job, level: str) -> None:
-        target = self._local if level == "local" else self._persistent
-        assert target is not None
-        file = target.open_part(job.attempt, self._rank)
+    def _open_local(self, job: Job) -> tuple[DurableFile | None, PartSummary | DeeppartError]:
+        """Begin the local part file and its relay, or say why not."""
+        assert self._local is not None
+        if job.failure is not None:
+            return None, job.failure
+        file: DurableFile | None = None
         try:
-            if level == "persistent" and job.local_path is not None and job.summary is not None:
-                copy_part(job.local_path, file, job.summary)
-            else:
-                assert job.staged is not None
-                job.summary = write_part(job.staged, file, self._chooser, job.attempt, self._rank)
+            file = self._local.open_part(job.attempt, self._rank)
+            job.relay = Relay(file)
+        except Exception as error:
+            if file is not None:
+                file.abort()
+            return None, _as_error(error, "level local failed")
+        return file, CheckpointError("level local was not written")
+
+    def _write_local(self, job: Job, file: DurableFile) -> PartSummary:
+        assert job.staged is not None and job.relay is not None
+        try:
+            job.summary = write_part(job.staged, job.relay, self._chooser, job.attempt, self._rank)
+            job.relay.end(complete=True)
             file.commit()
         except BaseException:
             file.abort()
             raise
         job.pending.note_cost(encoded_bytes=job.summary.encoded_bytes)
-        job.pending.note_level(level, RUNNING, nbytes=job.summary.nbytes)
+        job.pending.note_level("local", RUNNING, nbytes=job.summary.nbytes)
+        return job.summary
 
-    def _finish_level(self, job: Job, level: str, commit: Commit | None) -> None:
+    def _drain(self, job: Job) -> None:
+        job.pending.note_level("persistent", RUNNING)
+        outcome = self._timed(job, "persistent", lambda: self._write_persistent(job))
+        if job.relay is not None:
+            job.relay.close()
+        self._free_staging(job)
+        self._finish_level(job, "persistent", outcome, lambda parts: self._commit(job, parts))
+
+    def _write_persistent(self, job: Job) -> PartSummary:
+        """Copy the local part, or write from staging memory; again after an error that may pass."""
+        if job.failure is not None:
+            raise job.failure
+        for pause_s in (*RETRY_PAUSES_S, None):
+            try:
+                return self._write_persistent_once(job)
+            except StorageError as error:
+                if pause_s is None or error.errno not in PASSING_ERRORS:
+                    raise
+                job.pending.note_retry()
+                time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _write_persistent_once(self, job: Job) -> PartSummary:
+        file = self._persistent.open_part(job.attempt, self._rank)
+        try:
+            summary = self._fill(job, file)
+            file.commit()
+        except BaseException:
+            file.abort()
+            raise
+        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
+        job.pending.note_level("persistent", RUNNING, nbytes=summary.nbytes)
+        return summary
+
+    def _fill(self, job: Job, file: DurableFile) -> PartSummary:
+        """From the local part if that works out, otherwise from staging memory if it is still there."""
+        if job.relay is not None:
+            try:
+                found = copy_part(job.relay, file)
+                assert job.summary is not None
+                check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
+                return job.summary
+            except (SourceLostError, CorruptFileError):
+                if job.staged is None:
+                    raise
+                file.restart()
+        staged = job.staged
+        if staged is None:
+            raise CheckpointError("the share is neither in staging memory nor in a local part")
+        return write_part(staged, file, self._chooser, job.attempt, self._rank)
+
+    def _timed(self, job: Job, level: str, work: Callable[[], PartSummary]) -> PartSummary | DeeppartError:
+        """Do a level's own work; whatever goes wrong is its outcome, for the commit round to tell the other ranks."""
+        began = time.monotonic()
+        try:
+            return work()
+        except Exception as error:
+            return _as_error(error, f"level {level} failed")
+        finally:
+            job.pending.note_stage(level, time.monotonic() - began)
+
+    def _finish_level(self, job: Job, level: str, outcome: PartSummary | DeeppartError, commit: Commit | None) -> None:
         """The commit round of a level; afterwards every rank knows the same outcome."""
-        report = _report(job, self._rank)
+        failed = isinstance(outcome, DeeppartError)
+        report = str(outcome) if isinstance(outcome, DeeppartError) else outcome.record(job.attempt, self._rank)
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
         try:
-            operation = commit_round(channel, report, commit)
-            problem = self._exchange(channel, operation, what)
+            problem = self._exchange(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:
             problem = str(error)
-        if problem is not None:
-            with self._retiring:  # before the step is free to be used again: see protect()
-                self._leftovers[level].add(job.attempt.step)  # what was written of it goes with the next commit
-            job.pending.note_level(level, FAILED, error=_level_error(job, level, problem))
-            return
-        if level == "local":
-            self._local_steps.append(job.attempt.step)
-        self._retire(job, level)
-        job.pending.note_level(level, DONE)
+        if problem is not None or failed:
+            self._retention.abandon(level, job.attempt.step)  # before the step is free to be used again
+            job.pending.note_level(level, FAILED, error=_level_error(job, level, problem or str(outcome)))
+        else:
+            job.pending.note_level(level, DONE)
+            self._retire(job, level)
+        self._settle(job, level)
 
     def _exchange(self, channel: Comm, operation: Operation[str | None], what: str) -> str | None:
         if channel.threads:
-            return finish(channel, operation, what, self._settings.timeout, background=True)
+            return finish(channel, operation, what, self._timeout, background=True)
         waiting = ForegroundRound(operation)
         self._rounds.append(waiting)
-        if not waiting.finished.wait(self._settings.timeout):
-            error = PeerTimeoutError(f"{what}: not finished within {self._settings.timeout:g} s")
+        if not waiting.finished.wait(self._timeout):
+            error = PeerTimeoutError(f"{what}: not finished within {self._timeout:g} s")
             channel.broken = error
             raise error
         if waiting.error is not None:
@@ -288,54 +349,36 @@ class Pipeline:
 
     def _retire(self, job: Job, level: str) -> None:
         """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
+        others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
         try:
-            with self._retiring:
-                if level == "persistent" and self._rank == 0:
-                    leftovers = self._leftovers["persistent"]
-                    self._persistent.retire(self._settings.keep_persistent, set(leftovers), job.attempt.step)
-                    leftovers.clear()
-                self._retire_local(job, level)
+            self._retention.committed(level, job.attempt.step, [other.attempt.step for other in others])
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
-
-    def _retire_local(self, job: Job, level: str) -> None:
-        """Local parts are needed by ``keep`` or by a drain; the directory's first rank removes the others."""
-        keep = self._settings.keep_local
-        if self._local is None or not self._settings.leads_directory or not keep or not self._local_steps:
-            return
-        needed = set(self._local_steps[-keep:])
-        needed |= {other.attempt.step for other in self._in_flight if other is not job or level == "local"}
-        self._local.retire((self._leftovers["local"] | set(self._local_steps)) - needed)
-        self._leftovers["local"].clear()
-        self._local_steps = [step for step in self._local_steps if step in needed]
 
     def _fail_all(self, job: Job, error: DeeppartError) -> None:
         for level in job.due:
             if not job.pending.settled(level):
                 job.pending.note_level(level, FAILED, error=_level_error(job, level, str(error)))
-        self._free_staging(job)
-        self._leave(job)
+            self._settle(job, level)
 
     def _free_staging(self, job: Job) -> None:
-        if job.staged is not None:
-            job.staged = None
-            with self._room:
+        with self._room:
+            if job.staged is not None:
+                job.staged = None
                 self._staging_free = True
                 self._room.notify_all()
 
-    def _leave(self, job: Job) -> None:
-        self._free_staging(job)
+    def _settle(self, job: Job, level: str) -> None:
+        """A level of a job is over; the job leaves with its last one."""
         with self._room:
-            if job in self._in_flight:
-                self._in_flight.remove(job)
-            self._room.notify_all()
-
-
-def _report(job: Job, rank: int) -> PartRecord | str:
-    """What this rank tells rank 0 in a commit round: its part, or what went wrong."""
-    if job.failure is not None or job.summary is None:
-        return str(job.failure)
-    return job.summary.record(job.attempt, rank)
+            job.open_levels.discard(level)
+            over = not job.open_levels
+        if over:
+            self._free_staging(job)
+            with self._room:
+                if job in self._in_flight:
+                    self._in_flight.remove(job)
+                self._room.notify_all()
 
 
 def _as_error(error: Exception, summary: str) -> DeeppartError:

@@ -39,8 +39,19 @@ def connect(comm: Any, timeout: float) -> Comm:
         already: Comm = comm
         return already
     if comm.Get_size() == 1:
+        _check_world()
         return SingleComm()
     return _over_mpi(comm, timeout)
+
+
+def _check_world() -> None:
+    """A communicator of one rank may be a choice, or all that a mismatched launcher has left of the job's."""
+    launched = launcher_world()
+    if launched is not None and launched[2] > 1 and launched[0] != "torchrun":
+        launcher, rank, size = launched
+        world = _import_mpi(launcher, rank, size).COMM_WORLD
+        if world.Get_size() == 1:
+            raise _mismatch(launcher, rank, size, found="an MPI world of 1")
 
 
 def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:

@@ -123,7 +123,7 @@ class DurableFile:
     def __init__(self, path: Path, *, direct: bool = False, limit: RateLimit | None = None) -> None:
         self.path = path
         self.nbytes = 0
-        self._temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         self._limit = limit
         self._since_sync = 0
         self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
@@ -133,16 +133,16 @@ class DurableFile:
             make_directory(path.parent)
             self._fd, self._direct = self._open(flags, direct)
         except OSError as error:
-            raise storage_error("cannot create a checkpoint file", error, self._temporary) from error
+            raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
 
     def _open(self, flags: int, direct: bool) -> tuple[int, bool]:
         if direct and hasattr(os, "O_DIRECT"):
             try:
-                return os.open(self._temporary, flags | os.O_DIRECT, 0o644), True
+                return os.open(self.temporary, flags | os.O_DIRECT, 0o644), True
             except OSError as error:
                 if error.errno not in _NO_DIRECT:
                     raise
-        return os.open(self._temporary, flags, 0o644), False
+        return os.open(self.temporary, flags, 0o644), False
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append all of the buffer."""
@@ -172,17 +172,30 @@ class DurableFile:
                     "a checkpoint file did not get all that was written to it",
                     expected=f"{self.nbytes} bytes",
                     found=f"{found} bytes",
-                    where=str(self._temporary),
+                    where=str(self.temporary),
                 )
             os.fsync(self._fd)
             descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
             os.close(descriptor)
-            os.rename(self._temporary, self.path)
-            self._temporary = self.path  # if its name cannot be made durable, it must not stay under it
+            os.rename(self.temporary, self.path)
+            self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
             sync_directory(self.path.parent)
         except OSError as error:
             self.abort()
             raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
+
+    def restart(self) -> None:
+        """Forget what was written and begin again.
+
+        Raises:
+            StorageError: the operating system refused.
+        """
+        try:
+            os.ftruncate(self._fd, 0)
+            os.lseek(self._fd, 0, os.SEEK_SET)
+        except OSError as error:
+            raise storage_error("cannot begin a checkpoint file again", error, self.temporary) from error
+        self.nbytes = self._filled = 0
 
     def abort(self) -> None:
         """Give up: close and remove the temporary file, as far as the system lets us."""
@@ -193,7 +206,7 @@ class DurableFile:
                 pass
             self._fd = -1
         try:
-            os.unlink(self._temporary)
+            os.unlink(self.temporary)
         except OSError:
             pass
 
@@ -227,7 +240,7 @@ class DurableFile:
                 if self._direct and error.errno in _NO_DIRECT:
                     self._leave_direct()
                     continue
-                raise storage_error("cannot write a checkpoint file", error, self._temporary) from error
+                raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
             if self._direct and written % ALIGNMENT:
                 self._leave_direct()  # the file system took part of it: the rest is no longer aligned
             self.nbytes += written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,9 @@ import xxhash
 from deeppart.codec import Chooser
 from deeppart.errors import CorruptFileError
 from deeppart.levels.files import BLOCK_BYTES, DurableFile
+from deeppart.levels.relay import Relay
 from deeppart.model import Attempt
-from deeppart.part import FLAG_PER_RANK, FileSource, PartSummary, PartWriter
+from deeppart.part import FLAG_PER_RANK, PartSummary, PartWriter, Sink
 from deeppart.state.document import PartDocument
 from deeppart.state.layout import ShareLayout
 
@@ -34,13 +34,13 @@ class Staged:
     document: PartDocument
 
 
-def write_part(staged: Staged, file: DurableFile, chooser: Chooser, attempt: Attempt, rank: int) -> PartSummary:
+def write_part(staged: Staged, sink: Sink, chooser: Chooser, attempt: Attempt, rank: int) -> PartSummary:
     """Encode a share chunk by chunk into a file (not yet committed).
 
     Raises:
         StorageError: the file's level refused.
     """
-    writer = PartWriter(file, attempt, rank)
+    writer = PartWriter(sink, attempt, rank)
     data = staged.data.data
     for chunk in staged.layout.chunks:
         raw = data[chunk.start : chunk.start + chunk.length]
@@ -49,26 +49,37 @@ def write_part(staged: Staged, file: DurableFile, chooser: Chooser, attempt: Att
     return writer.finish(staged.layout.segments, staged.document.meta())
 
 
-def copy_part(source_path: Path, file: DurableFile, summary: PartSummary) -> None:
-    """Copy a finished part file to another level, checking on the way that it is still what was written.
+def copy_part(relay: Relay, file: DurableFile) -> str:
+    """Copy a part file to another level as it is being written.
+
+    Returns:
+        xxh3-128 of what was copied, 32 hex digits: to be compared with what was written before the copy is committed.
 
     Raises:
-        CorruptFileError: the source has changed since; the copy must not be committed.
-        StorageError: either level refused.
+        SourceLostError: the source was not completed, or cannot be read.
+        StorageError: the file's level refused.
     """
     digest = xxhash.xxh3_128()
     block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
-    with FileSource(source_path) as source:
-        for offset in range(0, source.size, BLOCK_BYTES):
-            piece = block[: min(BLOCK_BYTES, source.size - offset)]
-            source.read_into(offset, piece)
-            digest.update(piece)
-            file.write(piece)
-    if digest.hexdigest() != summary.digest:
+    offset = 0
+    while count := relay.read_into(offset, block):
+        digest.update(block[:count])
+        file.write(block[:count])
+        offset += count
+    return digest.hexdigest()
+
+
+def check_copy(found: str, summary: PartSummary, where: str) -> None:
+    """Check that a copy is what was written.
+
+    Raises:
+        CorruptFileError: the source has changed since; the copy must not be committed.
+    """
+    if found != summary.digest:
         raise CorruptFileError(
             "a local part file changed between being written and being copied",
             expected=f"xxh3-128 {summary.digest}",
-            found=digest.hexdigest(),
-            where=str(source_path),
-            todo="suspect the node's storage or memory; the persistent copy of this step is not committed",
+            found=found,
+            where=where,
+            todo="suspect the node's storage or memory",
         )

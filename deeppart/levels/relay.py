@@ -1,0 +1,88 @@
+"""A part file that one thread writes and another copies at the same time.
+
+The copy to the next level need not wait for the first level to be finished: it follows the file as it grows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from deeppart.errors import StorageError
+from deeppart.levels.files import DurableFile, storage_error
+
+#: A reader looks at least this often whether there is more; it is woken when there is.
+_LOOK_S = 0.05
+
+
+class SourceLostError(StorageError):
+    """What was to be copied cannot be read any more, or was never completed."""
+
+
+class Relay:
+    """A sink that passes everything on to a file, and lets it be read from the start meanwhile.
+
+    Args:
+        file: being written; not yet committed. Committing it, or giving it up, is up to the caller.
+
+    Raises:
+        StorageError: the file cannot be opened for reading.
+    """
+
+    def __init__(self, file: DurableFile) -> None:
+        self._file = file
+        self._changed = threading.Condition()
+        self._written = 0
+        self._complete = False
+        self._failed = False
+        try:
+            self._fd = os.open(file.temporary, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error("cannot read a checkpoint file back", error, file.temporary) from error
+
+    def write(self, buffer: memoryview | bytes, /) -> None:
+        """Append to the file."""
+        self._file.write(buffer)
+        with self._changed:
+            self._written = self._file.nbytes
+            self._changed.notify_all()
+
+    def end(self, *, complete: bool) -> None:
+        """Nothing more will be written. ``complete``: everything was; otherwise readers are told to give up."""
+        with self._changed:
+            self._complete = self._complete or complete
+            self._failed = not self._complete
+            self._changed.notify_all()
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read from ``offset``, waiting until the buffer can be filled or the file is complete.
+
+        Returns:
+            Number of bytes read; 0 at the end of the file.
+
+        Raises:
+            SourceLostError: the file was not completed, or cannot be read.
+        """
+        with self._changed:
+            while not self._failed and not self._complete and self._written < offset + len(buffer):
+                self._changed.wait(_LOOK_S)
+            if self._failed:
+                raise SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+        count = 0
+        try:
+            while count < len(buffer) and (got := os.preadv(self._fd, [buffer[count:]], offset + count)):
+                count += got
+        except OSError as error:
+            raise SourceLostError(
+                "the part file to copy cannot be read",
+                errno=error.errno,
+                found=error.strerror,
+                where=str(self._file.path),
+            ) from error
+        return count
+
+    def close(self) -> None:
+        """Close the reading side."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

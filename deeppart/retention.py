@@ -1,0 +1,83 @@
+"""Retention: what is removed from the levels, and when.
+
+Invariants
+----------
+* Nothing is removed at a level before a newer step is committed there.
+* A local part is not removed while it is being drained.
+* What another rank may be writing is never taken for a leftover: only steps this rank has itself submitted, or that
+  were there at start-up and have not been named since, are candidates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from deeppart.levels.local import LocalLevel
+from deeppart.levels.persistent import PersistentLevel
+
+
+class Retention:
+    """Keeps count of the steps of both levels, for the two background threads of a rank.
+
+    Args:
+        local: this rank's local level if it is the one to tidy the directory up, otherwise None.
+        persistent: the persistent level on rank 0, otherwise None.
+        keep: level name -> how many committed steps stay; 0 keeps all.
+        leftovers: level name -> steps that earlier sessions left there; they go when a newer step is committed.
+    """
+
+    def __init__(
+        self,
+        local: LocalLevel | None,
+        persistent: PersistentLevel | None,
+        keep: dict[str, int],
+        leftovers: dict[str, set[int]],
+    ) -> None:
+        self._local, self._persistent = local, persistent
+        self._keep = keep
+        self._local_steps: list[int] = []
+        self._leftovers = {level: set(steps) for level, steps in leftovers.items()}
+        self._lock = threading.Lock()
+
+    def protect(self, step: int) -> None:
+        """Keep what other ranks write for ``step`` from being removed as a leftover.
+
+        Called before the ranks agree on the step, so before any of them can write it.
+        """
+        if any(step in steps for steps in self._leftovers.values()):
+            with self._lock:
+                for steps in self._leftovers.values():
+                    steps.discard(step)
+
+    def abandon(self, level: str, step: int) -> None:
+        """A step failed at a level: what was written of it goes with the next commit."""
+        with self._lock:
+            self._leftovers[level].add(step)
+
+    def committed(self, level: str, step: int, in_flight: Iterable[int]) -> None:
+        """A step is complete at a level: remove what ``keep`` no longer wants.
+
+        Args:
+            in_flight: steps whose local parts are still needed, this one not counted.
+
+        Raises:
+            StorageError: a removal was refused. The commit stands.
+        """
+        with self._lock:
+            if level == "local":
+                self._local_steps.append(step)
+            elif self._persistent is not None:
+                leftovers = self._leftovers["persistent"]
+                self._persistent.retire(self._keep["persistent"], set(leftovers), step)
+                leftovers.clear()
+            self._retire_local(set(in_flight))
+
+    def _retire_local(self, needed: set[int]) -> None:
+        keep = self._keep["local"]
+        if self._local is None or not keep or not self._local_steps:
+            return
+        needed |= set(self._local_steps[-keep:])
+        self._local.retire((self._leftovers["local"] | set(self._local_steps)) - needed)
+        self._leftovers["local"].clear()
+        self._local_steps = [step for step in self._local_steps if step in needed]
