@@ -24,7 +24,7 @@ from deeppart.pipeline import Job, Pipeline
 from deeppart.recovery import recover, take_inventory
 from deeppart.restoring import PerRank, restore_state
 from deeppart.retention import Retention
-from deeppart.saving import Saver
+from deeppart.saving import Saver, collection_paused
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
 
@@ -114,9 +114,10 @@ class Checkpointer:
         self._retention.protect(step)
         looking = time.monotonic()
         try:
-            self._saver.look(state, refusal)
-            agreeing = time.monotonic()
-            busy = self._saver.agree(step, self._sequence, busy=not self._pipeline.has_room())
+            with collection_paused():
+                self._saver.look(state, refusal)
+                agreeing = time.monotonic()
+                busy = self._saver.agree(step, self._sequence, busy=not self._pipeline.has_room())
             copying = time.monotonic()
             if busy:
                 self._drop_busy(pending, step)

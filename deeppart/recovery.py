@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
-from deeppart.levels.files import step_directory
+from deeppart.levels.files import lies_in_memory, step_directory
 from deeppart.levels.local import LocalLevel, one_line
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
 from deeppart.model import Attempt, PartRecord
@@ -178,26 +178,34 @@ def _read_candidate(
 def _read_mine(
     rank: int, attempt: Attempt, reads: tuple[Read, ...], staging: Staging
 ) -> tuple[dict[int, LoadedPart], list[tuple[int, str, str]]]:
-    """Read this rank's parts; failures as (part, path, reason)."""
-    assigned = [read for read in reads if read.reader == rank]
+    """Read this rank's parts; failures as (part, path, reason).
+
+    A part that lies in memory already (a local level on tmpfs) is used where it lies; the others go to staging memory.
+    """
+    assigned = [(read, lies_in_memory(read.source.path)) for read in reads if read.reader == rank]
     mine: dict[int, LoadedPart] = {}
     failures: list[tuple[int, str, str]] = []
     try:
-        memory = staging_bytes(staging.reserve(sum(read.source.nbytes for read in assigned)))
+        needed = sum(read.source.nbytes for read, in_memory in assigned if not in_memory)
+        memory = staging_bytes(staging.reserve(needed))
     except MemoryError as error:
-        return {}, [(read.part, read.source.path, str(error)) for read in assigned]
+        return {}, [(read.part, read.source.path, str(error)) for read, _ in assigned]
     at = 0
-    for read in assigned:
+    for read, in_memory in assigned:
+        space = None if in_memory else memory[at : at + read.source.nbytes]
+        at += 0 if in_memory else read.source.nbytes
         try:
-            mine[read.part] = load_part(read, attempt, memory[at : at + read.source.nbytes])
+            mine[read.part] = load_part(read, attempt, space)
         except (FormatError, StorageError) as error:
             failures.append((read.part, read.source.path, one_line(error)))
-        at += read.source.nbytes
     return mine, failures
 
 
-def load_part(read: Read, attempt: Attempt, memory: npt.NDArray[np.uint8]) -> LoadedPart:
-    """Read one part into memory and check every chunk.
+def load_part(read: Read, attempt: Attempt, memory: npt.NDArray[np.uint8] | None) -> LoadedPart:
+    """Bring one part into memory and check every chunk.
+
+    Args:
+        memory: where its chunks go; None to map the file instead.
 
     Raises:
         FormatError: it is damaged or not the part wanted.
@@ -213,11 +221,17 @@ def load_part(read: Read, attempt: Attempt, memory: npt.NDArray[np.uint8]) -> Lo
         )
         starts = np.zeros(len(reader.chunks) + 1, dtype=np.int64)
         np.cumsum(reader.chunks["encoded_length"], out=starts[1:])
-        if int(starts[-1]) > memory.size:
+        offsets = reader.chunks["offset"].tolist()
+        if memory is None:
+            first = offsets[0] if offsets else 0  # chunks lie back to back
+            payload = np.frombuffer(source.mapped(), dtype=np.uint8)[first : first + int(starts[-1])]
+        elif int(starts[-1]) <= memory.size:
+            payload = memory[: int(starts[-1])]
+        else:
             raise CorruptFileError("a part has grown since it was listed", where=read.source.path)
-        view = memory.data
-        for index, offset in enumerate(reader.chunks["offset"].tolist()):
-            encoded = view[int(starts[index]) : int(starts[index + 1])]
-            source.read_into(offset, encoded)
+        for index, offset in enumerate(offsets):
+            encoded = payload[int(starts[index]) : int(starts[index + 1])].data
+            if memory is not None:
+                source.read_into(offset, encoded)
             reader.check_chunk(index, encoded)
-    return LoadedPart(reader, memory[: int(starts[-1])], starts)
+    return LoadedPart(reader, payload, starts)

@@ -253,6 +253,21 @@ class DurableFile:
             self._since_sync = 0
 
 
+def lies_in_memory(path: Path | str) -> bool:
+    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): a mapping of it cannot fail to read."""
+    try:
+        device = os.stat(path).st_dev
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:  # "36 35 98:0 /root /mount options - fstype source options"
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [name]:
+            return kind.split()[:1] in (["tmpfs"], ["ramfs"])
+    return False
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Write a small file durably and atomically.
 

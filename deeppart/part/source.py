@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from types import TracebackType
@@ -92,6 +93,20 @@ class FileSource:
                 raise self._too_short(offset + len(rest), offset)
             rest = rest[count:]
             offset += count
+
+    def mapped(self) -> memoryview:
+        """The whole file as memory, read-only; stays valid when the source is closed.
+
+        Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS.
+
+        Raises:
+            StorageError: the operating system refused.
+        """
+        try:
+            return memoryview(mmap.mmap(self._fd, self.size, prot=mmap.PROT_READ))
+        except (OSError, ValueError) as error:
+            found = OSError(getattr(error, "errno", None), str(error))
+            raise self._storage_error("cannot map a part file", found) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -102,24 +102,26 @@ def _key_text(key: Key) -> str:
         return json.dumps(encode_key(key, "a dict key"))
 
 
-def flatten(state: Any, *, live: bool = False) -> FlatState:
+def flatten(state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None) -> FlatState:
     """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
 
     Args:
         live: the leaves are to be written to: a lazily conjugated or negated tensor stays the live one. Otherwise its
             leaf holds a copy of the elements as they read.
+        state_dicts: id of an object -> what its ``state_dict()`` has returned already.
 
     Raises:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
     """
-    walk = _Walk(live)
+    walk = _Walk(live, state_dicts or {})
     walk.flat.root = walk.node(state, ())
     return walk.flat
 
 
 class _Walk:
-    def __init__(self, live: bool) -> None:
+    def __init__(self, live: bool, state_dicts: dict[int, Any]) -> None:
         self._live = live
+        self._state_dicts = state_dicts
         self.flat = FlatState(root=ValueLeaf((), None, 0))
         self._open: set[int] = set()
 
@@ -147,34 +149,15 @@ class _Walk:
         raise AssertionError("is_value and encode_value disagree")
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf:
-        if (
-            tensor.layout is not torch.strided
-            or tensor.is_quantized
-            or tensor.is_meta
-            or type(tensor) not in _PLAIN_TENSORS
-            or tensor.dtype not in STORABLE_DTYPES
-            or not (tensor.is_cpu or tensor.is_cuda)
-            or tensor.is_nested
-        ):
-            check_tensor(tensor, readable(path))
-        if not self._live and (tensor.is_conj() or tensor.is_neg()):
-            tensor = tensor.resolve_conj().resolve_neg()
-        flat = self.flat
-        flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous())
-        flat.pointers.append(tensor.data_ptr())
-        flat.tokens.append(_ARRAY)
-        leaf = ArrayLeaf(path, tensor, len(flat.arrays))
-        flat.arrays.append(leaf)
-        return leaf
+        return self._leaf(note_tensor(self.flat, tensor, path, live=self._live), path)
 
     def _array(self, array: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
-        check_array(array, readable(path))
-        flat = self.flat
-        flat.types += (array.dtype, array.shape, _NUMPY, bool(array.flags.c_contiguous))
-        flat.pointers.append(array.ctypes.data)
-        flat.tokens.append(_ARRAY)
-        leaf = ArrayLeaf(path, array, len(flat.arrays))
-        flat.arrays.append(leaf)
+        return self._leaf(note_array(self.flat, array, path), path)
+
+    def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
+        self.flat.tokens.append(_ARRAY)
+        leaf = ArrayLeaf(path, data, len(self.flat.arrays))
+        self.flat.arrays.append(leaf)
         return leaf
 
     def _value(self, value: Any, path: Path) -> ValueLeaf:
@@ -217,7 +200,8 @@ class _Walk:
     def _object(self, item: Any, path: Path) -> Branch:
         self.flat.tokens.append(_OBJECT)
         self._enter(item, path)
-        child = self.node(item.state_dict(), path)
+        known = id(item) in self._state_dicts
+        child = self.node(self._state_dicts[id(item)] if known else item.state_dict(), path)
         self._open.discard(id(item))
         return Branch("object", item, (), [child])
 
@@ -239,9 +223,40 @@ class _Walk:
         self._open.add(id(container))
 
 
+def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
+    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored.
+    """
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
+        or type(tensor) not in PLAIN_TENSORS
+        or tensor.dtype not in STORABLE_DTYPES
+        or not (tensor.is_cpu or tensor.is_cuda)
+        or tensor.is_nested
+    ):
+        check_tensor(tensor, readable(path))
+    if not live and (tensor.is_conj() or tensor.is_neg()):
+        tensor = tensor.resolve_conj().resolve_neg()
+    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous())
+    flat.pointers.append(tensor.data_ptr())
+    return tensor
+
+
+def note_array(flat: FlatState, array: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
+    """As :func:`note_tensor`, for a numpy array."""
+    check_array(array, readable(path))
+    flat.types += (array.dtype, array.shape, _NUMPY, bool(array.flags.c_contiguous))
+    flat.pointers.append(array.ctypes.data)
+    return array
+
+
 # Markers among the tokens; tuples, so that no string key can equal one.
 _ARRAY, _VALUE, _OBJECT, _NUMPY = ("array",), ("value",), ("object",), ("numpy",)
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
 #: Types of dict keys of which two that are equal are the same.

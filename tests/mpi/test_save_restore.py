@@ -5,6 +5,8 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -295,3 +297,44 @@ def test_each_part_is_read_once_per_job(run_on: Any, two_ranks: tuple[Path, list
     directory, _ = two_ranks
     results = run_on(2, reads_of, directory)
     assert [[part for part, _ in parts] for parts in results] == [[0], [1]]
+
+
+def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
+    """Restore with the local level on tmpfs: its parts are mapped, not read."""
+    state = training_state(comm.rank, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        with deeppart.Checkpointer(config(directory, local_dir=str(directory / "local")), comm) as ck:
+            ck.checkpoint(state, step=1).wait(timeout=20)
+            before = flat_bytes(state)
+            fresh = training_state(comm.rank + 100, 0)
+            ck.restore(fresh)
+            mapped = ck._staging.nbytes
+            damaged = sorted((directory / "local").rglob("*.dpp"))[-1]
+            comm.barrier()
+            if comm.rank == 0:
+                with damaged.open("r+b") as file:
+                    file.seek(5000)
+                    byte = file.read(1)
+                    file.seek(5000)
+                    file.write(bytes([byte[0] ^ 1]))
+            comm.barrier()
+            again = training_state(comm.rank + 200, 0)
+            ck.restore(again)
+            assert same(before, flat_bytes(again)) == []
+            assert any("digest of a chunk" in line for line in ck.explanation), ck.explanation
+    return mapped > 0, same(before, flat_bytes(fresh))
+
+
+def test_parts_on_tmpfs_are_used_where_they_lie(run_on: Any, shared_path: Path) -> None:
+    from deeppart.levels.files import lies_in_memory
+
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not lies_in_memory(memory):
+        pytest.skip("no tmpfs at /dev/shm")
+    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
+    try:
+        results = run_on(3, in_memory, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    assert all(changed == [] for _, changed in results)
