@@ -102,6 +102,7 @@ class Checkpointer:
         Raises:
             StateError: the state holds something that cannot be stored, or differs in structure between ranks.
             StepExistsError: the step is committed already.
+            CheckpointError: an earlier checkpoint left no room within 0.8 of ``timeout`` (``on_busy="wait"``).
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
             Storage errors never come from here: they show in ``wait``, in ``report`` and as a warning at the next call.
         """
@@ -165,12 +166,11 @@ class Checkpointer:
             session.lineage,
             timeout,
         )
-        recovered = recover(self._comm, inventory, step, self._staging, timeout)
+        recovered, self.explanation = recover(self._comm, inventory, step, self._staging, timeout)
         if recovered is None:
-            self._warn_unfinished(inventory.problems)
+            self._warn_unfinished(self.explanation)
             return None
         restore_state(self._comm, recovered, state, per_rank, timeout)
-        self.explanation = recovered.lines
         self._known_steps.add(recovered.attempt.step)
         newer = sorted(known for known in self._known_steps if known > recovered.attempt.step)
         if newer and self.rank == 0:

@@ -55,18 +55,28 @@ class ForegroundRound:
 
     def __init__(self, operation: Operation[str | None]) -> None:
         self._operation = operation
+        self._lock = threading.Lock()
+        self._cancelled = False
         self.finished = threading.Event()
         self.result: str | None = None
         self.error: DeeppartError | None = None
 
     def advance(self) -> bool:
         """Go on as far as possible without waiting; True when finished."""
-        try:
-            next(self._operation)
-            return False
-        except StopIteration as stop:
-            self.result = stop.value
-        except DeeppartError as error:
-            self.error = error
+        with self._lock:
+            if self._cancelled:
+                return True
+            try:
+                next(self._operation)
+                return False
+            except StopIteration as stop:
+                self.result = stop.value
+            except DeeppartError as error:
+                self.error = error
         self.finished.set()
         return True
+
+    def cancel(self) -> None:
+        """Never advance again: the level has been given up, and must not be committed after that."""
+        with self._lock:
+            self._cancelled = True

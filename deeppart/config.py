@@ -28,6 +28,7 @@ DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persi
 
 _PLACEHOLDERS = ("node", "rank", "job")
 _COMPRESSION = re.compile(r"auto|none|zstd(:-?\d{1,3})?")
+_LEAST_ZSTD, _MOST_ZSTD = -7, 22
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:B|B/s)?")
 _SIZE_FACTOR = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -92,8 +93,7 @@ class Config:
         _check_choice("capture", self.capture, ("eager",))
         _check_choice("replicated", self.replicated, ("auto", "all", "none"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
-        if not isinstance(self.compression, str) or not _COMPRESSION.fullmatch(self.compression):
-            raise _refusal("compression", self.compression, "'auto', 'none', 'zstd' or 'zstd:LEVEL'")
+        _check_compression(self.compression)
         _check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
         _check_positive("timeout", self.timeout)
         _check_positive("kappa", self.kappa, optional=True, zero=True)
@@ -258,6 +258,13 @@ def _check_positive(name: str, value: object, *, optional: bool = False, zero: b
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")
     if not good or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
         raise _refusal(name, value, "a finite number above 0" + (" (or 0)" if zero else ""))
+
+
+def _check_compression(value: object) -> None:
+    match = _COMPRESSION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not _LEAST_ZSTD <= int((match[1] or ":0")[1:]) <= _MOST_ZSTD:
+        levels = f"LEVEL from {_LEAST_ZSTD} to {_MOST_ZSTD}"
+        raise _refusal("compression", value, f"'auto', 'none', 'zstd' or 'zstd:LEVEL' with {levels}")
 
 
 def _check_directory(name: str, value: object) -> str | None:

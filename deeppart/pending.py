@@ -42,7 +42,7 @@ class Report:
         encoded_bytes: bytes of the share after encoding; 0 while not known.
         blocked_s: seconds ``checkpoint()`` took, waiting included.
         waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
-        stages_s: stage -> seconds of this rank: flatten, agree, plan, capture, local, persistent.
+        stages_s: stage -> seconds of this rank: flatten, agree, capture, local, persistent.
         levels: level -> how it went.
         retire_error: why old checkpoints could not be removed, or None.
         retries: how often the persistent part was written again after an error that passed.

@@ -80,6 +80,7 @@ class Job:
         document: the captured share's document; outlives ``staged``.
         relay: the local part file, which the drain follows; None without one.
         summary: of the part file, once there is a complete one.
+        claimed: the drain writes from staging memory: only it may give the memory back.
         open_levels: levels that are not settled yet.
     """
 
@@ -91,6 +92,7 @@ class Job:
     document: PartDocument | None = None
     relay: Relay | None = None
     summary: PartSummary | None = None
+    claimed: bool = False
     open_levels: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -251,9 +253,7 @@ class Pipeline:
     def _drain(self, job: Job) -> None:
         job.pending.note_level("persistent", RUNNING)
         outcome = self._timed(job, "persistent", lambda: self._write_persistent(job))
-        if job.relay is not None:
-            job.relay.close()
-        self._free_staging(job)
+        self._free_staging(job, claimed=True)
         self._finish_level(job, "persistent", outcome, lambda parts: self._commit(job, parts))
 
     def _write_persistent(self, job: Job) -> PartSummary:
@@ -291,10 +291,10 @@ class Pipeline:
                 check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
                 return job.summary
             except (SourceLostError, CorruptFileError):
-                if job.staged is None:
+                if self._claim_staging(job) is None:
                     raise
                 file.restart()
-        staged = job.staged
+        staged = self._claim_staging(job)
         if staged is None:
             raise CheckpointError("the share is neither in staging memory nor in a local part")
         return write_part(staged, file, self._chooser, job.attempt, self._rank)
@@ -320,7 +320,9 @@ class Pipeline:
         except DeeppartError as error:
             problem = str(error)
         if problem is not None or failed:
-            self._retention.abandon(level, job.attempt.step)  # before the step is free to be used again
+            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
+            part = (self._local if level == "local" and self._local is not None else self._persistent).part_path
+            self._retention.abandon(level, job.attempt.step, part(job.attempt, self._rank))
             job.pending.note_level(level, FAILED, error=_level_error(job, level, problem or str(outcome)))
         else:
             job.pending.note_level(level, DONE)
@@ -333,6 +335,7 @@ class Pipeline:
         waiting = ForegroundRound(operation)
         self._rounds.append(waiting)
         if not waiting.finished.wait(self._timeout):
+            waiting.cancel()
             error = PeerTimeoutError(f"{what}: not finished within {self._timeout:g} s")
             channel.broken = error
             raise error
@@ -361,9 +364,15 @@ class Pipeline:
                 job.pending.note_level(level, FAILED, error=_level_error(job, level, str(error)))
             self._settle(job, level)
 
-    def _free_staging(self, job: Job) -> None:
+    def _claim_staging(self, job: Job) -> Staged | None:
+        """Keep the staging memory for the drain, if it is still there: the store may be about to give it back."""
         with self._room:
-            if job.staged is not None:
+            job.claimed = job.staged is not None
+            return job.staged
+
+    def _free_staging(self, job: Job, *, claimed: bool = False) -> None:
+        with self._room:
+            if job.staged is not None and (claimed or not job.claimed):
                 job.staged = None
                 self._staging_free = True
                 self._room.notify_all()
@@ -374,7 +383,9 @@ class Pipeline:
             job.open_levels.discard(level)
             over = not job.open_levels
         if over:
-            self._free_staging(job)
+            self._free_staging(job, claimed=True)
+            if job.relay is not None:
+                job.relay.close()
             with self._room:
                 if job in self._in_flight:
                     self._in_flight.remove(job)

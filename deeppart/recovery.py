@@ -55,13 +55,11 @@ class Recovered:
         attempt: which checkpoint.
         reads: who holds which part, in part order.
         mine: part number -> part, of those this rank has read.
-        lines: one readable line per decision.
     """
 
     attempt: Attempt
     reads: tuple[Read, ...]
     mine: dict[int, LoadedPart]
-    lines: tuple[str, ...]
 
 
 def take_inventory(
@@ -121,7 +119,9 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
     return committed, unfinished, [line for line in lines.values() if line not in unfinished]
 
 
-def recover(comm: Comm, inventory: Inventory, step: int | None, staging: Staging, timeout: float) -> Recovered | None:
+def recover(
+    comm: Comm, inventory: Inventory, step: int | None, staging: Staging, timeout: float
+) -> tuple[Recovered | None, tuple[str, ...]]:
     """Read the newest recoverable step into memory (collective).
 
     Args:
@@ -129,22 +129,24 @@ def recover(comm: Comm, inventory: Inventory, step: int | None, staging: Staging
         staging: memory to read into.
 
     Returns:
-        None when no attempt is complete at any level and no manifest is damaged: there never was a checkpoint, or
+        What was recovered, and a line for every decision and everything passed over on the way. None when no attempt is complete at any level and no manifest is damaged: there never was a checkpoint, or
         all of its storage is gone.
 
     Raises:
         RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; the reasons are listed.
     """
     outlook = survey(inventory, step)
-    reasons = [f"step {number}: {reason}" for number, reason in outlook.rejected]
+    reasons: list[str] = []
     for candidate in outlook.candidates:
-        recovered, bad = _read_candidate(comm, candidate, staging, timeout)
+        newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
+        recovered, lines = _read_candidate(comm, candidate, staging, timeout)
+        reasons += lines
         if recovered is not None:
-            lines = tuple(reasons) + recovered.lines
-            return Recovered(recovered.attempt, recovered.reads, recovered.mine, lines)
-        reasons += bad
+            passed_over = [f"step {number}: {reason}" for number, reason in newer]
+            return recovered, (*inventory.damaged, *inventory.problems, *passed_over, *reasons)
+    reasons = [*(f"step {number}: {reason}" for number, reason in outlook.rejected), *reasons]
     if step is None and not outlook.candidates and not inventory.damaged:
-        return None
+        return None, (*reasons, *inventory.problems)
     known = sorted({entry.attempt.step for entry in inventory.committed})
     raise RestoreError(
         "no checkpoint can be recovered" if step is None else f"step {step} cannot be recovered",
@@ -158,7 +160,7 @@ def recover(comm: Comm, inventory: Inventory, step: int | None, staging: Staging
 def _read_candidate(
     comm: Comm, candidate: Candidate, staging: Staging, timeout: float
 ) -> tuple[Recovered | None, list[str]]:
-    """Read all parts, falling back from bad sources; (None, reasons) if a part has no good one."""
+    """Read all parts, falling back from bad sources; None if a part has no good one. With a line per decision."""
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
     while True:
@@ -167,7 +169,7 @@ def _read_candidate(
         texts = finish(comm, comm.allgather(json.dumps(failures).encode()), f"restore of {label}, reading", timeout)
         failed = [tuple(entry) for text in texts for entry in json.loads(text)]
         if not failed:
-            return Recovered(candidate.attempt, reads, mine, (*lines, explain(candidate, reads))), []
+            return Recovered(candidate.attempt, reads, mine), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason in failed]
         rest = candidate.without([(part, path) for part, path, _ in failed])
         if isinstance(rest, int):
@@ -233,5 +235,8 @@ def load_part(read: Read, attempt: Attempt, memory: npt.NDArray[np.uint8] | None
             encoded = payload[int(starts[index]) : int(starts[index + 1])].data
             if memory is not None:
                 source.read_into(offset, encoded)
-            reader.check_chunk(index, encoded)
+            if int(reader.chunks["codec"][index]) == 0:
+                reader.check_chunk(index, encoded)
+            else:
+                reader.decode_chunk(index, encoded)  # so that nothing live is touched if it does not decode
     return LoadedPart(reader, payload, starts)

@@ -72,7 +72,8 @@ def restore_state(comm: Comm, recovered: Recovered, state: Any, per_rank: PerRan
     error = restoring.map_old_ranks()
     raise_together(comm, error, what, timeout)
     restoring.write()
-    raise_together(comm, restoring.finish(), what, timeout)
+    todo = "mend what that rank reports and build the state anew: it may hold bytes of the checkpoint already"
+    raise_together(comm, restoring.finish(), what, timeout, todo)
 
 
 def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[Documents | None, DeeppartError | None]:

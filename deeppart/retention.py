@@ -10,8 +10,10 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 from deeppart.levels.local import LocalLevel
 from deeppart.levels.persistent import PersistentLevel
@@ -50,8 +52,14 @@ class Retention:
                 for steps in self._leftovers.values():
                     steps.discard(step)
 
-    def abandon(self, level: str, step: int) -> None:
-        """A step failed at a level: what was written of it goes with the next commit."""
+    def abandon(self, level: str, step: int, part: Path) -> None:
+        """A step failed at a level: this rank's part goes now, the rest of the step with the next commit at the latest.
+
+        Args:
+            part: this rank's part file of that step, which may or may not exist.
+        """
+        with contextlib.suppress(OSError):
+            part.unlink()
         with self._lock:
             self._leftovers[level].add(step)
 
@@ -78,6 +86,7 @@ class Retention:
         if self._local is None or not keep or not self._local_steps:
             return
         needed |= set(self._local_steps[-keep:])
-        self._local.retire((self._leftovers["local"] | set(self._local_steps)) - needed)
-        self._leftovers["local"].clear()
+        dropped = (self._leftovers["local"] | set(self._local_steps)) - needed
+        self._local.retire(dropped)
+        self._leftovers["local"] -= dropped
         self._local_steps = [step for step in self._local_steps if step in needed]

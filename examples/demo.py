@@ -109,7 +109,7 @@ class Demo:
 
     def committed(self, name: str) -> list[int]:
         """Steps with a manifest."""
-        return sorted(int(p.parent.name[5:]) for p in (self.disk / name / "persistent").glob("step-*/manifest.json"))
+        return sorted(int(p.parent.name[5:]) for p in (self.disk / name / "persistent").glob("step-*/manifest"))
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def interrupt(demo: Demo) -> Kill:
         for file in persistent.glob(f"step-*/.part-{VICTIM:05d}-*.tmp-*"):
             with contextlib.suppress(OSError):
                 whole = next(local.glob(f"*/{file.parent.name}/part-{VICTIM:05d}-*")).stat().st_size
-                if 0 < file.stat().st_size < whole and not (file.parent / "manifest.json").exists():
+                if 0 < file.stat().st_size < whole and not (file.parent / "manifest").exists():
                     seen.append((file, whole))
         return bool(seen)
 

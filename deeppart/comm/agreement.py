@@ -47,11 +47,18 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
     return Agreed(differing, dict(zip(flags, most[2 * count :].tolist(), strict=True)))
 
 
-def raise_together(comm: Comm, error: DeeppartError | None, what: str, timeout: float) -> None:
+def raise_together(
+    comm: Comm,
+    error: DeeppartError | None,
+    what: str,
+    timeout: float,
+    todo: str = "mend what that rank reports; no rank has saved or changed anything",
+) -> None:
     """End a collective call with an error on every rank if it failed on any.
 
     Args:
         error: this rank's error, or None.
+        todo: what the other ranks are told to do.
 
     Raises:
         DeeppartError: this rank's own error, if it has one.
@@ -68,7 +75,7 @@ def raise_together(comm: Comm, error: DeeppartError | None, what: str, timeout: 
             f"{what}: refused by {_names(list(failed))}",
             found=first,
             where=f"reported to rank {comm.rank}",
-            todo="mend what that rank reports; no rank has saved or changed anything",
+            todo=todo,
         )
 
 

@@ -22,7 +22,7 @@ from deeppart.errors import CorruptFileError, StorageError
 from deeppart.levels.rate import RateLimit
 from deeppart.part import parse_part_file_name
 
-MANIFEST_NAME = "manifest.json"
+MANIFEST_NAME = "manifest"
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
 BLOCK_BYTES = 8 << 20
 #: Alignment of direct writes: no file system in use asks for more.
@@ -130,7 +130,10 @@ class DurableFile:
         self._filled = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
-            make_directory(path.parent)
+            # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
+            if not path.parent.is_dir():
+                path.parent.mkdir(exist_ok=True)
+                sync_directory(path.parent.parent)
             self._fd, self._direct = self._open(flags, direct)
         except OSError as error:
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
@@ -254,7 +257,7 @@ class DurableFile:
 
 
 def lies_in_memory(path: Path | str) -> bool:
-    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): a mapping of it cannot fail to read."""
+    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
     try:
         device = os.stat(path).st_dev
         lines = Path("/proc/self/mountinfo").read_text().splitlines()

@@ -23,8 +23,8 @@ from deeppart.state.leaves import Bytes, LeafType, flat_bytes, in_a_row, is_flat
 SMALL_LEAF_BYTES = 64 << 10
 #: Elements sampled from each larger leaf at every checkpoint.
 SAMPLES_PER_LEAF = 16
-#: Odd, so that successive offsets visit every residue.
-_ROTATION = 40503
+#: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
+_ROTATION = 0x9E3779B97F4A7C15
 _PIECE_ELEMENTS = 1 << 20
 #: torch cannot copy a large transposed tensor of this dtype, though it can copy its bytes.
 _NO_COPY = getattr(torch, "float4_e2m1fn_x2", None)
@@ -135,9 +135,14 @@ def _sample_tensor(tensor: torch.Tensor, turn: int) -> torch.Tensor:
     if not tensor.is_contiguous():
         return cast(torch.Tensor, _sample_boxes(tensor, turn))
     count = tensor.numel()
-    step = max(1, count // SAMPLES_PER_LEAF)
-    first = turn * _ROTATION % step
-    return tensor.as_strided((min(SAMPLES_PER_LEAF, count),), (step,), tensor.storage_offset() + first)
+    step = -(-count // SAMPLES_PER_LEAF)
+    first = _first(turn, step)
+    return tensor.as_strided((-(-(count - first) // step),), (step,), tensor.storage_offset() + first)
+
+
+def _first(turn: int, step: int) -> int:
+    """Where the samples begin: in time every place below ``step``, whatever ``step`` is."""
+    return (turn * _ROTATION % (1 << 64)) * step >> 64
 
 
 def _sample_boxes(array: Any, turn: int) -> Any:
@@ -145,13 +150,13 @@ def _sample_boxes(array: Any, turn: int) -> Any:
     per_dimension = max(1, round(SAMPLES_PER_LEAF ** (1 / max(1, len(array.shape)))))
     index = []
     for length in array.shape:
-        step = max(1, length // per_dimension)
-        index.append(slice(turn * _ROTATION % step, None, step))
+        step = max(1, -(-length // per_dimension))
+        index.append(slice(_first(turn, step), None, step))
     return array[tuple(index)].reshape(-1)
 
 
 def full_digest(leaf: ArrayLeaf) -> int:
-    """Fingerprint of all elements of a leaf, in memory bounded by a few megabytes."""
+    """Fingerprint of all elements of a leaf. Copies at most one row of its first dimension, if it is not flat."""
     data = leaf.data
     if isinstance(data, torch.Tensor) and data.device.type != "cpu":
         return _device_digest(data.detach())

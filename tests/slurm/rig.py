@@ -205,10 +205,15 @@ class Rig:
         return self.run("srun", *command, timeout=timeout, env=env)
 
     def sbatch(
-        self, script: Path | str, *options: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        script: Path | str,
+        *options: str,
+        arguments: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> int:
-        """Submit a batch script; the id of the job."""
-        printed = self.run("sbatch", "--parsable", *options, str(script), env=env, cwd=cwd)
+        """Submit a batch script with its arguments; the id of the job."""
+        printed = self.run("sbatch", "--parsable", *options, str(script), *arguments, env=env, cwd=cwd)
         return int(printed.strip().partition(";")[0])
 
     def state(self, job: int) -> str:

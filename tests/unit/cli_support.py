@@ -85,7 +85,7 @@ def part_path(root: Path, step: int, rank: int = 0, ranks: int = 1) -> Path:
 
 
 def manifest_path(root: Path, step: int) -> Path:
-    return step_directory(root, step) / "manifest.json"
+    return step_directory(root, step) / "manifest"
 
 
 def flip(path: Path, offset: int, mask: int = 0x10) -> None:

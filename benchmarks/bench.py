@@ -1,0 +1,185 @@
+"""Time and memory of saving and restoring, beside torch.save, DCP, torchsnapshot and the machine's limits.
+
+    python benchmarks/bench.py [--quick] [--json FILE] [--png FILE]
+
+BERT-large by shapes with its Adam state (4.02 GB in 1,564 float32 leaves), replicated on 2 MPI ranks; everyone takes
+turns in one run, round after round, and the first round does not count. Speeds are shown beside their targets and never
+fail the run; a restore that does not bring back every byte does.
+
+Needs about five times the state in memory and three times on disk; `--scale 0.5` halves both. Exit code: 0 measured,
+1 malfunction, 2 cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # runs from a checkout, installed or not
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+
+from benchmarks.figures import summarize
+from benchmarks.machine import describe_machine
+from benchmarks.memory import available_bytes
+from benchmarks.report import show
+from benchmarks.settings import CONTESTANTS, Settings
+from benchmarks.workload import BERT_LAYERS, state_bytes
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Variables by which a launcher, or the shell around the run, would reach into the ranks.
+_FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")
+_PROCESS_BYTES = 700 << 20
+
+
+class CannotRunError(Exception):
+    """Something is missing here; the message says what, and the way out."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    scale = options.scale if options.scale is not None else (0.1 if options.quick else 1.0)
+    repetitions = options.repeat if options.repeat is not None else (3 if options.quick else 5)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    try:
+        _check_room(options, scale)
+        launcher = _find_launcher()
+        result = _measure(options, scale, repetitions, launcher)
+    except CannotRunError as problem:
+        print(f"bench: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench: interrupted, the ranks are stopped", file=sys.stderr)
+        return 130
+    if result is None:
+        return 1
+    show(result, console)
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.png is not None:
+        from benchmarks.plot import draw
+
+        draw(result, options.png)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the state, 3 rounds")
+    parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
+    parser.add_argument("--scale", type=float, help="share of BERT-large's bytes (default 1)")
+    parser.add_argument("--layers", type=int, default=BERT_LAYERS, help="how many of its 24 layers: fewer leaves")
+    parser.add_argument("--repeat", type=int, help="rounds that count (default 5)")
+    parser.add_argument("--only", default=",".join(CONTESTANTS), help="comma separated: " + ", ".join(CONTESTANTS))
+    parser.add_argument("--disk", type=Path, default=ROOT / "build", help="where persistent files go (default build/)")
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the result there (needs matplotlib)")
+    parser.add_argument("--timeout", type=float, help="seconds after which the ranks are stopped")
+    return parser
+
+
+def _check_room(options: argparse.Namespace, scale: float) -> None:
+    """Refuse what would swap or fill a disk rather than measure."""
+    unknown = set(options.only.split(",")) - set(CONTESTANTS)
+    counts = (options.ranks, options.layers, 1 if options.repeat is None else options.repeat)
+    if unknown or scale <= 0 or min(counts) < 1:
+        raise CannotRunError(f"impossible --scale, --layers, --repeat, --ranks or --only (of {', '.join(CONTESTANTS)})")
+    state = state_bytes(scale, options.layers)
+    # live on every rank, again on every rank (dcp.async_save, torch.load), once in the page cache or on tmpfs
+    per_scale, fixed = (2 * options.ranks + 1) * state, options.ranks * _PROCESS_BYTES
+    available = available_bytes()
+    if per_scale + fixed > available:
+        fits = max(0.0, 0.95 * scale * (available - fixed) / per_scale)
+        raise CannotRunError(
+            f"{(per_scale + fixed) / 1e9:.1f} GB of memory needed, {available / 1e9:.1f} GB available: "
+            f"end other programs, or pass --scale {fits:.2f}"
+        )
+    for path, times in ((options.disk, 3), (options.tmpfs, 2)):
+        path.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path).free
+        if times * state > free:
+            needed, found = f"{times * state / 1e9:.1f} GB", f"{free / 1e9:.1f} GB"
+            raise CannotRunError(f"{needed} needed in {path}, {found} free: choose another directory")
+
+
+def _find_launcher() -> list[str]:
+    """The command that starts MPI ranks: beside this Python, else from PATH."""
+    beside = Path(sys.prefix) / "bin" / "mpirun"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
+    if found is None:
+        raise CannotRunError("no mpirun beside this Python nor on PATH: pip install 'deeppart[mpich]'")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return [found, "-launcher", "fork"] if "HYDRA" in version.upper() else [found]
+
+
+def _measure(options: argparse.Namespace, scale: float, repetitions: int, launcher: list[str]) -> dict[str, Any] | None:
+    """Run the ranks in directories of their own, which are removed; None if they failed."""
+    timeout = options.timeout or 120 + (repetitions + 1) * (30 + 600 * scale)
+    with (
+        tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.disk) as disk,
+        tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.tmpfs) as tmpfs,
+        tempfile.TemporaryDirectory(prefix="deeppart-bench-") as work,
+    ):
+        settings = Settings(
+            options.ranks, scale, options.layers, repetitions, disk, tmpfs, tuple(options.only.split(","))
+        )
+        machine = describe_machine({"disk": disk, "local": tmpfs})
+        settings_path, result_path = Path(work) / "settings.json", Path(work) / "result.json"
+        settings.save(settings_path)
+        command = [*launcher, "-n", str(options.ranks), sys.executable, "-m", "mpi4py", "-m", "benchmarks.worker"]
+        if not _run([*command, str(settings_path), str(result_path)], work, timeout):
+            return None
+        session = json.loads(result_path.read_text(encoding="utf-8"))
+        return summarize(session, asdict(settings), machine)
+
+
+def _run(command: list[str], directory: str, timeout: float) -> bool:
+    """Run the launcher in a session of its own, and stop all of it after ``timeout`` seconds or an interrupt."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, cwd=directory, env=_environment(timeout), start_new_session=True
+    )
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        print(f"bench: the ranks did not finish within {timeout:.0f} s and are stopped", file=sys.stderr)
+        return False
+    finally:
+        _stop(process)
+    if code != 0:
+        print(f"bench: MALFUNCTION, the ranks ended with exit code {code}; see above", file=sys.stderr)
+    return code == 0
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End what is left; the ranks end with the launcher (see worker.py)."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _environment(timeout: float) -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPIEXEC_TIMEOUT": str(int(timeout) + 20)}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return env | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""From what the ranks measured to the figures that are shown: medians, ranges, and the ratios with their targets.
+
+Pure: a document in, a document out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table.
+
+    Attributes:
+        who, metric: where the number comes from.
+        label: what it says.
+        moves_state: whether the whole state is moved in that time, so that it can be given in GB/s too.
+    """
+
+    who: str
+    metric: str
+    label: str
+    moves_state: bool = False
+
+
+LINES = (
+    Line("limits", "copy_s", "bare copy, leaf by leaf, warm memory", True),
+    Line("limits", "long_copy_s", "bare copy, long leaf, cache bypassed", True),
+    Line("limits", "xxh3_s", "xxh3-128 of the share", True),
+    Line("limits", "disk_write_s", "disk write, O_DIRECT + fsync", True),
+    Line("limits", "tmpfs_write_s", "tmpfs write", True),
+    Line("limits", "cache_read_s", "page cache read", True),
+    Line("limits", "bcast_s", "MPI broadcast of every share", True),
+    Line("deeppart", "blocked_s", "checkpoint(): blocked", True),
+    Line("deeppart", "planning_s", "  planning (flatten + agree)"),
+    Line("deeppart", "flatten_s", "    flatten"),
+    Line("deeppart", "agree_s", "    agree"),
+    Line("deeppart", "capture_s", "  capture", True),
+    Line("deeppart", "first_blocked_s", "first checkpoint(): blocked"),
+    Line("deeppart", "local_s", "until local", True),
+    Line("deeppart", "persistent_s", "until persistent", True),
+    Line("deeppart", "restore_local_s", "restore from local", True),
+    Line("deeppart", "restore_persistent_s", "restore from persistent", True),
+    Line("deeppart", "bytes", "on disk"),
+    Line("deeppart", "memory_bytes", "extra memory per rank, first save"),
+    Line("deeppart", "sampled_memory_bytes", "  of it anonymous and shared"),
+    Line("deeppart", "memory_over_share_bytes", "  more than the rank's share"),
+    Line("deeppart", "steady_memory_bytes", "extra memory per rank, later saves"),
+    Line("deeppart", "restore_persistent_memory_bytes", "extra memory per rank, restore"),
+    Line("torch.save", "save_s", "rank 0 saves, fsync", True),
+    Line("torch.save", "load_s", "torch.load on every rank", True),
+    Line("torch.save", "restore_s", "torch.load + copy into live", True),
+    Line("torch.save", "bytes", "on disk"),
+    Line("torch.save", "memory_bytes", "extra memory per rank, save"),
+    Line("torch.save", "restore_memory_bytes", "extra memory per rank, load"),
+    Line("dcp", "save_s", "dcp.save", True),
+    Line("dcp", "restore_s", "dcp.load", True),
+    Line("dcp", "bytes", "on disk"),
+    Line("dcp", "memory_bytes", "extra memory per rank, save"),
+    Line("dcp", "restore_memory_bytes", "extra memory per rank, load"),
+    Line("dcp.async_save", "blocked_s", "blocked", True),
+    Line("dcp.async_save", "done_s", "until done", True),
+    Line("dcp.async_save", "memory_bytes", "extra memory per rank"),
+    Line("dcp.async_save", "kept_blocked_s", "stager kept, warm: blocked", True),
+    Line("dcp.async_save", "kept_done_s", "stager kept, warm: until done", True),
+    Line("torchsnapshot", "save_s", "take, fsync added", True),
+    Line("torchsnapshot", "restore_s", "restore", True),
+    Line("torchsnapshot", "bytes", "on disk"),
+    Line("torchsnapshot", "memory_bytes", "extra memory per rank, take"),
+    Line("torchsnapshot", "async_blocked_s", "async_take: blocked", True),
+    Line("torchsnapshot", "async_done_s", "async_take: until done", True),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure that is to be reached.
+
+    Attributes:
+        name: what is compared.
+        above, below: "who metric" of numerator and denominator; no denominator: the figure itself.
+        target: the value to reach; None for a figure that puts another in its place.
+        at_most: whether less is better.
+        unit: "x" for a ratio, "s" or "bytes".
+        worst: compare the worst value of all rounds rather than the median.
+    """
+
+    name: str
+    above: tuple[str, str]
+    below: tuple[str, str] | None
+    target: float | None
+    at_most: bool = True
+    unit: str = "x"
+    worst: bool = False
+
+
+TARGETS = (
+    Target("blocked / bare copy", ("deeppart", "blocked_s"), ("limits", "copy_s"), 1.2),
+    Target("dcp.async_save blocked / blocked", ("dcp.async_save", "blocked_s"), ("deeppart", "blocked_s"), 8, False),
+    Target("  a bare copy would get", ("dcp.async_save", "blocked_s"), ("limits", "copy_s"), None),
+    Target("planning, steady state", ("deeppart", "planning_s"), None, 0.010, unit="s"),
+    Target("memory beyond share", ("deeppart", "memory_over_share_bytes"), None, 64 * MIB, unit="bytes", worst=True),
+    Target("until persistent / dcp.save", ("deeppart", "persistent_s"), ("dcp", "save_s"), 1.0),
+    Target("restore from local / dcp.load", ("deeppart", "restore_local_s"), ("dcp", "restore_s"), 0.6),
+    Target("restore from persistent / dcp.load", ("deeppart", "restore_persistent_s"), ("dcp", "restore_s"), 0.6),
+)
+
+
+def summarize(session: dict[str, Any], settings: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    """The whole result of a run.
+
+    Args:
+        session: what rank 0 of the worker wrote.
+    """
+    return {
+        "format": "deeppart-bench",
+        "version": 1,
+        "machine": machine | {"versions": session["versions"]},
+        "settings": {key: value for key, value in settings.items() if key not in ("disk", "tmpfs")},
+        "state": {key: session[key] for key in ("leaves", "parameters", "state_bytes", "share_bytes")},
+        "restores_compared": session["restores_compared"],
+        "skipped": session["skipped"],
+        "measurements": [found for line in LINES if (found := _measurement(line, session)) is not None],
+        "targets": [_judge(target, session) for target in TARGETS],
+    }
+
+
+def _measurement(line: Line, session: dict[str, Any]) -> dict[str, Any] | None:
+    values = _values(session, (line.who, line.metric))
+    if not values:
+        return None
+    speed = session["state_bytes"] / median(values) if line.moves_state else None
+    return asdict(line) | {
+        "unit": "bytes" if line.metric.endswith("bytes") else "s",
+        "values": values,
+        "warmup": session["warmup"][line.who][line.metric],
+        "median": median(values),
+        "min": min(values),
+        "max": max(values),
+        "bytes_per_s": speed,
+    }
+
+
+def _judge(target: Target, session: dict[str, Any]) -> dict[str, Any]:
+    """Ratios are formed round by round, so that a machine that changes its speed changes both sides."""
+    values = _values(session, target.above)
+    if target.worst and target.above[0] in session["warmup"]:
+        values.append(session["warmup"][target.above[0]][target.above[1]])
+    if target.below is not None:
+        below = _values(session, target.below)
+        values = [a / b if b else math.inf for a, b in zip(values, below, strict=False)] if below else []
+    measured = (max(values) if target.worst else median(values)) if values else None
+    met = None
+    if measured is not None and target.target is not None:
+        met = measured <= target.target if target.at_most else measured >= target.target
+    return {
+        "name": target.name,
+        "target": target.target,
+        "at_most": target.at_most,
+        "unit": target.unit,
+        "measured": measured,
+        "min": min(values, default=None),
+        "max": max(values, default=None),
+        "met": met,
+    }
+
+
+def _values(session: dict[str, Any], source: tuple[str, str]) -> list[float]:
+    who, metric = source
+    return [turn[who][metric] for turn in session["rounds"] if who in turn and metric in turn[who]]

@@ -1,0 +1,153 @@
+"""What the machine can do with the same bytes at best: the limits that checkpoint libraries are measured against.
+
+Every rank moves its equal share, all at the same time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from mpi4py import MPI
+
+from benchmarks.rig import Rig, Turn
+from benchmarks.workload import halves
+
+_BLOCK_BYTES = 8 << 20
+_PAGE_BYTES = 4096
+_MESSAGE_BYTES = 4 << 20
+_MESSAGES_IN_FLIGHT = 8
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Limits:
+    """Bare copy, digest, disk, memory file system, page cache and broadcast."""
+
+    name = "limits"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure all of them once."""
+        share = halves(rig.workload.leaves, rig.size, rig.rank)
+        nbytes = sum(view.nbytes for view in share)
+        memory = _warm_memory(nbytes)
+        buffer = torch.frombuffer(memory, dtype=torch.uint8)[:nbytes]
+        targets = _cut(buffer, share)
+        _copy(targets, share)
+        measured = {"copy_s": rig.timed(lambda: _copy(targets, share))[0]}
+        staged: Bytes = buffer.numpy()
+        measured["xxh3_s"] = rig.timed(lambda: xxhash.xxh3_128_digest(staged.data))[0]
+        measured |= self._copy_in_one_block(rig, buffer)
+        measured |= self._bcast(rig, staged)
+        for place, root, direct in (("disk", rig.disk, True), ("tmpfs", rig.tmpfs, False)):
+            path = root / f"limit-{rig.rank}"
+            rig.quiet()
+            measured[f"{place}_write_s"] = rig.timed(_writer(path, memory, nbytes, direct))[0]
+            if place == "disk":
+                rig.warm_cache(*(rig.disk / f"limit-{rank}" for rank in range(rig.size)))
+                measured["cache_read_s"] = rig.timed(_reader(path, memory, nbytes))[0]
+            path.unlink()
+            rig.quiet()
+        return measured
+
+    def _copy_in_one_block(self, rig: Rig, buffer: torch.Tensor) -> Turn:
+        """The largest leaf over and over: long copies may bypass the cache, which short ones may not."""
+        largest = max(rig.workload.leaves, key=lambda leaf: leaf.nbytes)
+        source, count = largest.data_ptr(), min(largest.nbytes, buffer.nbytes)
+        move = ctypes.CDLL(None).memmove
+        move.argtypes, move.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
+
+        def copy() -> None:
+            for at in range(0, buffer.nbytes - count + 1, count):
+                move(buffer.data_ptr() + at, source, count)
+
+        copied = buffer.nbytes - buffer.nbytes % count
+        return {"long_copy_s": rig.timed(copy)[0] * buffer.nbytes / copied}
+
+    def _bcast(self, rig: Rig, staged: Bytes) -> Turn:
+        """Every share from the rank that has it to all others, several messages in flight and roots taking turns."""
+        length = min(rig.comm.allgather(len(staged)))
+        starts = range(0, length, _MESSAGE_BYTES)
+        # every root is at another place of the buffer, so that no message leaves from where another arrives
+        apart = len(starts) // rig.size
+        most = max(1, min(_MESSAGES_IN_FLIGHT, apart))
+
+        def broadcast() -> None:
+            flying: deque[MPI.Request] = deque()
+            for number in range(len(starts)):
+                for root in range(rig.size):
+                    at = starts[(number + root * apart) % len(starts)]
+                    flying.append(rig.comm.Ibcast(staged[at : min(at + _MESSAGE_BYTES, length)], root=root))
+                    if len(flying) >= most:
+                        flying.popleft().Wait()
+            MPI.Request.Waitall(list(flying))
+
+        return {"bcast_s": rig.timed(broadcast)[0]}
+
+
+def _warm_memory(nbytes: int) -> mmap.mmap:
+    """Memory on huge pages where the system has them, aligned for direct writes, every page touched."""
+    padded = -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
+    memory = mmap.mmap(-1, padded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    torch.frombuffer(memory, dtype=torch.uint8).zero_()
+    return memory
+
+
+def _cut(buffer: torch.Tensor, share: list[torch.Tensor]) -> list[torch.Tensor]:
+    targets, at = [], 0
+    for view in share:
+        targets.append(buffer[at : at + view.nbytes].view(view.dtype))
+        at += view.nbytes
+    return targets
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _writer(path: Path, memory: mmap.mmap, nbytes: int, direct: bool) -> Callable[[], None]:
+    """Write the memory to a file and sync it; ``direct`` bypasses the page cache, whole pages only."""
+    whole = nbytes if not direct else max(_PAGE_BYTES, nbytes - nbytes % _PAGE_BYTES)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0)
+
+    def write() -> None:
+        descriptor = _open(path, flags)
+        view = memoryview(memory)[:whole]
+        at = 0
+        while at < whole:
+            at += os.write(descriptor, view[at : at + _BLOCK_BYTES])
+        os.fsync(descriptor)
+        os.close(descriptor)
+        view.release()
+
+    return write
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError:  # this file system knows no direct writes
+        return os.open(path, flags & ~os.O_DIRECT, 0o600)
+
+
+def _reader(path: Path, memory: mmap.mmap, nbytes: int) -> Callable[[], None]:
+    def read() -> None:
+        view = memoryview(memory)[:nbytes]
+        with path.open("rb", buffering=0) as stream:
+            at = 0
+            while count := stream.readinto(view[at : at + _BLOCK_BYTES]):
+                at += count
+        view.release()
+
+    return read

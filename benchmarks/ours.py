@@ -1,0 +1,119 @@
+"""deeppart's turn: local level in memory, persistent level on disk, nothing compressed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import deeppart
+from benchmarks.memory import MemoryWatch
+from benchmarks.rig import MalfunctionError, Rig, Turn
+from deeppart.pending import Report
+
+_TIMEOUT_S = 300.0
+
+
+class Deeppart:
+    """Each turn opens a checkpointer, saves once to warm it, saves once timed, and restores from both levels.
+
+    Steady state means: the second save, with staging memory and the structure's plan in place. Each restore is the
+    first thing a fresh checkpointer does, as after a restart: its memory is cold.
+    """
+
+    name = "deeppart"
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        disk, local = rig.disk / "deeppart", rig.tmpfs / "deeppart"
+        measured = self._save(rig, disk, local)
+        measured |= self._restore(rig, disk, local, "local")
+        rig.wipe(local)
+        rig.warm_cache(disk)
+        measured |= self._restore(rig, disk, local, "persistent")
+        rig.wipe(disk, local)
+        return measured
+
+    def _config(self, disk: Path, local: Path) -> deeppart.Config:
+        # keep 0: nothing is retired; as with the peers, files are removed between turns, outside of any timing
+        return deeppart.Config(
+            persistent_dir=str(disk),
+            local_dir=str(local),
+            every={"local": 1, "persistent": 1},
+            keep={"local": 0, "persistent": 0},
+            compression="none",
+            timeout=_TIMEOUT_S,
+        )
+
+    def _save(self, rig: Rig, disk: Path, local: Path) -> Turn:
+        with deeppart.Checkpointer(self._config(disk, local)) as checkpointer:
+            rig.quiet()
+            with MemoryWatch(sample=True) as cold:
+                first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
+                pending.wait("persistent", _TIMEOUT_S)
+                self._forget_step(rig, disk, local)
+                with MemoryWatch() as warm:
+                    measured = self._timed_save(rig, checkpointer)
+        growth = max(cold.growth_bytes, cold.sampled_bytes)
+        return measured | {
+            "first_blocked_s": first_s,
+            "memory_bytes": rig.slowest(growth),
+            "sampled_memory_bytes": rig.slowest(cold.sampled_bytes),
+            "memory_over_share_bytes": rig.slowest(growth - pending.report.raw_bytes),
+            "steady_memory_bytes": rig.slowest(warm.growth_bytes),
+        }
+
+    def _timed_save(self, rig: Rig, checkpointer: deeppart.Checkpointer) -> Turn:
+        step = self._next_step()
+        rig.comm.Barrier()
+        began = time.perf_counter()
+        pending = checkpointer.checkpoint(rig.workload.tree, step)
+        blocked_s = time.perf_counter() - began
+        pending.wait("local", _TIMEOUT_S)
+        local_s = time.perf_counter() - began
+        pending.wait("persistent", _TIMEOUT_S)
+        persistent_s = time.perf_counter() - began
+        report = pending.report
+        return {
+            "blocked_s": rig.slowest(blocked_s),
+            "local_s": rig.slowest(local_s),
+            "persistent_s": rig.slowest(persistent_s),
+            "bytes": rig.total(report.levels["persistent"].nbytes),
+            "share_bytes": rig.slowest(report.raw_bytes),
+            **_stages(rig, report),
+        }
+
+    def _restore(self, rig: Rig, disk: Path, local: Path, level: str) -> Turn:
+        rig.quiet()
+        with deeppart.Checkpointer(self._config(disk, local)) as checkpointer:
+            with MemoryWatch() as memory:
+                seconds = rig.restored(
+                    f"deeppart.restore from {level}", lambda: checkpointer.restore(rig.workload.tree)
+                )
+            self._check_source(checkpointer, level)
+        return {f"restore_{level}_s": seconds, f"restore_{level}_memory_bytes": rig.slowest(memory.growth_bytes)}
+
+    def _check_source(self, checkpointer: deeppart.Checkpointer, level: str) -> None:
+        """The restore must be of the last step and have read what is being timed."""
+        text = "\n".join(checkpointer.explanation)
+        if f"step {self._step}" not in text or level not in text:
+            raise MalfunctionError(f"step {self._step} should have come from level {level}; the restore says: {text}")
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step
+
+    def _forget_step(self, rig: Rig, disk: Path, local: Path) -> None:
+        """Remove the files of the step that warmed things up, as `keep` would later."""
+        name = f"step-{self._step:012d}"
+        rig.wipe(*local.glob(f"*/{name}"), disk / name)
+
+
+def _stages(rig: Rig, report: Report) -> Turn:
+    stages = report.stages_s
+    planning = stages["flatten"] + stages["agree"]
+    return {"planning_s": rig.slowest(planning)} | {
+        f"{stage}_s": rig.slowest(stages[stage]) for stage in ("flatten", "agree", "capture")
+    }

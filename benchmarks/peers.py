@@ -1,0 +1,203 @@
+"""The peers, used the way their documentation shows: torch.save, torch.distributed.checkpoint and torchsnapshot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from benchmarks.memory import MemoryWatch
+from benchmarks.rig import Rig, Turn
+
+_TIMEOUT = timedelta(seconds=300)
+
+
+class TorchSave:
+    """``torch.save`` on rank 0 while the others wait; ``torch.load`` and a copy into the live tensors on every rank."""
+
+    name = "torch.save"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        path = rig.disk / "torch-save.pt"
+
+        def save() -> None:
+            if rig.rank == 0:
+                with path.open("wb") as file:
+                    torch.save(rig.workload.tree, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            rig.comm.Barrier()
+
+        load_s = 0.0
+
+        def load() -> None:
+            nonlocal load_s
+            began = time.perf_counter()
+            values = torch.load(path, map_location="cpu", weights_only=True)
+            load_s = time.perf_counter() - began
+            rig.workload.take(values)
+
+        rig.quiet()
+        with MemoryWatch() as saving:
+            save_s, _ = rig.timed(save)
+        nbytes = float(path.stat().st_size)
+        rig.warm_cache(path)
+        with MemoryWatch() as loading:
+            restore_s = rig.restored("torch.load", load)
+        rig.wipe(path)
+        return {
+            "save_s": save_s,
+            "bytes": nbytes,
+            "memory_bytes": rig.slowest(saving.growth_bytes),
+            "load_s": rig.slowest(load_s),
+            "restore_s": restore_s,
+            "restore_memory_bytes": rig.slowest(loading.growth_bytes),
+        }
+
+
+class Dcp:
+    """``dcp.save`` and ``dcp.load``."""
+
+    name = "dcp"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        path = rig.disk / "dcp"
+        rig.quiet()
+        with MemoryWatch() as saving:
+            save_s, _ = rig.timed(lambda: dcp.save(rig.workload.tree, checkpoint_id=path))
+        measured = {"save_s": save_s, "bytes": _tree_bytes(path), "memory_bytes": rig.slowest(saving.growth_bytes)}
+        rig.warm_cache(path)
+        with MemoryWatch() as loading:
+            measured["restore_s"] = rig.restored("dcp.load", lambda: dcp.load(rig.workload.tree, checkpoint_id=path))
+        measured["restore_memory_bytes"] = rig.slowest(loading.growth_bytes)
+        rig.wipe(path)
+        return measured
+
+
+class DcpAsync:
+    """``dcp.async_save`` as it comes; and where it can, with a stager that keeps its memory from save to save."""
+
+    name = "dcp.async_save"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        with MemoryWatch() as memory:
+            measured = self._save(rig, "", {})
+        measured["memory_bytes"] = rig.slowest(memory.growth_bytes)
+        path = rig.disk / "dcp-async"
+        rig.restored("dcp.load after dcp.async_save", lambda: dcp.load(rig.workload.tree, checkpoint_id=path))
+        rig.wipe(path)
+        stager = _kept_stager()
+        if stager is not None:
+            stager.stage(rig.workload.tree)  # its memory is allocated and touched before the clock runs
+            measured |= self._save(rig, "kept_", {"async_stager": stager})
+            stager.close()
+            rig.wipe(path)
+        return measured
+
+    def _save(self, rig: Rig, prefix: str, options: dict[str, Any]) -> Turn:
+        path = rig.disk / "dcp-async"
+        rig.quiet()
+        rig.comm.Barrier()
+        began = time.perf_counter()
+        future: Any = dcp.async_save(rig.workload.tree, checkpoint_id=path, **options)
+        blocked_s = time.perf_counter() - began
+        future.result()
+        done_s = time.perf_counter() - began
+        return {f"{prefix}blocked_s": rig.slowest(blocked_s), f"{prefix}done_s": rig.slowest(done_s)}
+
+
+def _kept_stager() -> Any:
+    """A stager for the CPU that reuses its memory, or None where this torch has none."""
+    try:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    except ImportError:
+        return None
+    return DefaultStager(StagingOptions(False, False, False, False))
+
+
+class TorchSnapshot:
+    """``Snapshot.take``, ``async_take`` and ``restore``. It never syncs its files; that is done for it, timed."""
+
+    name = "torchsnapshot"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        from torchsnapshot import Snapshot, StateDict
+
+        path = rig.disk / "torchsnapshot"
+        app_state = {"state": StateDict(**rig.workload.tree)}
+
+        def durable(take: Callable[[], Any]) -> Any:
+            snapshot = take()
+            rig.comm.Barrier()
+            _sync_files(path, rig.rank, rig.size)
+            return snapshot
+
+        rig.quiet()
+        with MemoryWatch() as saving:
+            save_s, snapshot = rig.timed(
+                lambda: durable(lambda: Snapshot.take(str(path), app_state, replicated=["**"]))
+            )
+        measured = {"save_s": save_s, "bytes": _tree_bytes(path), "memory_bytes": rig.slowest(saving.growth_bytes)}
+        rig.warm_cache(path)
+        with MemoryWatch() as loading:
+            measured["restore_s"] = rig.restored("torchsnapshot.restore", lambda: snapshot.restore(app_state))
+        measured["restore_memory_bytes"] = rig.slowest(loading.growth_bytes)
+        rig.wipe(path)
+        rig.quiet()
+        rig.comm.Barrier()
+        began = time.perf_counter()
+        pending = Snapshot.async_take(str(path), app_state, replicated=["**"])
+        blocked_s = time.perf_counter() - began
+        durable(pending.wait)
+        done_s = time.perf_counter() - began
+        rig.wipe(path)
+        return measured | {"async_blocked_s": rig.slowest(blocked_s), "async_done_s": rig.slowest(done_s)}
+
+
+def torchsnapshot_missing() -> str | None:
+    """Why torchsnapshot cannot take part, or None."""
+    if importlib.util.find_spec("torchsnapshot") is None:
+        return "torchsnapshot is not installed (pip install torchsnapshot aiofiles nest_asyncio 'importlib_metadata<8')"
+    try:
+        import torchsnapshot  # noqa: F401
+    except Exception as error:
+        return f"torchsnapshot does not load with this torch: {type(error).__name__}: {error}"
+    return None
+
+
+def join_process_group(rig: Rig) -> None:
+    """Make torch.distributed's gloo group out of the MPI ranks, on this host."""
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    port = 0
+    if rig.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    port = rig.comm.bcast(port)
+    store = dist.TCPStore("127.0.0.1", port, rig.size, is_master=rig.rank == 0, timeout=_TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rig.rank, world_size=rig.size, timeout=_TIMEOUT)
+
+
+def _tree_bytes(path: Path) -> float:
+    return float(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+
+
+def _sync_files(path: Path, rank: int, ranks: int) -> None:
+    for file in sorted(file for file in path.rglob("*") if file.is_file())[rank::ranks]:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

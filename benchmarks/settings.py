@@ -1,0 +1,45 @@
+"""What one run of the benchmark is to do: made by the driver, read by every rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+#: Everything that can be measured, in the order of a round.
+CONTESTANTS = ("limits", "deeppart", "torch.save", "dcp", "dcp.async_save", "torchsnapshot")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run.
+
+    Attributes:
+        ranks: MPI ranks, each with a whole replica of the state.
+        scale: share of BERT-large's bytes; 1 is 4.02 GB with Adam.
+        layers: how many of its 24 layers.
+        repetitions: timed rounds; one more comes first and is not counted.
+        disk: empty directory on the disk, which the run removes again.
+        tmpfs: the same for the local level, in memory.
+        contestants: what to measure, some of :data:`CONTESTANTS`.
+        seed: of the random state.
+    """
+
+    ranks: int
+    scale: float
+    layers: int
+    repetitions: int
+    disk: str
+    tmpfs: str
+    contestants: tuple[str, ...]
+    seed: int = 1
+
+    def save(self, path: Path) -> None:
+        """Write the settings for the ranks to read."""
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Settings:
+        """Read what :meth:`save` wrote."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**document, "contestants": tuple(document["contestants"])})

@@ -1,0 +1,134 @@
+"""The state that is saved: BERT-large by shapes, with its Adam state, in random float32.
+
+A smaller scale takes rows away from the large parameters and leaves the small ones: 1,564 leaves at any scale. Fewer
+layers mean fewer leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from benchmarks.partition_scale import bert_large_shapes
+
+BERT_LAYERS = 24
+#: Parameters of at most this many elements keep their shape at every scale.
+SMALL_ELEMENTS = 16 << 10
+#: Random numbers drawn; leaves are filled from them at different places, which is much faster than drawing them all.
+_DRAWN = 1 << 24
+#: What live tensors are overwritten with before a restore: bytes left over from before must not pass for restored.
+_SPOILT = -7.75
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The state of one rank.
+
+    Attributes:
+        tree: what is handed to the checkpoint libraries.
+        leaves: its tensors.
+        nbytes: their bytes.
+        parameters: number of model parameters (elements, without the optimizer's).
+    """
+
+    tree: dict[str, Any]
+    leaves: list[torch.Tensor]
+    nbytes: int
+    parameters: int
+
+    def digest(self) -> str:
+        """xxh3-128 of all bytes, leaf after leaf."""
+        hasher = xxhash.xxh3_128()
+        for leaf in self.leaves:
+            hasher.update(leaf.reshape(-1).numpy().data)
+        return hasher.hexdigest()
+
+    def spoil(self) -> None:
+        """Overwrite every element."""
+        for leaf in self.leaves:
+            leaf.fill_(_SPOILT)
+
+    def train(self, turn: int) -> None:
+        """Change every leaf a little, the same way on all ranks, as a training step would."""
+        for leaf in self.leaves:
+            flat = leaf.reshape(-1)
+            flat[turn % flat.numel()] = turn + 0.5
+
+    def take(self, values: dict[str, Any]) -> None:
+        """Copy another state of the same structure into this one: what follows ``torch.load`` in a training script."""
+        with torch.no_grad():
+            for target, source in zip(self.leaves, _leaves_of(values), strict=True):
+                target.copy_(source)
+
+
+def scaled_shapes(scale: float, layers: int = BERT_LAYERS) -> dict[str, tuple[int, ...]]:
+    """BERT-large's parameters, the large ones with ``scale`` times their rows, of its first layers."""
+    shapes = {}
+    for name, shape in bert_large_shapes().items():
+        if name.startswith("encoder.layer.") and int(name.split(".")[2]) >= layers:
+            continue
+        shapes[name] = shape
+        if int(np.prod(shape)) > SMALL_ELEMENTS and scale != 1:
+            shapes[name] = (max(1, round(shape[0] * scale)), *shape[1:])
+    return shapes
+
+
+def state_bytes(scale: float, layers: int = BERT_LAYERS) -> int:
+    """Bytes of the state at a scale, without making it."""
+    return sum(12 * int(np.prod(shape)) + 4 for shape in scaled_shapes(scale, layers).values())
+
+
+def make_workload(scale: float, layers: int, seed: int) -> Workload:
+    """The state, the same on every rank that passes the same arguments."""
+    shapes = scaled_shapes(scale, layers)
+    drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(seed))
+    place = 0
+
+    def fill(shape: tuple[int, ...]) -> torch.Tensor:
+        nonlocal place
+        flat = torch.empty(int(np.prod(shape)))
+        for piece in flat.split(_DRAWN // 2):
+            start = place % (_DRAWN // 2)
+            piece.copy_(drawn[start : start + piece.numel()])
+            place += piece.numel() + 101
+        return flat.view(shape)
+
+    model = {name: fill(shape) for name, shape in shapes.items()}
+    moments = {
+        number: {"step": torch.tensor(1000.0), "exp_avg": fill(shape), "exp_avg_sq": fill(shape).square_()}
+        for number, shape in enumerate(shapes.values())
+    }
+    tree: dict[str, Any] = {"model": model, "optimizer": {"state": moments}}
+    leaves = _leaves_of(tree)
+    return Workload(
+        tree=tree,
+        leaves=leaves,
+        nbytes=sum(leaf.nbytes for leaf in leaves),
+        parameters=sum(parameter.numel() for parameter in model.values()),
+    )
+
+
+def halves(leaves: Sequence[torch.Tensor], ranks: int, rank: int) -> list[torch.Tensor]:
+    """A rank's equal share of the bytes as flat views, leaves laid end to end and cut at ``ranks`` places."""
+    total = sum(leaf.numel() for leaf in leaves)
+    first, last = total * rank // ranks, total * (rank + 1) // ranks
+    views, at = [], 0
+    for leaf in leaves:
+        begin, end = max(first - at, 0), min(last - at, leaf.numel())
+        if begin < end:
+            views.append(leaf.detach().reshape(-1)[begin:end])
+        at += leaf.numel()
+    return views
+
+
+def _leaves_of(tree: dict[str, Any]) -> list[torch.Tensor]:
+    leaves = list(tree["model"].values())
+    for number in sorted(tree["optimizer"]["state"], key=int):
+        moments = tree["optimizer"]["state"][number]
+        leaves += [moments[name] for name in ("step", "exp_avg", "exp_avg_sq")]
+    return leaves

@@ -1,0 +1,241 @@
+"""What cannot be stored exactly is refused by name, before any file appears."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.testing.states import Box
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class Words(str):
+    pass
+
+
+class MyDict(dict):  # type: ignore[type-arg]
+    pass
+
+
+def quietly(make: Callable[[], Any]) -> Callable[[], Any]:
+    def made() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make()
+
+    return made
+
+
+def dtensor() -> Any:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded_tensor() -> Any:
+    import torch.distributed as dist
+    from torch.distributed._shard import sharded_tensor as sharded
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return sharded.ones(ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 2)
+    finally:
+        dist.destroy_process_group()
+
+
+def fake_tensor() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def masked() -> Any:
+    return np.ma.masked_array([1, 2], mask=[True, False])
+
+
+TENSORS: dict[str, Callable[[], Any]] = {
+    "DTensor": dtensor,
+    "ShardedTensor": sharded_tensor,
+    "qint8": quietly(lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
+    "quint4x2": quietly(lambda: torch.quantize_per_channel(
+        torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2
+    )),
+    "sparse_coo": lambda: torch.eye(3).to_sparse(),
+    "sparse_csr": quietly(lambda: torch.eye(3).to_sparse_csr()),
+    "sparse_csc": quietly(lambda: torch.eye(3).to_sparse_csc()),
+    "sparse_bsr": quietly(lambda: torch.eye(4).to_sparse_bsr((2, 2))),
+    "meta device": lambda: torch.ones(3, device="meta"),
+    "Tagged": lambda: torch.ones(3).as_subclass(Tagged),
+    "FakeTensor": fake_tensor,
+    "UninitializedParameter": lambda: torch.nn.UninitializedParameter(),
+    "nested": quietly(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
+    "NestedTensor": quietly(lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)),
+    "bits8": lambda: torch.empty(3, dtype=torch.bits8),
+    "bits16": lambda: torch.empty(0, dtype=torch.bits16),
+    "uint4": lambda: torch.empty(2, dtype=torch.uint4),
+}  # fmt: skip
+
+ARRAYS: dict[str, Callable[[], Any]] = {
+    "object": lambda: np.array([1, "a"], dtype=object),
+    "('a'": lambda: np.zeros(2, dtype=[("a", "i4")]),
+    "void": lambda: np.zeros(2, dtype="V4"),
+    "MaskedArray": masked,
+    "matrix": quietly(lambda: np.asmatrix([[1]])),
+    "recarray": lambda: np.zeros(2).view(np.recarray),
+    "|S0": lambda: np.empty(3, dtype="S0"),
+    "S67108865": lambda: np.empty(1, dtype="S67108865"),
+}
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "set": lambda: {1},
+    "frozenset": lambda: frozenset([1]),
+    "defaultdict": lambda: collections.defaultdict(int, a=1),
+    "MyDict": lambda: MyDict(a=1),
+    "deque": lambda: collections.deque([1]),
+    "ChainMap": lambda: collections.ChainMap({}),
+    "mappingproxy": lambda: types.MappingProxyType({}),
+    "range": lambda: range(3),
+    "generator": lambda: (i for i in ()),
+    "function": lambda: masked,
+    "type": lambda: dict,
+    "torch.nn.modules.linear.Linear": lambda: object(),  # replaced below: a class, not an object
+    "Colour": lambda: Colour.RED,
+    "Words": lambda: Words("a"),
+    "bytearray": lambda: bytearray(b"a"),
+    "memoryview": lambda: memoryview(b"a"),
+    "Generator": lambda: torch.Generator(),
+    "numpy.void": lambda: np.zeros(1, dtype="V3")[0],
+    "RandomState": lambda: np.random.RandomState(1),
+    "return_types": lambda: torch.ones(2, 2).max(dim=0),
+    "object": lambda: object(),
+    "ellipsis": lambda: ...,
+    "module": lambda: sys,
+}
+del OTHERS["torch.nn.modules.linear.Linear"]
+
+KINDS = [("tensor", name, TENSORS[name]) for name in TENSORS]
+KINDS += [("array", name, ARRAYS[name]) for name in ARRAYS]
+KINDS += [("value", name, OTHERS[name]) for name in OTHERS]
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:FutureWarning", "ignore:.*:DeprecationWarning")
+@pytest.mark.parametrize(("sort", "name", "make"), KINDS, ids=[f"{sort} {name}" for sort, name, _ in KINDS])
+def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, make: Callable[[], Any]) -> None:
+    item = make()
+    good = {"x": torch.ones(3)}
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
+        for state in ({**good, "a/b": [0, {"bad": item}]}, {**good, "a/b": [0, Box({"bad": item})]}):
+            with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+                ck.checkpoint(state, step=1)
+            assert "path a~1b/1/bad" in str(caught.value) and name in str(caught.value)
+        assert not list(tmp_path.glob("step-*")), "never a file"
+        ck.checkpoint(good, step=1).wait(timeout=20)
+        ck.checkpoint(good, step=2).wait(timeout=20)
+        with pytest.raises(deeppart.UnsupportedLeafError, match="bad"):
+            ck.checkpoint({**good, "bad": item}, step=3)
+        with pytest.raises(deeppart.UnsupportedLeafError, match="bad"):
+            ck.restore({**good, "bad": item})
+        ck.checkpoint(good, step=3).wait(timeout=20)
+        assert ck.restore(good) == 3
+
+
+KEYS: dict[str, Any] = {
+    "Colour": Colour.RED,
+    "Words": Words("a"),
+    "frozenset": frozenset(),
+    "type": int,
+    "object": object(),
+    "tuple with a bad item": (1, (frozenset(),)),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_that_cannot_be_stored_are_named(tmp_path: Path, name: str) -> None:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
+        for others in ({}, {"z": 1}, {5: torch.ones(2)}):
+            with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+                ck.checkpoint({"outer": {**others, KEYS[name]: 1}}, step=1)
+            text = str(caught.value)
+            assert "path outer" in text and ("frozenset" if "tuple" in name else name) in text
+        assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_state_that_contains_itself(tmp_path: Path) -> None:
+    loop: dict[str, Any] = {"x": [torch.ones(1)]}
+    loop["x"].append(loop)
+    through_object = Box({})
+    through_object.content["me"] = through_object
+    tail: list[Any] = []
+    tail.append((tail,))
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
+        for state, path in ((loop, "x/1"), ({"b": through_object}, "b/me"), (tail, "0/0")):
+            with pytest.raises(deeppart.UnsupportedLeafError, match="contains itself") as caught:
+                ck.checkpoint(state, step=1)
+            assert f"path {path}" in str(caught.value)
+        twice = [torch.ones(2)]
+        ck.checkpoint({"a": twice, "b": twice, "c": (twice, [twice])}, step=1).wait(timeout=20)
+
+
+def test_an_object_that_makes_ever_new_objects(tmp_path: Path) -> None:
+    class Endless(Box):
+        def state_dict(self) -> Any:
+            return [Endless()]
+
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
+        with pytest.raises(deeppart.UnsupportedLeafError, match="too deeply"):
+            ck.checkpoint({"e": Endless()}, step=1)
+
+
+def test_nesting_beyond_what_can_be_stored(tmp_path: Path) -> None:
+    """At every depth: either it comes back, or it is refused by name; nothing in between."""
+    depths = [100, 200, 240, 260, 280, 290, 300, 310, 320, 330, 340, 400, 2000]
+    refused = []
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
+        for depth in depths:
+            state: Any = {"x": torch.ones(1)}
+            for _ in range(depth):
+                state = [state]
+            try:
+                ck.checkpoint(state, step=depth).wait(timeout=20)
+            except deeppart.UnsupportedLeafError as error:
+                assert "too deeply" in str(error)
+                refused.append(depth)
+            else:
+                deeppart.load(tmp_path, depth)
+                assert ck.restore(state, depth) == depth
+    assert refused and refused == depths[-len(refused) :] and 100 not in refused
+
+
+def test_namedtuples_with_names_no_class_can_have(tmp_path: Path) -> None:
+    kind = collections.namedtuple("Fine", "x")
+    kind.__name__ = "not a name"
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
+        with pytest.raises(deeppart.UnsupportedLeafError, match="not a name") as caught:
+            ck.checkpoint({"here": kind(1)}, step=1)
+        assert "path here" in str(caught.value)
