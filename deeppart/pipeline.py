@@ -315,14 +315,17 @@ class Pipeline:
         report = str(outcome) if isinstance(outcome, DeeppartError) else outcome.record(job.attempt, self._rank)
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
+        known = True
         try:
             problem = self._exchange(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:
-            problem = str(error)
+            problem, known = str(error), failed
         if problem is not None or failed:
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
-            part = (self._local if level == "local" and self._local is not None else self._persistent).part_path
-            self._retention.abandon(level, job.attempt.step, part(job.attempt, self._rank))
+            # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
+            storage = self._local if level == "local" and self._local is not None else self._persistent
+            part = storage.part_path(job.attempt, self._rank) if known else None
+            self._retention.abandon(level, job.attempt.step, part)
             job.pending.note_level(level, FAILED, error=_level_error(job, level, problem or str(outcome)))
         else:
             job.pending.note_level(level, DONE)

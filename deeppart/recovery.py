@@ -129,8 +129,9 @@ def recover(
         staging: memory to read into.
 
     Returns:
-        What was recovered, and a line for every decision and everything passed over on the way. None when no attempt is complete at any level and no manifest is damaged: there never was a checkpoint, or
-        all of its storage is gone.
+        What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
+        is complete at any level and no manifest is damaged: there never was a checkpoint, or all of its storage is
+        gone.
 
     Raises:
         RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; the reasons are listed.

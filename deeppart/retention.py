@@ -52,14 +52,15 @@ class Retention:
                 for steps in self._leftovers.values():
                     steps.discard(step)
 
-    def abandon(self, level: str, step: int, part: Path) -> None:
+    def abandon(self, level: str, step: int, part: Path | None) -> None:
         """A step failed at a level: this rank's part goes now, the rest of the step with the next commit at the latest.
 
         Args:
-            part: this rank's part file of that step, which may or may not exist.
+            part: this rank's part file of that step, which may or may not exist; None to let it be.
         """
-        with contextlib.suppress(OSError):
-            part.unlink()
+        if part is not None:
+            with contextlib.suppress(OSError):
+                part.unlink()
         with self._lock:
             self._leftovers[level].add(step)
 

@@ -19,12 +19,11 @@ from deeppart.comm.base import Comm, finish
 from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.fingerprint import (
     SMALL_LEAF_BYTES,
+    Sampler,
     Slab,
     full_digest,
     hash63,
     hash_json,
-    leaf_samples,
-    sample_digest,
 )
 from deeppart.state.flatten import ArrayLeaf, FlatState, readable
 from deeppart.state.leaves import LeafType, leaf_type
@@ -47,7 +46,8 @@ class Layout:
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
         per_rank, per_rank_values: what the ranks found to differ.
-        slab, large: the leaves compared in full, and those sampled, while they are held to be replicated.
+        slab, large, sampler: what compares the small leaves in full, which leaves are large, and what samples them,
+            while they are held to be replicated.
     """
 
     tokens: list[Any]
@@ -63,6 +63,7 @@ class Layout:
     per_rank_values: Flags
     slab: Slab
     large: list[int] = field(default_factory=list)
+    sampler: Sampler = field(default_factory=lambda: Sampler([]))
 
     def stands_for(self, flat: FlatState) -> bool:
         """Whether all of this still holds for a state."""
@@ -108,7 +109,8 @@ def _refresh(layout: Layout, flat: FlatState) -> None:
     compared = [leaf for leaf in flat.arrays if not own[leaf.index] and leaf.index not in aliases]
     sizes = {leaf.index: layout.types[leaf.index].nbytes for leaf in compared}
     layout.slab = Slab([leaf for leaf in compared if sizes[leaf.index] <= SMALL_LEAF_BYTES], layout.types)
-    layout.large = [leaf.index for leaf in compared if sizes[leaf.index] > SMALL_LEAF_BYTES]
+    large = [leaf for leaf in compared if sizes[leaf.index] > SMALL_LEAF_BYTES]
+    layout.large, layout.sampler = [leaf.index for leaf in large], Sampler(large)
 
 
 def _skeleton(flat: FlatState) -> list[Any]:
@@ -160,7 +162,7 @@ class Classifier:
             values = [value for value, skip in zip(self.values, own.tolist(), strict=True) if not skip]
             fields["values"] = hash_json(values)
             fields["small"] = layout.slab.digest(flat.arrays)
-            fields["samples"] = sample_digest([flat.arrays[index] for index in layout.large], turn)
+            fields["samples"] = layout.sampler.digest(flat.arrays, flat.pointers, turn)
         return fields
 
     def check_structure(self, flat: FlatState, what: str) -> None:
@@ -235,8 +237,8 @@ class Classifier:
             if fresh or leaf.index not in large:
                 digests[leaf.index] = full_digest(leaf)
         if not fresh:
-            sampled = [flat.arrays[index] for index in layout.large]
-            digests[layout.large] = leaf_samples(sampled, turn)
+            for index, digest in layout.sampler.digests(flat.arrays, flat.pointers, turn).items():
+                digests[index] = digest
         return digests
 
     def _unequal(self, digests: npt.NDArray[np.int64], what: str) -> Flags:

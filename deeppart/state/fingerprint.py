@@ -9,10 +9,12 @@ negated value tells whether all ranks agree.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, cast
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -105,54 +107,104 @@ def _copyable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype is _NO_COPY else tensor
 
 
-def sample_digest(leaves: Sequence[ArrayLeaf], turn: int) -> int:
-    """One fingerprint of elements sampled from large leaves at positions that depend on ``turn``."""
-    return hash63(b"".join(_samples(leaves, turn)))
+class Sampler:
+    """Samples the large leaves of a state: about :data:`SAMPLES_PER_LEAF` elements of each, others at every turn.
+
+    This runs for every large leaf at every checkpoint, while training waits. Leaves that lie flat in host memory are
+    therefore all sampled by one gather over their addresses, which numpy does in a tenth of the time that a view of
+    each takes.
+
+    Args:
+        leaves: the leaves to sample.
+    """
+
+    def __init__(self, leaves: Sequence[ArrayLeaf]) -> None:
+        on_host = [leaf for leaf in leaves if is_flat(leaf.data) and _is_on_host(leaf.data)]
+        self._others = sorted({leaf.index for leaf in leaves} - {leaf.index for leaf in on_host})
+        self._groups: list[tuple[int, Numbers, Numbers]] = []
+        for itemsize in sorted({leaf.data.itemsize for leaf in on_host}):
+            group = [leaf for leaf in on_host if leaf.data.itemsize == itemsize]
+            counts = [math.prod(leaf.data.shape) for leaf in group]
+            numbers = [leaf.index for leaf in group]
+            self._groups.append((itemsize, np.array(numbers, dtype=np.int64), np.array(counts, dtype=np.int64)))
+
+    def digest(self, arrays: Sequence[ArrayLeaf], pointers: Sequence[int], turn: int) -> int:
+        """One fingerprint of all samples.
+
+        Args:
+            arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
+            turn: decides the positions.
+        """
+        hasher = xxhash.xxh3_64()
+        for _, rows in self._gather(pointers, turn):
+            hasher.update(rows.data)
+        for samples in _together([_sample_boxes(arrays[number].data, turn) for number in self._others]):
+            hasher.update(samples)
+        return int(hasher.intdigest()) >> 1
+
+    def digests(self, arrays: Sequence[ArrayLeaf], pointers: Sequence[int], turn: int) -> dict[int, int]:
+        """The fingerprint of each leaf's samples, by leaf number, to find the leaf that differs."""
+        found = {number: hash63(*_together([_sample_boxes(arrays[number].data, turn)])) for number in self._others}
+        for numbers, rows in self._gather(pointers, turn):
+            found |= {number: hash63(row.data) for number, row in zip(numbers.tolist(), rows, strict=True)}
+        return found
+
+    def _gather(self, pointers: Sequence[int], turn: int) -> Iterator[tuple[Numbers, npt.NDArray[np.uint8]]]:
+        """Leaf numbers, and a row of samples for each."""
+        addresses = np.array(pointers, dtype=np.int64)
+        for itemsize, numbers, counts in self._groups:
+            step = -(-counts // SAMPLES_PER_LEAF)
+            first = (_fraction(turn) * step).astype(np.int64)
+            places = first[:, None] + step[:, None] * np.arange(SAMPLES_PER_LEAF)
+            places = np.minimum(places, counts[:, None] - 1)
+            yield numbers, _elements_at(addresses[numbers][:, None] + places * itemsize, itemsize)
 
 
-def leaf_samples(leaves: Sequence[ArrayLeaf], turn: int) -> list[int]:
-    """The sampled fingerprint of each leaf alone, to find the one that differs."""
-    return [sample_digest([leaf], turn) for leaf in leaves]
+Numbers = npt.NDArray[np.int64]
 
 
-def _samples(leaves: Sequence[ArrayLeaf], turn: int) -> list[bytes]:
-    picked: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    data: list[bytes] = []
-    with torch.no_grad():
-        for leaf in leaves:
-            array = leaf.data
-            if isinstance(array, torch.Tensor):
-                picked.setdefault((array.device, array.dtype), []).append(_sample_tensor(array, turn))
-            else:
-                data.append(_sample_boxes(array, turn).tobytes())
-        for key in sorted(picked, key=str):
-            data.append(flat_bytes(torch.cat(picked[key]).cpu()).tobytes())
-    return data
+class _Memory:
+    """The process's memory between two addresses, for numpy to index. Nothing is read but what is indexed."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.__array_interface__ = {"version": 3, "data": (start, True), "shape": (stop - start,), "typestr": "|u1"}
 
 
-def _sample_tensor(tensor: torch.Tensor, turn: int) -> torch.Tensor:
-    """At most :data:`SAMPLES_PER_LEAF` elements, as one view: this runs for every large leaf at every checkpoint."""
-    if not tensor.is_contiguous():
-        return cast(torch.Tensor, _sample_boxes(tensor, turn))
-    count = tensor.numel()
-    step = -(-count // SAMPLES_PER_LEAF)
-    first = _first(turn, step)
-    return tensor.as_strided((-(-(count - first) // step),), (step,), tensor.storage_offset() + first)
+def _elements_at(addresses: Numbers, itemsize: int) -> npt.NDArray[np.uint8]:
+    """The elements at addresses in this process, which must be those of live arrays."""
+    start = int(addresses.min())
+    memory = np.asarray(_Memory(start, int(addresses.max()) + itemsize))
+    elements: npt.NDArray[np.uint8] = memory[(addresses - start)[:, :, None] + np.arange(itemsize)]
+    return elements
 
 
-def _first(turn: int, step: int) -> int:
-    """Where the samples begin: in time every place below ``step``, whatever ``step`` is."""
-    return (turn * _ROTATION % (1 << 64)) * step >> 64
+def _fraction(turn: int) -> float:
+    """Where the samples begin, from 0 to 1: in time close to every place."""
+    return (turn * _ROTATION % (1 << 64)) / (1 << 64)
+
+
+def _is_on_host(array: Any) -> bool:
+    return not isinstance(array, torch.Tensor) or array.is_cpu
 
 
 def _sample_boxes(array: Any, turn: int) -> Any:
-    """About as many elements of any array, by slicing each dimension, as a flat array."""
+    """About as many elements of any array, by slicing each dimension, as a flat array where the array is."""
     per_dimension = max(1, round(SAMPLES_PER_LEAF ** (1 / max(1, len(array.shape)))))
     index = []
     for length in array.shape:
         step = max(1, -(-length // per_dimension))
-        index.append(slice(_first(turn, step), None, step))
-    return array[tuple(index)].reshape(-1)
+        index.append(slice(int(_fraction(turn) * step), None, step))
+    return (array.detach() if isinstance(array, torch.Tensor) else array)[tuple(index)].reshape(-1)
+
+
+def _together(samples: list[Any]) -> list[bytes]:
+    """The bytes of samples, fetched from each device in one copy per dtype."""
+    groups: dict[tuple[str, str], list[torch.Tensor]] = {}
+    found = [sample.tobytes() for sample in samples if not isinstance(sample, torch.Tensor)]
+    for sample in samples:
+        if isinstance(sample, torch.Tensor):
+            groups.setdefault((str(sample.device), str(sample.dtype)), []).append(sample)
+    return found + [flat_bytes(torch.cat(groups[key]).cpu()).tobytes() for key in sorted(groups)]
 
 
 def full_digest(leaf: ArrayLeaf) -> int:

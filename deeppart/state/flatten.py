@@ -114,7 +114,10 @@ def flatten(state: Any, *, live: bool = False, state_dicts: dict[int, Any] | Non
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
     """
     walk = _Walk(live, state_dicts or {})
-    walk.flat.root = walk.node(state, ())
+    try:
+        walk.flat.root = walk.node(state, ())
+    except RecursionError as error:  # the caller is deep in calls already
+        raise _too_deep(()) from error
     return walk.flat
 
 
@@ -206,13 +209,8 @@ class _Walk:
         return Branch("object", item, (), [child])
 
     def _enter(self, container: Any, path: Path) -> None:
-        if len(path) > DEEPEST_NESTING:
-            raise UnsupportedLeafError(
-                "the state is nested too deeply",
-                expected=f"at most {DEEPEST_NESTING} containers inside each other",
-                where=f"path {readable(path)[:200]} ...",
-                todo="flatten the deepest containers",
-            )
+        if len(self._open) >= DEEPEST_NESTING:
+            raise _too_deep(path)
         if id(container) in self._open:
             raise UnsupportedLeafError(
                 "the state contains itself",
@@ -223,6 +221,15 @@ class _Walk:
         self._open.add(id(container))
 
 
+def _too_deep(path: Path) -> UnsupportedLeafError:
+    return UnsupportedLeafError(
+        "the state is nested too deeply",
+        expected=f"at most {DEEPEST_NESTING} containers and objects inside each other",
+        where=f"path {readable(path)[:200]} ...",
+        todo="flatten the deepest containers",
+    )
+
+
 def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
     """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
 
@@ -230,10 +237,10 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
         UnsupportedLeafError: it cannot be stored.
     """
     if (
-        tensor.layout is not torch.strided
+        type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor answers none of the questions below
+        or tensor.layout is not torch.strided
         or tensor.is_quantized
         or tensor.is_meta
-        or type(tensor) not in PLAIN_TENSORS
         or tensor.dtype not in STORABLE_DTYPES
         or not (tensor.is_cpu or tensor.is_cuda)
         or tensor.is_nested

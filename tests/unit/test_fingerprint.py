@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.fingerprint import SAMPLES_PER_LEAF, full_digest, sample_digest
+from deeppart.state.fingerprint import SAMPLES_PER_LEAF, Sampler, full_digest
 from deeppart.state.flatten import ArrayLeaf
+from deeppart.state.ties import address
 
 
 def leaf(data: object) -> ArrayLeaf:
     return ArrayLeaf(("x",), data, 0)
+
+
+def sample_digest(leaves: list[ArrayLeaf], turn: int) -> tuple[int, int]:
+    pointers = [address(each.data) for each in leaves]
+    sampler = Sampler(leaves)
+    alone = sampler.digests(leaves, pointers, turn)
+    assert alone.keys() == {each.index for each in leaves}
+    return sampler.digest(leaves, pointers, turn), alone[0]
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 23 * 16, 587 * 3, 4099, 4800])

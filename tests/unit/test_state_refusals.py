@@ -104,11 +104,11 @@ TENSORS: dict[str, Callable[[], Any]] = {
 ARRAYS: dict[str, Callable[[], Any]] = {
     "object": lambda: np.array([1, "a"], dtype=object),
     "('a'": lambda: np.zeros(2, dtype=[("a", "i4")]),
-    "void": lambda: np.zeros(2, dtype="V4"),
+    "|V4": lambda: np.zeros(2, dtype="V4"),
     "MaskedArray": masked,
     "matrix": quietly(lambda: np.asmatrix([[1]])),
     "recarray": lambda: np.zeros(2).view(np.recarray),
-    "|S0": lambda: np.empty(3, dtype="S0"),
+    "|S0": lambda: np.zeros(2, dtype=[("a", "S0"), ("b", "S2")])["a"],
     "S67108865": lambda: np.empty(1, dtype="S67108865"),
 }
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, ma
         ck.checkpoint(good, step=2).wait(timeout=20)
         with pytest.raises(deeppart.UnsupportedLeafError, match="bad"):
             ck.checkpoint({**good, "bad": item}, step=3)
-        with pytest.raises(deeppart.UnsupportedLeafError, match="bad"):
+        with pytest.raises(deeppart.StateError, match="bad"):
             ck.restore({**good, "bad": item})
         ck.checkpoint(good, step=3).wait(timeout=20)
         assert ck.restore(good) == 3
@@ -214,7 +214,7 @@ def test_an_object_that_makes_ever_new_objects(tmp_path: Path) -> None:
 
 def test_nesting_beyond_what_can_be_stored(tmp_path: Path) -> None:
     """At every depth: either it comes back, or it is refused by name; nothing in between."""
-    depths = [100, 200, 240, 260, 280, 290, 300, 310, 320, 330, 340, 400, 2000]
+    depths = [100, 150, 180, 198, 199, 200, 201, 300, 400, 2000]
     refused = []
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
         for depth in depths:
