@@ -172,7 +172,8 @@ class Checkpointer:
             return None
         restore_state(self._comm, recovered, state, per_rank, timeout)
         self._known_steps.add(recovered.attempt.step)
-        newer = sorted(known for known in self._known_steps if known > recovered.attempt.step)
+        committed = {entry.attempt.step for entry in inventory.committed}
+        newer = sorted(step for step in committed if step > recovered.attempt.step)
         if newer and self.rank == 0:
             warnings.warn(
                 f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "

@@ -131,6 +131,7 @@ class Saver:
     def let_go(self) -> None:
         """Forget the state, so that nothing of it is kept alive between checkpoints."""
         self._flat = None
+        self._error = None  # its traceback leads to the state too
         self._template.clear()
 
     def forget_capture(self) -> None:

@@ -6,8 +6,10 @@ another ``checkpoint()`` call of the same step number) never meet in one plan.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from pathlib import PurePath
 
 from deeppart.model import Attempt
@@ -21,7 +23,7 @@ class Source:
     Attributes:
         level: "local" or "persistent".
         path: the file.
-        readers: ranks that can read it.
+        readers: ranks that can read it, ascending; one tuple for all parts that the same ranks can read.
         nbytes: length of the file.
         index_digest: what the part's index must hash to.
     """
@@ -89,6 +91,7 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
     Returns:
         Candidates by descending step; of two attempts at one step the committed one comes first.
     """
+    everyone = tuple(range(len(inventory.node_of)))
     local = _local_parts(inventory)
     committed = {entry.attempt: entry for entry in inventory.committed}
     candidates: list[tuple[int, int, str, Candidate]] = []
@@ -96,7 +99,7 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
     for attempt in sorted(set(local) | set(committed), key=lambda a: (a.step, a.session, a.sequence)):
         if step is not None and attempt.step != step:
             continue
-        places = _places(attempt, local.get(attempt, {}), committed.get(attempt), len(inventory.node_of))
+        places = _places(attempt, local.get(attempt, {}), committed.get(attempt), everyone)
         lacking = [part for part, sources in enumerate(places) if not sources]
         if lacking:
             rejected.append((attempt.step, _why_lacking(attempt, lacking, attempt in committed)))
@@ -114,15 +117,37 @@ def assign(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
         One read per part, in part order.
     """
     load = [0] * ranks
+    idlest: dict[
+        int, list[tuple[int, int]]
+    ] = {}  # per group of readers, a heap of (load, rank), brought up to date late
     reads: dict[int, Read] = {}
     order = sorted(range(len(candidate.sources)), key=lambda part: (-candidate.sources[part][0].nbytes, part))
     for part in order:
         source = candidate.sources[part][0]
+        if id(source.readers) not in idlest:
+            idlest[id(source.readers)] = [(load[rank], rank) for rank in source.readers]
+            heapify(idlest[id(source.readers)])
+        reader = _idlest(idlest[id(source.readers)], load)
         # The rank that will own the part's per-rank leaves spares a message.
-        reader = min(source.readers, key=lambda rank: (load[rank], rank != part, rank))
+        if part < ranks and load[part] == load[reader] and _contains(source.readers, part):
+            reader = part
         load[reader] += source.nbytes
         reads[part] = Read(part, reader, source)
     return tuple(reads[part] for part in range(len(candidate.sources)))
+
+
+def _idlest(heap: list[tuple[int, int]], load: list[int]) -> int:
+    """The rank with the least load, of equals the lowest; loads have only grown since they were put on the heap."""
+    while heap[0][0] != load[heap[0][1]]:
+        rank = heap[0][1]
+        heapreplace(heap, (load[rank], rank))
+    return heap[0][1]
+
+
+def _contains(ranks: tuple[int, ...], rank: int) -> bool:
+    """Whether a rank is among ascending ranks."""
+    place = bisect_left(ranks, rank)
+    return place < len(ranks) and ranks[place] == rank
 
 
 def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
@@ -139,9 +164,13 @@ def _local_parts(inventory: Inventory) -> dict[Attempt, dict[int, list[tuple[Sto
     """attempt -> part -> (file, ranks of the node that has it), each file of a node once."""
     parts: dict[Attempt, dict[int, list[tuple[StoredPart, tuple[int, ...]]]]] = {}
     seen: set[tuple[int, str]] = set()
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(inventory.node_of):
+        members.setdefault(node, []).append(rank)
+    mates_of = {node: tuple(ranks) for node, ranks in members.items()}
     for rank, found in enumerate(inventory.found):
         node = inventory.node_of[rank]
-        mates = tuple(r for r, other in enumerate(inventory.node_of) if other == node)
+        mates = mates_of[node]
         for part in found:
             if (node, part.path) not in seen:
                 seen.add((node, part.path))
@@ -153,7 +182,7 @@ def _places(
     attempt: Attempt,
     local: dict[int, list[tuple[StoredPart, tuple[int, ...]]]],
     committed: Committed | None,
-    ranks: int,
+    everyone: tuple[int, ...],
 ) -> list[tuple[Source, ...]]:
     places: list[tuple[Source, ...]] = []
     for part in range(attempt.world_size):
@@ -165,7 +194,7 @@ def _places(
         if committed is not None:
             record = committed.parts[part]
             path = str(PurePath(committed.directory) / record.file)
-            sources.append(Source("persistent", path, tuple(range(ranks)), record.nbytes, record.index_digest))
+            sources.append(Source("persistent", path, everyone, record.nbytes, record.index_digest))
         places.append(tuple(sources))
     return places
 

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-STEPS, EVERY = 120, 5
+STEPS, EVERY = 50, 5
 SMALL = ("--layers", "1", "--width", "48")
 
 

@@ -114,6 +114,7 @@ def forge(
     Leaves: ``a`` 900 float32 over all ranks, ``b`` 100 int64 on rank 0, ``rng`` 16 bytes and ``position`` per rank.
     Leaf numbers: a 0, b 1, rng 2.
     """
+    root.mkdir(parents=True, exist_ok=True)
     per_rank = np.array([False, False, True])
     attempt = Attempt("ab" * 16, "cd" * 16, 0, step, ranks)
     edge = [4 * round(900 * rank / ranks) for rank in range(ranks + 1)]

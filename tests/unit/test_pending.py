@@ -1,0 +1,157 @@
+"""The handle of one checkpoint: waiting, asking, reporting, from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
+from deeppart.pending import DONE, FAILED, RUNNING, Pending
+
+
+def pending(*due: str) -> Pending:
+    return Pending(7, frozenset(due or ("local", "persistent")), lambda: None)
+
+
+def states(handle: Pending) -> dict[str, str]:
+    return {name: level.state for name, level in handle.report.levels.items()}
+
+
+def test_levels_begin_waiting_or_off() -> None:
+    assert states(pending("persistent")) == {
+        "local": "off", "partner": "off", "parity": "off", "persistent": "waiting",
+    }  # fmt: skip
+    assert not pending().finished and Pending(7, frozenset(), lambda: None).finished
+
+
+def test_done_never_blocks_and_never_raises_for_a_failure() -> None:
+    handle = pending()
+    assert not handle.done("local") and not handle.done()
+    handle.note_level("local", DONE)
+    handle.note_level("persistent", FAILED, error=CheckpointError("no"))
+    assert handle.done("local") and not handle.done("persistent") and not handle.done("parity")
+    with pytest.raises(LevelNotRunError, match="'disk'"):
+        handle.done("disk")
+
+
+def test_wait_returns_when_the_level_is_complete() -> None:
+    handle = pending()
+    threading.Timer(0.1, handle.note_level, ("local", DONE)).start()
+    began = time.monotonic()
+    handle.wait("local", timeout=20)
+    assert 0.05 < time.monotonic() - began < 10
+    handle.wait("local", timeout=0)
+
+
+def test_wait_raises_what_went_wrong_every_time() -> None:
+    handle, error = pending(), CheckpointError("disk full", found="ENOSPC")
+    threading.Timer(0.05, lambda: handle.note_level("persistent", FAILED, error=error)).start()
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as caught:
+            handle.wait("persistent", timeout=20)
+        assert caught.value is error
+    assert handle.report.levels["persistent"].error == str(error)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_wait_ends_after_its_timeout_and_the_checkpoint_goes_on(timeout: float) -> None:
+    handle = pending()
+    handle.note_level("persistent", RUNNING)
+    with pytest.raises(PeerTimeoutError) as caught:
+        handle.wait("persistent", timeout=timeout)
+    assert "step 7" in str(caught.value) and "running" in str(caught.value)
+    handle.note_level("persistent", DONE)
+    handle.wait("persistent", timeout=timeout)
+
+
+def test_waiting_for_a_level_that_is_not_due() -> None:
+    handle = pending("persistent")
+    for level in ("local", "parity"):
+        with pytest.raises(LevelNotRunError, match=f"'{level}': it is off") as caught:
+            handle.wait(level, timeout=20)
+        assert "['persistent']" in str(caught.value)
+    with pytest.raises(LevelNotRunError, match="no level 'tape'"):
+        handle.wait("tape")
+
+
+def test_a_skipped_checkpoint_is_finished_and_says_so() -> None:
+    handle = pending()
+    handle.note_skipped()
+    assert handle.skipped and handle.finished and states(handle)["local"] == "skipped"
+    assert states(handle)["parity"] == "off"
+    with pytest.raises(LevelNotRunError, match="skipped"):
+        handle.wait("persistent", timeout=20)
+
+
+def test_failures_are_told_once_by_whichever_comes_first() -> None:
+    handle = pending()
+    handle.note_level("local", FAILED, error=CheckpointError("local"))
+    assert [str(error) for error in handle.failures()] == ["local"] and handle.failures() == []
+    handle.note_level("persistent", FAILED, error=CheckpointError("persistent"))
+    with pytest.raises(CheckpointError, match="persistent"):
+        handle.wait("persistent", timeout=20)
+    assert handle.failures() == [], "the caller has seen it in wait"
+
+
+def test_waiting_polls_for_the_training_thread() -> None:
+    calls: list[int] = []
+    handle = Pending(1, frozenset({"local"}), lambda: calls.append(1))
+    with pytest.raises(PeerTimeoutError):
+        handle.wait("local", timeout=0.05)
+    assert len(calls) >= 2
+
+
+def test_the_report_is_a_snapshot() -> None:
+    handle = pending()
+    handle.note_cost(raw_bytes=10, encoded_bytes=5, blocked_s=0.5, waited_s=0.25)
+    handle.note_stage("local", 1.0)
+    handle.note_stage("local", 0.5)
+    handle.note_level("local", RUNNING, nbytes=123)
+    before = handle.report
+    handle.note_returned()
+    handle.note_level("local", DONE)
+    handle.note_cost(raw_bytes=11, retire_error="no")
+    handle.note_retry()
+    after = handle.report
+    assert (before.step, before.raw_bytes, before.encoded_bytes, before.blocked_s, before.waited_s) == (
+        7,
+        10,
+        5,
+        0.5,
+        0.25,
+    )
+    assert before.stages_s == {"local": 1.5} and before.retire_error is None and before.retries == 0
+    assert before.levels["local"].state == RUNNING and before.levels["local"].seconds is None
+    assert after.levels["local"].nbytes == 123 and after.levels["local"].seconds is not None
+    assert (after.raw_bytes, after.retire_error, after.retries) == (11, "no", 1)
+
+
+def test_seconds_are_never_negative() -> None:
+    """A small checkpoint may be complete before checkpoint() has returned."""
+    handle = pending()
+    handle.note_level("local", DONE)
+    time.sleep(0.01)
+    handle.note_returned()
+    assert handle.report.levels["local"].seconds == 0.0
+
+
+def test_many_threads_may_wait_and_ask() -> None:
+    handle, ended = pending(), []
+
+    def follow(level: str) -> None:
+        while not handle.done("local"):
+            handle.report  # noqa: B018
+        handle.wait(level, timeout=20)
+        ended.append(level)
+
+    threads = [threading.Thread(target=follow, args=(level,)) for level in ("local", "persistent") * 4]
+    for thread in threads:
+        thread.start()
+    handle.note_level("local", RUNNING)
+    handle.note_level("local", DONE)
+    handle.note_level("persistent", DONE)
+    for thread in threads:
+        thread.join(timeout=20)
+    assert sorted(ended) == ["local"] * 4 + ["persistent"] * 4
