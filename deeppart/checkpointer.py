@@ -177,7 +177,7 @@ class Checkpointer:
         if newer and self.rank == 0:
             warnings.warn(
                 f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "
-                "taken for the newest by the next restore; `deeppart prune --after` removes such steps",
+                "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
                 DeeppartWarning,
                 stacklevel=2,
             )
@@ -244,7 +244,7 @@ class Checkpointer:
                 expected="a step that has not been committed",
                 where=f"step {number}, {self._session.persistent.root}",
                 todo="count on from the restored step, give the job a directory of its own, or remove newer steps with "
-                "`deeppart prune --after`",
+                "`deeppart prune --after` (with --local for the copies on nodes)",
             )
         return number, None
 
