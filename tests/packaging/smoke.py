@@ -23,8 +23,10 @@ def main(readme: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         round_trip(Path(directory) / "ckpt")
     print(f"saved, restored and loaded by {Path(deeppart.__file__).parent}, one process without MPI")
+    text = readme.read_text()
     # `deeppart ls`, or a line of a code block that begins with it
-    commands = sorted(set(re.findall(r"(?:`|^[ $]*)deeppart ([a-z]+)", readme.read_text(), re.MULTILINE)))
+    code = "\n".join([*re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL), *re.findall(r"`[^`\n]+`", text)])
+    commands = sorted(set(re.findall(r"(?:`|^[ $]*)deeppart ([a-z]+)", code, re.MULTILINE)))
     for command in commands:
         subprocess.run(
             [Path(sys.prefix) / "bin" / "deeppart", command, "--help"], check=True, stdout=subprocess.DEVNULL
