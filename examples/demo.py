@@ -142,8 +142,11 @@ def interrupt(demo: Demo) -> Kill:
         if len(demo.committed("interrupted")) < 2:
             return False
         for file in persistent.glob(f"step-*/.part-{VICTIM:05d}-*.tmp-*"):
+            stored = sorted(local.glob(f"*/{file.parent.name}/part-*"))
             with contextlib.suppress(OSError):
-                whole = next(local.glob(f"*/{file.parent.name}/part-{VICTIM:05d}-*")).stat().st_size
+                if len(stored) < 2:
+                    continue  # the copy begins while the local parts are still being written
+                whole = stored[VICTIM].stat().st_size
                 if 0 < file.stat().st_size < whole and not (file.parent / "manifest").exists():
                     seen.append((file, whole))
         return bool(seen)
