@@ -293,6 +293,7 @@ class Pipeline:
             except (SourceLostError, CorruptFileError):
                 if self._claim_staging(job) is None:
                     raise
+                job.relay.close()  # a file that was given up takes space as long as someone has it open
                 file.restart()
         staged = self._claim_staging(job)
         if staged is None:

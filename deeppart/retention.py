@@ -78,7 +78,9 @@ class Retention:
                 self._local_steps.append(step)
             elif self._persistent is not None:
                 leftovers = self._leftovers["persistent"]
-                self._persistent.retire(self._keep["persistent"], set(leftovers), step)
+                dropped = self._persistent.removable(self._keep["persistent"], leftovers, step)
+                leftovers |= dropped  # stays on record if it is refused: it may have lost its manifest by then
+                self._persistent.remove(dropped)
                 leftovers.clear()
             self._retire_local(set(in_flight))
 

@@ -110,8 +110,8 @@ def open_session(config: Config, comm: Any) -> Session:
     rank, timeout = main.rank, config.timeout
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
     owner, welcome = _open_persistent(main, config, str(directory), timeout)
-    local, error = _open_levels(main, config, topology, welcome)
     try:
+        local, local_steps, error = _open_levels(main, config, topology, welcome)
         raise_together(main, error, _WHAT, timeout)
         channels = {level: finish(main, main.channel(), _WHAT, timeout) for level in ("local", "persistent")}
     except BaseException:
@@ -121,7 +121,7 @@ def open_session(config: Config, comm: Any) -> Session:
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     leftovers = {
-        "local": local.steps() if local is not None else set(),
+        "local": local_steps,
         "persistent": set(welcome["steps"]) - set(welcome["committed"]),
     }
     return Session(
@@ -206,8 +206,8 @@ def _open_persistent(
 
 def _open_levels(
     comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any]
-) -> tuple[LocalLevel | None, DeeppartError | None]:
-    """This rank's view of both directories; an error is returned, for every rank to hear of."""
+) -> tuple[LocalLevel | None, set[int], DeeppartError | None]:
+    """This rank's view of both directories, and the steps on its node; an error is for every rank to hear of."""
     node, rank = topology.names[comm.rank], comm.rank
     try:
         persistent = expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name())
@@ -220,8 +220,9 @@ def _open_levels(
                 todo="use a directory on a file system that all nodes share",
             )
         if config.local_dir is None:
-            return None, None
+            return None, set(), None
         local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
-        return LocalLevel(local, welcome["lineage"]), None
+        level = LocalLevel(local, welcome["lineage"])
+        return level, level.steps(), None
     except DeeppartError as refusal:
-        return None, refusal
+        return None, set(), refusal

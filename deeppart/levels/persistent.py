@@ -8,6 +8,7 @@ the lock file still names this session, for file systems on which locks do not r
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -65,7 +66,22 @@ class PersistentLevel:
         return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
+        self._check_mounted()
         return DurableFile(self.part_path(attempt, rank), direct=True, limit=self._limit)
+
+    def _check_mounted(self) -> None:
+        """Where the file system is not mounted (any more), nothing must be written into the empty mount point.
+
+        Raises:
+            StorageError: the lineage record is not there.
+        """
+        try:
+            os.stat(self.root / LINEAGE_NAME)
+        except OSError as error:
+            todo = "check that the file system is mounted; if someone removed the file alone, end the job and start it"
+            raise storage_error(
+                "persistent_dir has lost its lineage record", error, self.root / LINEAGE_NAME, todo=todo
+            ) from error
 
     def commit(self, manifest: Manifest) -> None:
         """Make a step a checkpoint: its manifest appears, complete and durable, or not at all.
@@ -75,15 +91,15 @@ class PersistentLevel:
         """
         write_file(step_directory(self.root, manifest.attempt.step) / MANIFEST_NAME, encode_manifest(manifest))
 
-    def retire(self, keep_count: int, abandoned: set[int], newest: int) -> None:
-        """Remove all but the ``keep_count`` most recent commits (0 keeps all), and steps that were never committed.
+    def removable(self, keep_count: int, abandoned: set[int], newest: int) -> set[int]:
+        """All steps but the ``keep_count`` most recent commits (0 keeps all), and those that were never committed.
 
         Args:
             abandoned: steps left behind unfinished; those that have a manifest after all are kept.
             newest: the step committed last. It stays, whatever the clocks that dated the commits say.
 
         Raises:
-            StorageError: a removal was refused; the others are still tried.
+            StorageError: the directory cannot be read.
         """
         committed = committed_steps(self.root)
         dropped = abandoned - set(committed)
@@ -91,7 +107,15 @@ class PersistentLevel:
             manifests, _ = read_manifests(self.root)
             found = [(step == newest, manifest.created, step) for step, manifest in manifests.items()]
             dropped |= {step for _, _, step in sorted(found)[:-keep_count]}
-        remove_steps(self.root, dropped)
+        return dropped
+
+    def remove(self, steps: set[int]) -> None:
+        """Remove steps.
+
+        Raises:
+            StorageError: a removal was refused; the others are still tried.
+        """
+        remove_steps(self.root, steps)
 
 
 def read_manifest(root: Path, step: int) -> Manifest:
@@ -228,9 +252,10 @@ class DirectoryOwner:
 
     def close(self) -> None:
         """Let the next job in."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # the lock is gone with the descriptor, whatever close returns
+                os.close(descriptor)
 
 
 def _record(data: bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -61,10 +62,10 @@ class FileSource:
         try:
             status = os.fstat(self._fd)
         except OSError as error:
-            os.close(self._fd)
+            self.close()
             raise self._storage_error("cannot open a part file", error) from error
         if not stat.S_ISREG(status.st_mode):
-            os.close(self._fd)
+            self.close()
             raise self._not_regular()
         self.size = status.st_size
 
@@ -110,9 +111,10 @@ class FileSource:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # nothing was written: it says nothing about what was read
+                os.close(descriptor)
 
     def __enter__(self) -> FileSource:
         return self

@@ -1,0 +1,105 @@
+"""Storage that misbehaves on demand: chosen operations below a directory are refused with an errno of choice.
+
+Works on the functions of :mod:`os`, for the whole process, for as long as the context lasts; operations elsewhere are
+passed through. Reads through Python's own file objects are not seen.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+#: Functions of ``os`` that are watched; what the first argument is.
+BY_PATH = ("open", "rename", "unlink", "mkdir", "rmdir", "listdir", "stat")
+BY_DESCRIPTOR = ("write", "pwrite", "fsync", "fdatasync", "ftruncate", "lseek", "fstat", "preadv", "close")
+
+
+class StorageFaults:
+    """Counts the storage operations below a directory, and refuses chosen ones.
+
+    Args:
+        root: operations on files and directories below it are counted; those elsewhere, and on itself, are not.
+
+    Attributes:
+        log: (operation, path below ``root``) of every operation since the last :meth:`clear`, refused ones included.
+        refused: how many of them were refused.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.join(os.path.realpath(root), "")
+        self._lock = threading.Lock()
+        self._real: dict[str, Callable[..., Any]] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Refuse nothing any more, and count from 0."""
+        self.log: list[tuple[str, str]] = []
+        self.refused = 0
+        self._first, self._last, self._errno = -1, -1, 0
+        self._only: frozenset[str] = frozenset()
+
+    def refuse(self, first: int, code: int, *, count: int | None = 1, only: tuple[str, ...] = ()) -> None:
+        """Refuse ``count`` operations from number ``first`` on, counting from 0 at this call.
+
+        Args:
+            code: an errno, such as ``errno.ENOSPC``.
+            count: None for all from ``first`` on.
+            only: the operations to count and refuse; none given: all.
+        """
+        with self._lock:
+            self.clear()
+            self._first, self._errno = first, code
+            self._last = first + count if count is not None else 1 << 62
+            self._only = frozenset(only)
+
+    def __enter__(self) -> StorageFaults:
+        for name in (*BY_PATH, *BY_DESCRIPTOR):
+            self._real[name] = getattr(os, name)
+            setattr(os, name, self._watched(name, self._real[name]))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, function in self._real.items():
+            setattr(os, name, function)
+
+    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **options: Any) -> Any:
+            path = self._below_root(name, arguments[0] if arguments else ".")
+            if path is None or not self._refuses(name, path):
+                return function(*arguments, **options)
+            if name == "close":  # as on Linux: the descriptor is gone, whatever close returns
+                function(*arguments)
+            raise OSError(self._errno, os.strerror(self._errno), path)
+
+        return watched
+
+    def _below_root(self, name: str, target: Any) -> str | None:
+        if name in BY_DESCRIPTOR or isinstance(target, int):
+            try:
+                text = os.readlink(f"/proc/self/fd/{int(target)}").removesuffix(" (deleted)")
+            except OSError:
+                return None
+        else:
+            text = os.path.abspath(os.fsdecode(target))
+        return text[len(self._root) :] if text.startswith(self._root) else None
+
+    def _refuses(self, name: str, path: str) -> bool:
+        with self._lock:
+            if self._only and name not in self._only:
+                return False
+            number = len(self.log)
+            self.log.append((name, path))
+            chosen = self._first <= number < self._last
+            self.refused += chosen
+            return chosen
+
+
+#: What a full, a failing and a write-protected file system say.
+TYPICAL_ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)

@@ -1,0 +1,139 @@
+"""The suite that every storage level passes: what the pipeline and the restart rely on.
+
+``for check in LEVEL_CHECKS: check(level)``, each with a fresh level on an empty directory. A check raises
+AssertionError.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from deeppart.errors import StorageError
+from deeppart.levels.base import Level
+from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES, list_steps
+from deeppart.model import Attempt
+from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
+
+_SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + ALIGNMENT + 1)
+
+
+def attempt(step: int, ranks: int = 2) -> Attempt:
+    """An attempt to write parts of."""
+    return Attempt("a" * 32, "b" * 32, 0, step, ranks)
+
+
+def a_part_appears_whole_or_not_at_all(level: Level) -> None:
+    """Nothing is under the part's name before ``commit``, everything after it; nothing else is left behind."""
+    path = level.part_path(attempt(1), 0)
+    file = level.open_part(attempt(1), 0)
+    assert not path.exists()
+    file.write(b"first, ")
+    file.write(memoryview(b"second"))
+    assert not path.exists()
+    file.commit()
+    assert path.read_bytes() == b"first, second"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def any_length_in_any_pieces_comes_back(level: Level) -> None:
+    """Around the sizes of blocks and alignment, whatever pieces it is written in."""
+    for step, size in enumerate(_SIZES):
+        data = os.urandom(min(size, 1 << 16)) * (size // min(size, 1 << 16) + 1 if size else 1)
+        for rank, piece in enumerate((size or 1, 1_000_003)):
+            file = level.open_part(attempt(step), rank)
+            for at in range(0, size, piece):
+                file.write(data[at : min(size, at + piece)])
+            file.commit()
+            assert level.part_path(attempt(step), rank).read_bytes() == data[:size], (size, piece)
+
+
+def an_abandoned_part_leaves_no_file(level: Level) -> None:
+    """``abort`` removes what was written, at any point; a second one does nothing."""
+    for pieces in range(3):
+        file = level.open_part(attempt(1), 0)
+        for _ in range(pieces):
+            file.write(bytes(BLOCK_BYTES))
+        file.abort()
+        file.abort()
+        assert os.listdir(level.part_path(attempt(1), 0).parent) == []
+
+
+def a_part_can_be_begun_again(level: Level) -> None:
+    """``restart`` forgets what was written; only what follows is in the part."""
+    for size in (10, BLOCK_BYTES + 5000):
+        file = level.open_part(attempt(size), 0)
+        file.write(b"x" * size)
+        file.restart()
+        file.write(b"y" * 100)
+        file.commit()
+        assert level.part_path(attempt(size), 0).read_bytes() == b"y" * 100
+
+
+def a_new_attempt_replaces_the_part_at_once(level: Level) -> None:
+    """The old part stays until the new one is complete."""
+    path = level.part_path(attempt(1), 1)
+    for content in (b"old", b"new"):
+        file = level.open_part(attempt(1), 1)
+        file.write(content)
+        assert content == b"old" or path.read_bytes() == b"old"
+        file.commit()
+        assert path.read_bytes() == content
+
+
+def every_part_has_a_place_of_its_own(level: Level) -> None:
+    """By step, rank and world size; all below the level's root, in directories that are recognized as steps."""
+    paths: set[Path] = set()
+    steps = (0, 1, 10**11, 10**18 - 1)
+    for step in steps:
+        for rank, ranks in ((0, 1), (0, 2), (1, 2), (99_999, 100_000), (100_000, 100_001)):
+            file = level.open_part(attempt(step, ranks), rank)
+            file.commit()
+            paths.add(level.part_path(attempt(step, ranks), rank))
+    assert len(paths) == 4 * 5 and all(path.is_file() and level.root in path.parents for path in paths)
+    assert set(list_steps(level.root)) == set(steps)
+
+
+def a_refusal_is_a_storage_error_and_leaves_the_old_part(level: Level) -> None:
+    """Whatever the operating system refuses while a part is written."""
+    path = level.part_path(attempt(1), 0)
+    file = level.open_part(attempt(1), 0)
+    file.write(b"old")
+    file.commit()
+    with StorageFaults(level.root) as faults:
+        for code in TYPICAL_ERRORS:
+            for number in range(100):
+                faults.refuse(number, code)
+                error = _write(level)
+                if not faults.refused:
+                    assert error is None and number >= 4
+                    break
+                assert error is None or (error.errno == code and errno.errorcode[code]), (number, error)
+                assert error is None or not path.exists() or path.read_bytes() in (b"old", b"new" * 9999)
+    assert path.read_bytes() == b"new" * 9999 and os.listdir(path.parent) == [path.name]
+
+
+def _write(level: Level) -> StorageError | None:
+    file = None
+    try:
+        file = level.open_part(attempt(1), 0)
+        file.write(b"new" * 9999)
+        file.commit()
+    except StorageError as error:
+        if file is not None:
+            file.abort()
+        return error
+    return None
+
+
+LEVEL_CHECKS: tuple[Callable[[Level], None], ...] = (
+    a_part_appears_whole_or_not_at_all,
+    any_length_in_any_pieces_comes_back,
+    an_abandoned_part_leaves_no_file,
+    a_part_can_be_begun_again,
+    a_new_attempt_replaces_the_part_at_once,
+    every_part_has_a_place_of_its_own,
+    a_refusal_is_a_storage_error_and_leaves_the_old_part,
+)

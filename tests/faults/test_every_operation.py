@@ -1,0 +1,262 @@
+"""Fail every storage operation of a checkpoint, one after another: training goes on, nothing good is ever lost."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart import pipeline, recovery
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    DeeppartError,
+    RestoreError,
+    StorageError,
+)
+from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
+from deeppart.testing.states import difference
+
+LEVELS = ("local", "persistent")
+ERRORS = {errno.errorcode[code]: code for code in TYPICAL_ERRORS}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    where = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RETRY_PAUSES_S", (0.0, 0.0))
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    settings = {"local_dir": str(directory / "local"), "timeout": 30.0, "keep": {"persistent": 2}} | settings
+    return deeppart.Config(persistent_dir=str(directory / "persistent"), **settings)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {
+        "tensor": torch.full((5000,), step, dtype=torch.int32),
+        "array": np.full(70, step),
+        "value": [step, str(step)],
+    }
+
+
+def blank() -> dict[str, Any]:
+    return {"tensor": torch.zeros(5000, dtype=torch.int32), "array": np.zeros(70, int), "value": [0, ""]}
+
+
+def settle(pending: deeppart.Pending) -> dict[str, str]:
+    deadline = time.monotonic() + 30
+    while not pending.finished:
+        assert time.monotonic() < deadline, pending.report
+        time.sleep(0.0005)
+    return {name: pending.report.levels[name].state for name in LEVELS}
+
+
+def newest_is_one_of(directory: Path, steps: tuple[int, ...]) -> None:
+    """What load takes for the newest checkpoint is whole and is the state of one of these steps."""
+    loaded = deeppart.load(directory / "persistent")
+    assert difference(state(loaded["value"][0]), loaded) is None and loaded["value"][0] in steps
+
+
+def operations(directory: Path, level: str) -> int:
+    """How many storage operations a checkpoint takes at a level, retiring an older one included."""
+    with StorageFaults(directory / level) as faults:
+        with deeppart.Checkpointer(config(directory)) as ck:
+            for step in (1, 2, 3):
+                ck.checkpoint(state(step), step).wait(timeout=30)
+            ck._pipeline.drain(30)
+            faults.clear()
+            ck.checkpoint(state(4), 4).wait(timeout=30)
+            ck._pipeline.drain(30)
+            count = len(faults.log)
+    names = {name for name, _ in faults.log}
+    assert {"open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir"} <= names
+    return count
+
+
+@pytest.mark.parametrize("code", ERRORS)
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_operation_of_a_checkpoint(memory: Path, level: str, lasting: bool, code: str) -> None:
+    count = operations(memory / "count", level)
+    outcomes = set()
+    for number in range(count + 2):
+        outcomes.add(one_fault(memory / str(number), level, number, ERRORS[code], lasting))
+    assert ("done", "done") in outcomes
+    if level == "local":
+        lost = {("done", "failed")} if lasting or code != "EIO" else set()  # see one_fault
+        assert outcomes - lost == {("done", "done"), ("failed", "done")}, "a bad local level alone stops nothing"
+    else:
+        assert {local for local, _ in outcomes} == {"done"}
+        assert ("done", "failed") in outcomes
+
+
+def one_fault(directory: Path, level: str, number: int, code: int, lasting: bool) -> tuple[str, ...]:
+    (directory / level).mkdir(parents=True)
+    with StorageFaults(directory / level) as faults:
+        with deeppart.Checkpointer(config(directory)) as ck:
+            for step in (1, 2, 3):
+                ck.checkpoint(state(step), step).wait(timeout=30)
+            ck._pipeline.drain(30)
+            faults.refuse(number, code, count=None if lasting else 1)
+            pending = ck.checkpoint(state(4), 4)  # never raises for storage
+            found = settle(pending)
+            ck._pipeline.drain(30)
+            refused, log = faults.refused, list(faults.log)
+            faults.clear()
+            where = f"{level}, operation {number}: {log[number : number + 1]}, {found}"
+            for name in LEVELS:
+                error = pending.report.levels[name].error
+                assert (found[name] == "failed") == (error is not None), where
+                assert found[name] == "done" or "step 4" in str(error), where
+            if level == "local" and found["persistent"] == "failed":  # written, but it cannot be read back
+                assert "cannot be read" in str(pending.report.levels["persistent"].error), where
+            newest_is_one_of(directory, (3, 4))
+            if found["persistent"] == "done":
+                assert difference(state(4), deeppart.load(directory / "persistent", 4)) is None, where
+            else:
+                unfinished(directory, lasting, where)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                again = ck.checkpoint(state(5), 5)
+            failures = [w for w in caught if issubclass(w.category, BackgroundFailureWarning)]
+            assert len(failures) == list(found.values()).count("failed") == ck.failures, where
+            again.wait("local", timeout=30)
+            again.wait("persistent", timeout=30)
+            assert refused or found == {"local": "done", "persistent": "done"}, where
+    assert difference(state(5), deeppart.load(directory / "persistent")) is None, where
+    tidy(directory, where)
+    with deeppart.Checkpointer(config(directory)) as ck:
+        live = blank()
+        assert ck.restore(live) == 5 and difference(state(5), live) is None, where
+    return tuple(found.values())
+
+
+def unfinished(directory: Path, lasting: bool, where: str) -> None:
+    """A step that failed is no checkpoint; at worst, when even removing it was refused, it is a whole one."""
+    try:
+        loaded = deeppart.load(directory / "persistent", 4)
+    except (RestoreError, deeppart.FormatError, StorageError):
+        return
+    assert lasting, where
+    assert difference(state(4), loaded) is None, where
+
+
+def tidy(directory: Path, where: str) -> None:
+    """When storage is well again, nothing unfinished is left behind."""
+    names = [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
+    assert not [name for name in names if ".tmp-" in name], where
+    kept = {path.parent.name for path in (directory / "persistent").glob("step-*/manifest")}
+    assert {path.name for path in (directory / "persistent").glob("step-*")} == kept and len(kept) == 2, where
+    assert [path.name for path in (directory / "local").glob("*/step-*")] == ["step-000000000005"], where
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_an_error_that_passes_is_got_over_or_reported(memory: Path, code: str) -> None:
+    """EIO from a network file system often passes: the part is written again. ENOSPC and EROFS do not."""
+    with StorageFaults(memory / "persistent") as faults:
+        with deeppart.Checkpointer(config(memory, local_dir=None)) as ck:
+            ck.checkpoint(state(1), 1).wait(timeout=30)
+            for times, step in ((1, 2), (2, 3)):
+                faults.refuse(0, ERRORS[code], count=times, only=("write",))
+                pending = ck.checkpoint(state(step), step)
+                if code == "EIO":
+                    pending.wait(timeout=30)
+                    assert pending.report.retries == times
+                else:
+                    with pytest.raises(CheckpointError, match=f"errno {ERRORS[code]}"):
+                        pending.wait(timeout=30)
+                    assert pending.report.retries == 0
+            faults.refuse(0, ERRORS[code], count=None, only=("write",))
+            with pytest.raises(CheckpointError, match=f"errno {ERRORS[code]}"):
+                ck.checkpoint(state(9), 9).wait(timeout=30)
+            faults.clear()
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_every_operation_of_starting(memory: Path, code: str) -> None:
+    """A start that fails says so with a typed error and leaves the directory free for the next."""
+    for old in (False, True):
+        for level in LEVELS:
+            number = 0
+            while True:
+                directory = memory / f"{old}{level}{number}"
+                (directory / level).mkdir(parents=True)
+                if old:
+                    with deeppart.Checkpointer(config(directory)) as ck:
+                        ck.checkpoint(state(1), 1).wait(timeout=30)
+                with StorageFaults(directory / level) as faults:
+                    faults.refuse(number, ERRORS[code])
+                    try:
+                        deeppart.Checkpointer(config(directory)).close()
+                    except DeeppartError as error:
+                        assert isinstance(error, StorageError), (level, number, error)
+                    refused = faults.refused
+                with deeppart.Checkpointer(config(directory)) as ck:
+                    live = blank()
+                    assert ck.restore(live) == (1 if old else None)
+                    ck.checkpoint(state(2), 2).wait(timeout=30)
+                if not refused:
+                    break
+                number += 1
+            assert number >= 3, (level, number)
+
+
+@pytest.mark.parametrize("code", ERRORS)
+@pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "read"])
+@pytest.mark.parametrize("level", [*LEVELS, "both", "alone"])
+def test_every_operation_of_a_restore(
+    memory: Path, level: str, code: str, mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be read gives way to another level or to an earlier step; otherwise the live state is as it was."""
+    if not mapped:
+        monkeypatch.setattr(recovery, "lies_in_memory", lambda path: False)
+    settings = {"local_dir": None} if level == "alone" else {}
+    with deeppart.Checkpointer(config(memory, **settings)) as ck:
+        for step in (1, 2):
+            ck.checkpoint(state(step), step).wait(timeout=30)
+    outcomes = set()
+    for lasting in (False, True):
+        number = 0
+        while True:
+            with deeppart.Checkpointer(config(memory, **settings)) as ck:
+                with StorageFaults(memory / level if level in LEVELS else memory) as faults:
+                    faults.refuse(number, ERRORS[code], count=None if lasting else 1)
+                    live = blank()
+                    step: int | None = -1
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+                        try:
+                            step = ck.restore(live)
+                        except RestoreError as error:
+                            assert difference(blank(), live) is None, str(error)
+                    refused = faults.refused
+            if step is None:
+                assert difference(blank(), live) is None
+            elif step > 0:
+                assert difference(state(step), live) is None
+            outcomes.add(step)
+            if not refused:
+                assert step == 2
+                break
+            number += 1
+        assert number >= 2
+    if level == "local":
+        assert outcomes == {2}, "the persistent level has it too"
+    if level == "alone" and not mapped:
+        assert 1 in outcomes, "the step before"
