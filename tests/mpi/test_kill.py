@@ -20,7 +20,7 @@ STAGES = {
     "writing the persistent part": ("deeppart.levels.files.DurableFile", "write", 1, "ckpt"),
     "naming the persistent part": ("deeppart.levels.files.DurableFile", "commit", 1, "part-"),
     "naming the manifest": ("deeppart.levels.files.DurableFile", "commit", 1, "manifest"),
-    "retiring": ("deeppart.levels.persistent.PersistentLevel", "retire", 1, ""),
+    "retiring": ("deeppart.levels.persistent.PersistentLevel", "remove", 1, ""),
     "capturing": ("deeppart.state.capture.CapturePlan", "copy", 1, ""),
     "restoring": ("deeppart.distribute._Flight", "__init__", 2, ""),
 }
