@@ -111,14 +111,14 @@ class Checkpointer:
         step, refusal = self._check_step(step)
         due = frozenset(name for name, every in self.config.every.items() if every and self._sequence % every == 0)
         pending = Pending(step, due, self._pipeline.poll)
-        waited = self._make_room()
+        waited = self._make_room() if due else 0.0
         self._retention.protect(step)
         looking = time.monotonic()
         try:
             with collection_paused():
                 self._saver.look(state, refusal)
                 agreeing = time.monotonic()
-                busy = self._saver.agree(step, self._sequence, busy=not self._pipeline.has_room())
+                busy = self._saver.agree(step, self._sequence, busy=bool(due) and not self._pipeline.has_room())
             copying = time.monotonic()
             if busy:
                 self._drop_busy(pending, step)

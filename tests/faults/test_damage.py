@@ -1,0 +1,375 @@
+"""Damage to every region of every file: another copy, an earlier step or a typed error; never wrong bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
+from deeppart.part import FileSource, PartReader
+from deeppart.testing.states import difference
+
+STEPS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    where = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path_factory.mktemp("damage")) as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def sound(memory: Path) -> Path:
+    directory = memory / "sound"
+    with deeppart.Checkpointer(config(directory, keep={"local": 2, "persistent": 2})) as ck:
+        for step in STEPS:
+            ck.checkpoint(state(step), step).wait(timeout=30)
+    return directory
+
+
+@pytest.fixture
+def directory(sound: Path, memory: Path) -> Iterator[Path]:
+    copy = Path(tempfile.mkdtemp(dir=memory)) / "copy"
+    shutil.copytree(sound, copy)
+    yield copy
+    shutil.rmtree(copy.parent)
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    settings = {"local_dir": str(directory / "local"), "timeout": 30.0} | settings
+    return deeppart.Config(persistent_dir=str(directory / "persistent"), **settings)
+
+
+def state(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "noise": torch.randint(0, 256, (20_000,), dtype=torch.uint8, generator=generator),  # stored raw
+        "zeros": torch.full((9000,), step, dtype=torch.int64),  # compressed
+        "array": np.arange(50) * step,
+        "value": [step, str(step)],
+    }
+
+
+def blank() -> dict[str, Any]:
+    return {
+        "noise": torch.zeros(20_000, dtype=torch.uint8),
+        "zeros": torch.zeros(9000, dtype=torch.int64),
+        "array": np.zeros(50, int),
+        "value": [0, ""],
+    }
+
+
+def part(directory: Path, level: str, step: int = 2) -> Path:
+    (found,) = (directory / level).glob(f"**/step-{step:012d}/part-*.dpp")
+    return found
+
+
+def manifest(directory: Path, step: int = 2) -> Path:
+    return directory / "persistent" / f"step-{step:012d}" / "manifest"
+
+
+def restored(directory: Path, **settings: Any) -> tuple[int | None, tuple[str, ...]]:
+    """Restore; what comes back is whole or the live state is untouched and the error is one of ours."""
+    live = blank()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        with deeppart.Checkpointer(config(directory, **settings)) as ck:
+            try:
+                step = ck.restore(live)
+            except DeeppartError:
+                assert difference(blank(), live) is None
+                raise
+            assert difference(state(step) if step else blank(), live) is None
+            return step, ck.explanation
+
+
+def loaded(directory: Path, step: int | None = None) -> int:
+    found = deeppart.load(directory / "persistent", step)
+    assert difference(state(found["value"][0]), found) is None
+    return int(found["value"][0])
+
+
+def flip(path: Path, at: int, mask: int = 0x10) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= mask
+    path.write_bytes(data)
+
+
+def truncate(path: Path, length: int) -> None:
+    path.write_bytes(path.read_bytes()[:length])
+
+
+def regions(path: Path) -> dict[str, tuple[int, int]]:
+    """Name -> (first, last) byte of each region of a part file."""
+    with FileSource(path) as source:
+        reader = PartReader(source, where=str(path))
+        chunks = [(int(c["offset"]), int(c["offset"] + c["encoded_length"])) for c in reader.chunks]
+        codecs = {int(c["codec"]) for c in reader.chunks}
+        end, size = chunks[-1][1], source.size
+    assert len(codecs) == 2, "raw and compressed chunks"
+    tables = end + 64 + 80 * len(chunks)
+    found = {"magic": (0, 8), "header": (8, 80), "header padding": (80, 4088), "header digest": (4088, 4096)}
+    found |= {f"chunk {i}": bounds for i, bounds in enumerate(chunks)}
+    found |= {"index head": (end, end + 64), "chunk table": (end + 64, tables), "rest": (tables, size - 64)}
+    return found | {"footer": (size - 64, size)}
+
+
+def positions(path: Path) -> list[int]:
+    """Both ends of every region and some bytes between."""
+    places: set[int] = set()
+    for first, last in regions(path).values():
+        places |= {first, last - 1, (first + last) // 2, first + (last - first) // 3}
+    return sorted(places)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flipped_local_part_gives_way_to_the_persistent_one(directory: Path) -> None:
+    path = part(directory, "local")
+    for at in positions(path):
+        flip(path, at)
+        step, lines = restored(directory)
+        assert step == 2 and lines[-1] == "step 2: 1 of 1 parts persistent; saved by 1 rank", (at, lines)
+        assert any(str(path) in line for line in lines[:-1]), "and says why"
+        flip(path, at)
+    assert restored(directory) == (2, ("step 2: 1 of 1 parts local; saved by 1 rank",))
+
+
+def test_a_flipped_persistent_part_gives_way_to_the_local_one(directory: Path) -> None:
+    path = part(directory, "persistent")
+    for at in positions(path):
+        flip(path, at)
+        assert restored(directory)[0] == 2
+        with pytest.raises(FormatError):
+            loaded(directory)
+        assert loaded(directory, 1) == 1
+        flip(path, at)
+
+
+def test_both_flipped_give_way_to_the_step_before(directory: Path) -> None:
+    one, other = part(directory, "local"), part(directory, "persistent")
+    for at in positions(one)[::2]:
+        flip(one, at)
+        flip(other, at)
+        step, lines = restored(directory)
+        assert step == 1 and any(str(one) in line for line in lines) and any(str(other) in line for line in lines)
+        flip(one, at)
+        flip(other, at)
+
+
+def test_nothing_sound_left_is_an_error_that_lists_it_all(directory: Path) -> None:
+    for level in ("local", "persistent"):
+        for step in STEPS:
+            flip(part(directory, level, step), 4200)
+    with pytest.raises(RestoreError) as caught:
+        restored(directory)
+    text = str(caught.value)
+    assert all(str(part(directory, level, step)) in text for level in ("local", "persistent") for step in STEPS)
+
+
+def test_truncated_and_lengthened_parts(directory: Path) -> None:
+    one, other = part(directory, "local"), part(directory, "persistent")
+    data = one.read_bytes()
+    places = sorted({0, 1, len(data) - 1, *(p for bounds in regions(one).values() for p in bounds)} - {len(data)})
+    versions = [data[:length] for length in places]
+    versions += [data[: len(data) // 2].ljust(len(data), b"\0"), data + b"x", data + data, b"\0" * len(data)]
+    for version in versions:
+        one.write_bytes(version)
+        assert restored(directory)[0] == 2
+        other.write_bytes(version)
+        assert restored(directory)[0] == 1
+        with pytest.raises(FormatError):
+            loaded(directory)
+        one.write_bytes(data)
+        assert restored(directory)[0] == 2
+        other.write_bytes(data)
+
+
+def swap_contents(one: Path, other: Path) -> None:
+    a, b = one.read_bytes(), other.read_bytes()
+    one.write_bytes(b)
+    other.write_bytes(a)
+
+
+def test_parts_of_other_steps_in_place_of_each_other(directory: Path) -> None:
+    """Every digest of such a file holds; it is another attempt's."""
+    for level in ("local", "persistent"):
+        swap_contents(part(directory, level, 1), part(directory, level, 2))
+    with pytest.raises(FormatError):
+        loaded(directory)
+    step, _ = restored(directory)
+    assert step == 2, "the local parts are whole: their headers say whose they are"
+    shutil.rmtree(directory / "local")
+    with pytest.raises(RestoreError):
+        restored(directory)
+
+
+REPLACEMENTS: dict[str, Callable[[Path], None]] = {
+    "missing": lambda path: None,
+    "directory": lambda path: path.mkdir(),
+    "full directory": lambda path: (path / "x").mkdir(parents=True),
+    "fifo": lambda path: os.mkfifo(path),
+    "dangling link": lambda path: path.symlink_to("/nowhere"),
+    "link to itself": lambda path: path.symlink_to(path),
+    "empty": lambda path: path.touch(),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", REPLACEMENTS)
+def test_something_else_in_place_of_a_file(directory: Path, kind: str) -> None:
+    for path in (part(directory, "local"), part(directory, "persistent")):
+        path.unlink()
+        REPLACEMENTS[kind](path)
+    assert restored(directory)[0] == 1
+    with pytest.raises((FormatError, StorageError)):
+        loaded(directory)
+    manifest(directory, 1).unlink()
+    REPLACEMENTS[kind](manifest(directory, 1))
+    assert restored(directory)[0] == 1, "its local copy is whole"
+    with pytest.raises(RestoreError):
+        restored(directory, local_dir=None)
+
+
+def test_a_link_to_a_sound_part_is_not_followed(directory: Path) -> None:
+    for level in ("local", "persistent"):
+        path = part(directory, level)
+        path.rename(directory / level / "elsewhere")
+        path.symlink_to(directory / level / "elsewhere")
+    assert restored(directory)[0] == 1
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------
+
+
+def test_flipped_manifests(directory: Path) -> None:
+    path = manifest(directory)
+    size = path.stat().st_size
+    for at in [*range(0, 90, 3), *range(90, size, size // 40), size - 1]:
+        for mask in (0x01, 0x80):
+            flip(path, at, mask)
+            assert restored(directory)[0] == 2, "the local copy is whole and needs no manifest"
+            step, lines = restored(directory, local_dir=None)
+            assert step == 1 and any("step 2 (persistent)" in line for line in lines)
+            assert loaded(directory) == 1
+            with pytest.raises(FormatError):
+                loaded(directory, 2)
+            flip(path, at, mask)
+    assert loaded(directory) == 2
+
+
+def test_truncated_manifests(directory: Path) -> None:
+    path = manifest(directory)
+    data = path.read_bytes()
+    for version in (b"", data[:10], data[:60], data[: len(data) // 2], data[:-1], data + b"\n", data * 2):
+        path.write_bytes(version)
+        assert restored(directory, local_dir=None)[0] == 1 and loaded(directory) == 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_manifest_is_not_taken_for_no_checkpoint(directory: Path) -> None:
+    """Training from scratch over a damaged checkpoint would be silent loss: restore must not return None."""
+    shutil.rmtree(directory / "local")
+    for step in STEPS:
+        flip(manifest(directory, step), 200)
+    with pytest.raises(RestoreError, match="step 2 \\(persistent\\)"):
+        restored(directory, local_dir=None)
+    with pytest.raises(RestoreError):
+        loaded(directory)
+
+
+def test_a_manifest_of_another_step(directory: Path) -> None:
+    manifest(directory).write_bytes(manifest(directory, 1).read_bytes())
+    assert loaded(directory) == 1
+    assert restored(directory, local_dir=None)[0] == 1
+
+
+def test_a_manifest_from_a_newer_version(directory: Path) -> None:
+    data = manifest(directory).read_bytes()
+    manifest(directory).write_bytes(data.replace(b"deeppart-manifest 1 ", b"deeppart-manifest 2 ", 1))
+    with pytest.raises(deeppart.NewerFormatError):
+        loaded(directory, 2)
+    step, lines = restored(directory, local_dir=None)
+    assert step == 1 and any("newer" in line or "version 2" in line for line in lines), lines
+
+
+# --- the directory's own files ----------------------------------------------------------------------------------------
+
+
+def test_every_damage_of_the_lineage_record(directory: Path) -> None:
+    path = directory / "persistent" / "deeppart.json"
+    data = path.read_bytes()
+    versions = [data[:length] for length in range(0, len(data), 7)]
+    versions += [data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :] for at in range(len(data)) for mask in (1, 0x80)]
+    versions += [b"[]", b"5", b"null", b'"x"', b"{}", b'{"lineage": 5}', b'{"lineage": "../../x"}', b"[" * 50_000]
+    refused = 0
+    for version in versions:
+        path.write_bytes(version)
+        try:
+            step, _ = restored(directory)
+        except FormatError as error:
+            refused += 1
+            assert str(path) in str(error)
+        else:
+            assert step == 2
+        assert loaded(directory) == 2, "load needs no lineage"
+    assert refused > len(versions) // 4
+    path.write_bytes(data)
+    assert restored(directory)[1] == ("step 2: 1 of 1 parts local; saved by 1 rank",)
+
+
+def test_a_lost_lineage_record_begins_a_new_lineage(directory: Path) -> None:
+    """Local copies are then nobody's, persistent checkpoints are still checkpoints."""
+    (directory / "persistent" / "deeppart.json").unlink()
+    step, lines = restored(directory)
+    assert step == 2 and lines[-1] == "step 2: 1 of 1 parts persistent; saved by 1 rank"
+    assert len(list((directory / "local").iterdir())) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"[]", b"null", b"[" * 50_000, b"x" * 100_000])
+def test_a_damaged_lock_file_keeps_nobody_out(directory: Path, content: bytes) -> None:
+    (directory / "persistent" / ".deeppart.lock").write_bytes(content)
+    assert restored(directory)[0] == 2
+
+
+def test_damage_while_the_job_runs_is_noticed_at_the_next_restore(directory: Path) -> None:
+    with deeppart.Checkpointer(config(directory)) as ck:
+        ck.checkpoint(state(3), 3).wait(timeout=30)
+        for level in ("local", "persistent"):
+            flip(part(directory, level, 3), 5000)
+        live = blank()
+        with pytest.warns(deeppart.DeeppartWarning, match="step 3 is in the directory too"):
+            assert ck.restore(live) == 2
+        assert difference(state(2), live) is None
+
+
+def test_local_copies_survive_the_loss_of_the_persistent_directory(directory: Path) -> None:
+    """All steps are gone but the lineage record: the local level alone brings the job back."""
+    for step in STEPS:
+        shutil.rmtree(manifest(directory, step).parent)
+    step, lines = restored(directory)
+    assert step == 2 and lines == ("step 2: 1 of 1 parts local; saved by 1 rank",)
+
+
+def test_other_files_do_no_harm(directory: Path) -> None:
+    for where in (directory / "persistent", next((directory / "local").iterdir())):
+        (where / "notes.txt").write_text("x")
+        (where / "step-1").mkdir()
+        (where / "step-000000000099").write_text("a file named like a step")
+        (where / "step-0000000000000000000000001").mkdir()
+        (where / "step-000000000002" / "part-00000-of-00002.dpp").write_bytes(b"x")
+        (where / "step-000000000002" / "part-00007-of-00001.dpp").write_bytes(b"x")
+        (where / "step-000000000002" / "\udcff\udcfe").write_bytes(b"x")
+    assert restored(directory)[0] == 2 and loaded(directory) == 2

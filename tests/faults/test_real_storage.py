@@ -1,0 +1,326 @@
+"""Real file systems that are full, read-only or gone, and a job that is killed while it writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import pipeline
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
+from deeppart.testing.states import difference
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """``mount_tmpfs(name, mebibytes)`` -> a directory that is a file system of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    mounted: list[Path] = []
+
+    def mount(name: str, mebibytes: int) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        try:
+            run("mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(directory))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"cannot mount a tmpfs: {error}")
+        mounted.append(directory)
+        return directory
+
+    yield mount
+    for directory in mounted:
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=30)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RETRY_PAUSES_S", (0.01, 0.01))
+
+
+def config(persistent: Path, local: Path | None, **settings: Any) -> deeppart.Config:
+    settings = {"timeout": 30.0, "compression": "none", "keep": {"persistent": 2}} | settings
+    return deeppart.Config(persistent_dir=str(persistent), local_dir=None if local is None else str(local), **settings)
+
+
+def state(step: int, mebibytes: float = 1) -> dict[str, Any]:
+    return {"x": torch.full((int(mebibytes * (1 << 20)),), step % 251, dtype=torch.uint8), "step": step}
+
+
+def outcome(pending: deeppart.Pending) -> tuple[str, str]:
+    deadline = time.monotonic() + 30
+    while not pending.finished:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    levels = pending.report.levels
+    return levels["local"].state, levels["persistent"].state
+
+
+def used(directory: Path) -> int:
+    """Bytes of a file system that are in use."""
+    status = os.statvfs(directory)
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def checkpoint(ck: deeppart.Checkpointer, step: int, *, warned: int = 0, mebibytes: float = 1) -> deeppart.Pending:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pending = ck.checkpoint(state(step, mebibytes), step)
+    failures = [str(w.message) for w in caught if issubclass(w.category, BackgroundFailureWarning)]
+    assert len(failures) == warned, failures
+    return pending
+
+
+# --- full -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_local_level_stops_neither_training_nor_the_persistent_level(
+    mount_tmpfs: Callable[..., Path], tmp_path: Path
+) -> None:
+    local = mount_tmpfs("local", 8)
+    with deeppart.Checkpointer(config(tmp_path / "p", local)) as ck:
+        assert outcome(checkpoint(ck, 1)) == ("done", "done")
+        for step in (2, 3):
+            full = checkpoint(ck, step, mebibytes=9, warned=step - 2)
+            assert outcome(full) == ("failed", "done")
+            assert "errno 28" in str(full.report.levels["local"].error)
+            eventually(lambda: used(local) < 3 << 20)  # what was written of it is gone
+            loaded = deeppart.load(tmp_path / "p")
+            assert difference(state(step, 9), loaded) is None
+        assert outcome(checkpoint(ck, 4, warned=1)) == ("done", "done")
+    assert not list(local.rglob("*.tmp-*"))
+
+
+def test_a_full_persistent_level_keeps_the_last_good_checkpoint(
+    mount_tmpfs: Callable[..., Path], tmp_path: Path
+) -> None:
+    persistent = mount_tmpfs("persistent", 8)
+    with deeppart.Checkpointer(config(persistent, tmp_path / "l")) as ck:
+        assert outcome(checkpoint(ck, 1)) == ("done", "done")
+        for step in (2, 3):
+            full = checkpoint(ck, step, mebibytes=9, warned=step - 2)
+            assert outcome(full) == ("done", "failed")
+            assert deeppart.load(persistent)["step"] == 1
+            eventually(lambda: used(persistent) < 3 << 20)  # the failed one takes no space from the next
+        with pytest.raises(CheckpointError, match="errno 28"):
+            full.wait("persistent")
+        assert outcome(checkpoint(ck, 4, warned=0)) == ("done", "done"), "told by wait already"
+        live = state(0)
+        assert ck.restore(live) == 4
+    assert sorted(path.name for path in persistent.glob("step-*")) == [f"step-{s:012d}" for s in (1, 4)]
+
+
+def test_space_that_is_short_for_the_manifest_alone(mount_tmpfs: Callable[..., Path], tmp_path: Path) -> None:
+    """Whatever is missing when space runs out, a step is a checkpoint or it is not."""
+    persistent = mount_tmpfs("persistent", 4)
+    with deeppart.Checkpointer(config(persistent, None)) as ck:
+        assert outcome(checkpoint(ck, 0)) == ("off", "done")
+        failed = 0
+        for step in range(1, 12):
+            free = os.statvfs(persistent)
+            filler = persistent / "filler"
+            filler.write_bytes(b"x" * (free.f_bfree * free.f_frsize - (1 << 20) - 4096 * step))
+            found = outcome(checkpoint(ck, step, warned=failed))[1]
+            failed = int(found == "failed")
+            filler.unlink()
+            newest = deeppart.load(persistent)
+            assert difference(state(newest["step"]), newest) is None
+            assert (newest["step"] == step) == (found == "done")
+        assert outcome(checkpoint(ck, 99, warned=failed)) == ("off", "done")
+
+
+def test_both_full(mount_tmpfs: Callable[..., Path]) -> None:
+    local, persistent = mount_tmpfs("local", 8), mount_tmpfs("persistent", 8)
+    with deeppart.Checkpointer(config(persistent, local)) as ck:
+        assert outcome(checkpoint(ck, 1)) == ("done", "done")
+        assert outcome(checkpoint(ck, 2, mebibytes=9)) == ("failed", "failed")
+        assert outcome(checkpoint(ck, 3, warned=2)) == ("done", "done")
+        assert ck.failures == 2
+
+
+# --- read-only --------------------------------------------------------------------------------------------------------
+
+
+def test_a_local_file_system_that_turns_read_only(mount_tmpfs: Callable[..., Path], tmp_path: Path) -> None:
+    """(Not with an open lock file: test_every_operation.py has EROFS at the persistent level.)"""
+    local = mount_tmpfs("local", 16)
+    with deeppart.Checkpointer(config(tmp_path / "p", local)) as ck:
+        assert outcome(checkpoint(ck, 1)) == ("done", "done")
+        ck._pipeline.drain(30)
+        run("mount", "-o", "remount,ro", str(local))
+        try:
+            pending = checkpoint(ck, 2)
+            assert outcome(pending) == ("failed", "done")
+            assert "read-only" in str(pending.report.levels["local"].error).lower()
+            live = state(0)
+            assert ck.restore(live) == 2 and difference(state(2), live) is None
+        finally:
+            run("mount", "-o", "remount,rw", str(local))
+        assert outcome(checkpoint(ck, 3, warned=1)) == ("done", "done")
+
+
+@pytest.mark.parametrize("level", ["local", "persistent"])
+def test_a_read_only_directory_at_the_start(mount_tmpfs: Callable[..., Path], tmp_path: Path, level: str) -> None:
+    bad = mount_tmpfs(level, 4)
+    run("mount", "-o", "remount,ro", str(bad))
+    settings = (bad, tmp_path / "l") if level == "persistent" else (tmp_path / "p", bad)
+    with pytest.raises(StorageError) as caught:
+        deeppart.Checkpointer(config(*settings))
+    assert str(bad) in str(caught.value) and "read-only" in str(caught.value).lower()
+    run("mount", "-o", "remount,rw", str(bad))
+    deeppart.Checkpointer(config(*settings)).close()
+
+
+# --- gone -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["local", "persistent"])
+def test_a_file_system_that_is_unmounted(mount_tmpfs: Callable[..., Path], level: str) -> None:
+    """Nothing may be written into the mount point instead: it would hide behind the next mount, or fill the disk."""
+    directories = {name: mount_tmpfs(name, 16) for name in ("local", "persistent")}
+    with deeppart.Checkpointer(config(directories["persistent"], directories["local"])) as ck:
+        assert outcome(checkpoint(ck, 1)) == ("done", "done")
+        ck._pipeline.drain(30)
+        run("umount", "-l", str(directories[level]))
+        pending = checkpoint(ck, 2)
+        assert outcome(pending) == (("failed", "done") if level == "local" else ("done", "failed"))
+        assert list(directories[level].rglob("*")) == [], "the mount point is left alone"
+        live = state(0)
+        assert ck.restore(live) == 2 and difference(state(2), live) is None
+        run("mount", "-t", "tmpfs", "tmpfs", str(directories[level]))
+        again = checkpoint(ck, 3, warned=1)
+        local, persistent = outcome(again)
+        if level == "persistent":  # another file system: its lock file is not ours, nothing is committed to it
+            assert (local, persistent) == ("done", "failed")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ck.close()
+
+
+def test_a_local_directory_that_is_deleted_and_comes_back(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path / "p", tmp_path / "l")) as ck:
+        assert outcome(checkpoint(ck, 1)) == ("done", "done")
+        (tmp_path / "l").rename(tmp_path / "moved")
+        assert outcome(checkpoint(ck, 2)) == ("failed", "done")
+        (tmp_path / "moved").rename(tmp_path / "l")
+        assert outcome(checkpoint(ck, 3, warned=1)) == ("done", "done")
+
+
+# --- in the way -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["local", "persistent"])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_file_in_place_of_a_directory(tmp_path: Path, level: str, depth: int) -> None:
+    (tmp_path / "file").write_text("x")
+    bad = (tmp_path / "file").joinpath(*"abc"[:depth])
+    settings = (bad, tmp_path / "l") if level == "persistent" else (tmp_path / "p", bad)
+    with pytest.raises(StorageError) as caught:
+        deeppart.Checkpointer(config(*settings))
+    assert "file" in str(caught.value)
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_lineage_record_or_lock_that_is_a_directory(tmp_path: Path) -> None:
+    for name in ("deeppart.json", ".deeppart.lock"):
+        (tmp_path / name / name).mkdir(parents=True)
+        with pytest.raises(StorageError):
+            deeppart.Checkpointer(config(tmp_path / name, None))
+
+
+def test_a_file_in_place_of_a_step_directory(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path, None)) as ck:
+        (tmp_path / "step-000000000001").write_text("precious")
+        assert outcome(checkpoint(ck, 1)) == ("off", "failed")
+        assert outcome(checkpoint(ck, 2, warned=1)) == ("off", "done")
+    assert (tmp_path / "step-000000000001").read_text() == "precious"
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+JOB = """
+    import sys, time, torch, deeppart
+    directory, speed, step = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+    ck = deeppart.Checkpointer(deeppart.Config(
+        persistent_dir=directory + "/p", local_dir=(directory + "/l") if "local" in sys.argv else None,
+        timeout=60, compression="none", flush_bandwidth=speed or None))
+    live = {"x": torch.zeros(16 << 20, dtype=torch.uint8), "step": 0}
+    print("restored", ck.restore(live), flush=True)
+    ck.checkpoint({"x": torch.full((16 << 20,), step, dtype=torch.uint8), "step": step}, step)
+    print("submitted", flush=True)
+    if speed:
+        time.sleep(60)
+    ck.close()
+    print("closed", flush=True)
+"""
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(JOB), str(directory), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def finish(job: subprocess.Popen[str]) -> list[str]:
+    text, _ = job.communicate(timeout=90)
+    assert job.returncode == 0
+    return text.splitlines()
+
+
+def test_a_job_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+    assert finish(start(tmp_path, "0", "1")) == ["restored None", "submitted", "closed"]
+    job = start(tmp_path, str(2 << 20), "2")  # eight seconds for 16 MiB
+    assert job.stdout is not None
+    assert [job.stdout.readline().strip() for _ in range(2)] == ["restored 1", "submitted"]
+    with pytest.raises(DirectoryInUseError, match=f"process {job.pid}"):
+        deeppart.Checkpointer(config(tmp_path / "p", None))
+    step = tmp_path / "p" / "step-000000000002"
+    deadline = time.monotonic() + 30
+    while not list(step.glob(".part-*.tmp-*")) or not next(step.glob(".part-*.tmp-*")).stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    job.send_signal(signal.SIGKILL)
+    job.communicate(timeout=30)
+    assert list(step.glob(".part-*.tmp-*")), "it was in the middle of it"
+    assert deeppart.load(tmp_path / "p")["step"] == 1
+    assert finish(start(tmp_path, "0", "3")) == ["restored 1", "submitted", "closed"], "the lock went with the process"
+    assert sorted(path.name for path in (tmp_path / "p").glob("step-*")) == [f"step-{s:012d}" for s in (1, 3)]
+
+
+def test_a_job_that_is_killed_between_its_levels(tmp_path: Path) -> None:
+    """The local copy is whole, the persistent one is not: the local one is the newest checkpoint."""
+    job = start(tmp_path, str(1 << 20), "1", "local")
+    assert job.stdout is not None
+    assert [job.stdout.readline().strip() for _ in range(2)] == ["restored None", "submitted"]
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "l").glob("*/step-*/part-*.dpp")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    job.send_signal(signal.SIGKILL)
+    job.communicate(timeout=30)
+    with pytest.raises(deeppart.RestoreError):
+        deeppart.load(tmp_path / "p")
+    assert finish(start(tmp_path, "0", "2", "local")) == ["restored 1", "submitted", "closed"]
+    assert [path.name for path in (tmp_path / "p").glob("step-*")] == ["step-000000000002"]
+    assert [path.name for path in (tmp_path / "l").glob("*/step-*")] == ["step-000000000002"]

@@ -1,0 +1,128 @@
+"""The module-level functions: one default checkpointer, configured by the environment and ``deeppart.toml``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CheckpointError, ConfigError, DirectoryInUseError
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    deeppart.close()
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"x": torch.full((10,), value), "n": int(value)}
+
+
+def test_the_three_lines_of_the_quick_start(workplace: Path) -> None:
+    live = state(0)
+    assert deeppart.restore(live) is None
+    for step in (1, 2):
+        deeppart.checkpoint(state(step), step=step).wait(timeout=20)
+    assert deeppart.restore(live) == 2 and live["n"] == 2
+    assert deeppart.load("ckpt")["n"] == 2
+    assert (workplace / "ckpt" / "step-000000000002" / "manifest").is_file()
+
+
+def test_the_environment_and_the_file_configure_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("deeppart.toml").write_text('persistent_dir = "from-file"\nlocal_dir = "scratch"\nkeep = { persistent = 1 }\n')
+    monkeypatch.setenv("DEEPPART_PERSISTENT_DIR", "from-{job}-{rank}")
+    for step in (1, 2, 3):
+        pending = deeppart.checkpoint(state(step), step)
+        pending.wait("local", timeout=20)
+        pending.wait("persistent", timeout=20)
+    deeppart.close()
+    assert not (workplace / "from-file").exists()
+    (directory,) = workplace.glob("from-*-0")
+    assert [path.name for path in directory.glob("step-*")] == ["step-000000000003"]
+    assert len(list((workplace / "scratch").glob("*/step-*"))) == 1
+
+
+def test_a_bad_configuration_is_reported_and_can_be_mended() -> None:
+    Path("deeppart.toml").write_text("tiemout = 3\n")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="tiemout"):
+            deeppart.checkpoint(state(1), 1)
+    Path("deeppart.toml").write_text("timeout = 3\n")
+    deeppart.checkpoint(state(1), 1).wait(timeout=20)
+
+
+def test_close_gives_the_directory_back_and_the_next_call_begins_anew() -> None:
+    deeppart.close()
+    deeppart.checkpoint(state(1), 1)
+    with pytest.raises(DirectoryInUseError):
+        deeppart.Checkpointer(deeppart.Config())
+    deeppart.close()
+    deeppart.close()
+    with deeppart.Checkpointer(deeppart.Config()) as ck:
+        assert ck.restore(state(0)) == 1
+    with pytest.raises(deeppart.StepExistsError):
+        deeppart.checkpoint(state(1), 1)
+    deeppart.checkpoint(state(2), 2).wait(timeout=20)
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
+    command = [sys.executable, *options, "-c", textwrap.dedent(script)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_the_end_of_the_process_finishes_the_last_checkpoint() -> None:
+    done = run(
+        """
+        import torch, deeppart
+        deeppart.checkpoint({"x": torch.ones(4_000_000), "n": 7}, step=7)
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert deeppart.load("ckpt")["n"] == 7
+
+
+def test_a_failure_at_the_very_end_is_still_told() -> None:
+    Path("ckpt").mkdir()
+    Path("ckpt/step-000000000007").write_text("in the way")
+    done = run(
+        """
+        import torch, deeppart
+        deeppart.checkpoint({"n": 7}, step=7)
+        """
+    )
+    assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr
+
+
+def test_importing_takes_no_mpi_and_starts_nothing() -> None:
+    done = run(
+        """
+        import sys, threading, deeppart
+        assert "mpi4py" not in sys.modules and "hypothesis" not in sys.modules and threading.active_count() == 1
+        ck = deeppart.Checkpointer(deeppart.Config(persistent_dir="p"))
+        ck.checkpoint({"n": 1}, 1)
+        ck.close()
+        assert "mpi4py" not in sys.modules
+        """,
+        "-W",
+        "error",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_but_the_default_is_closed(workplace: Path) -> None:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir="other")) as ck:
+        deeppart.checkpoint(state(1), 1).wait(timeout=20)
+        deeppart.close()
+        ck.checkpoint(state(2), 2).wait(timeout=20)
+    with pytest.raises(CheckpointError, match="closed"):
+        ck.checkpoint(state(3), 3)

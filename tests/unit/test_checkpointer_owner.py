@@ -1,0 +1,185 @@
+"""One job at a time on a directory: locks, takeovers, and who may commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, LaunchError
+from deeppart.levels import persistent
+from deeppart.levels.persistent import LOCK_NAME, DirectoryOwner
+
+HOLDER = """
+    import sys, deeppart
+    ck = deeppart.Checkpointer(deeppart.Config(persistent_dir=sys.argv[1], timeout=20))
+    print("holding", flush=True)
+    sys.stdin.readline()
+    ck.close()
+"""
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory), **{"timeout": 20.0, **settings})
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "_LOCK_PATIENCE_S", 0.05)
+
+
+def hold(directory: Path) -> subprocess.Popen[str]:
+    job = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert job.stdout is not None and job.stdout.readline() == "holding\n"
+    return job
+
+
+def test_another_process_is_named_and_its_death_frees_the_directory(tmp_path: Path) -> None:
+    job = hold(tmp_path)
+    with pytest.raises(DirectoryInUseError) as caught:
+        deeppart.Checkpointer(config(tmp_path))
+    assert f"process {job.pid} on {os.uname().nodename}" in str(caught.value) and str(tmp_path) in str(caught.value)
+    job.send_signal(signal.SIGKILL)
+    job.communicate(timeout=30)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"a": 1}, 1).wait(timeout=20)
+    job = hold(tmp_path)
+    job.communicate("go\n", timeout=30)
+    assert job.returncode == 0
+    deeppart.Checkpointer(config(tmp_path)).close()
+
+
+def test_two_in_one_process(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for _ in range(2):
+            with pytest.raises(DirectoryInUseError, match=f"process {os.getpid()}"):
+                deeppart.Checkpointer(config(tmp_path))
+        ck.checkpoint({"a": 1}, 1).wait(timeout=20)  # the refused one has not damaged anything
+        with deeppart.Checkpointer(config(tmp_path / "other")) as other:
+            other.checkpoint({"a": 2}, 1).wait(timeout=20)
+    deeppart.Checkpointer(config(tmp_path)).close()
+
+
+def test_the_same_directory_by_another_name(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with deeppart.Checkpointer(config(tmp_path / "real")):
+        for name in ("link", "real/../real", "real/"):
+            with pytest.raises(DirectoryInUseError):
+                deeppart.Checkpointer(config(tmp_path / name))
+
+
+def test_a_refused_start_leaves_no_lock_and_no_thread(tmp_path: Path) -> None:
+    """Whatever goes wrong after the lock is taken gives it back."""
+    (tmp_path / "file").write_text("x")
+    before = threading.active_count()
+    for settings in ({"local_dir": str(tmp_path / "file")}, {"local_dir": "$NOT_SET_ANYWHERE/x"}):
+        with pytest.raises(deeppart.DeeppartError):
+            deeppart.Checkpointer(config(tmp_path / "ckpt", **settings))
+        deeppart.Checkpointer(config(tmp_path / "ckpt")).close()
+    assert threading.active_count() == before
+
+
+def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
+    """On a file system whose locks do not reach other nodes: the lock file names another session."""
+    with deeppart.Checkpointer(config(tmp_path, local_dir=str(tmp_path / "l"))) as ck:
+        ck.checkpoint({"a": 1}, 1).wait(timeout=20)
+        ours = (tmp_path / LOCK_NAME).read_bytes()
+        theirs = {"session": "f" * 32, "who": "job 99, process 5 on node7", "since": "2030-01-01"}
+        (tmp_path / LOCK_NAME).write_text(json.dumps(theirs))
+        pending = ck.checkpoint({"a": 2}, 2)
+        pending.wait("local", timeout=20)
+        with pytest.raises(CheckpointError) as caught:
+            pending.wait("persistent", timeout=20)
+        assert "job 99, process 5 on node7" in str(caught.value) and "taken this directory over" in str(caught.value)
+        assert deeppart.load(tmp_path)["a"] == 1 and not (tmp_path / "step-000000000002" / "manifest").exists()
+        contents = (b"", b"[]", b"\xff", b"null", b'{"session": null}', b"[" * 100_000)
+        for step, content in enumerate(contents, start=3):
+            (tmp_path / LOCK_NAME).write_bytes(content)
+            with pytest.raises(CheckpointError, match="taken this directory over"):
+                ck.checkpoint({"a": step}, step).wait("persistent", timeout=20)
+        (tmp_path / LOCK_NAME).unlink()
+        with pytest.raises(CheckpointError, match="lost its lock file"):
+            ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=20)
+        (tmp_path / LOCK_NAME).write_bytes(ours)
+        ck.checkpoint({"a": 21}, 21).wait("persistent", timeout=20)
+    assert deeppart.load(tmp_path)["a"] == 21
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check at the commit must do: the later one goes on, the earlier one commits nothing more."""
+    import errno
+
+    def no_locks(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    with pytest.warns(BackgroundFailureWarning, match="taken this directory over"):
+        with deeppart.Checkpointer(config(tmp_path)) as early:
+            early.checkpoint({"a": 1}, 1).wait(timeout=20)
+            with deeppart.Checkpointer(config(tmp_path)) as late:
+                refused = early.checkpoint({"a": 2}, 2)
+                late.checkpoint({"a": 3}, 3).wait(timeout=20)
+                while not refused.finished:
+                    pass
+    assert deeppart.load(tmp_path)["a"] == 3
+
+
+@pytest.mark.parametrize("code", ["EACCES", "EIO", "ENOSPC"])
+def test_a_lock_that_is_refused_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    import errno
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(getattr(errno, code), "refused")
+
+    monkeypatch.setattr(persistent.fcntl, "flock", refuse)
+    with pytest.raises(deeppart.StorageError, match="not writable"):
+        DirectoryOwner(tmp_path, "me")
+
+
+def test_the_lineage_stays_and_sessions_change(tmp_path: Path) -> None:
+    seen = set()
+    for _ in range(2):
+        owner = DirectoryOwner(tmp_path, "me")
+        seen.add((owner.lineage, owner.session))
+        owner.check()
+        owner.close()
+        owner.close()
+    assert len({lineage for lineage, _ in seen}) == 1 and len({session for _, session in seen}) == 2
+
+
+def test_several_processes_without_mpi_never_act_as_several_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun with four processes and no MPI between them: an error, not four jobs on one directory."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(LaunchError, match="torchrun started 4 processes"):
+        deeppart.Checkpointer(config(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    deeppart.Checkpointer(config(tmp_path)).close()
+
+
+def test_a_communicator_of_ones_own(tmp_path: Path) -> None:
+    from deeppart.comm import SingleComm
+
+    with deeppart.Checkpointer(config(tmp_path), comm=SingleComm()) as ck:
+        ck.checkpoint({"a": torch.ones(2)}, 1).wait(timeout=20)
+        assert ck.restore({"a": torch.zeros(2)}) == 1
