@@ -30,6 +30,8 @@ from deeppart.state.capture import Staging
 
 #: Largest step number that a step directory's name can hold.
 LAST_STEP = 10**18
+#: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
+_ROUND_PATIENCE_S = 0.02
 
 
 class Checkpointer:
@@ -250,7 +252,7 @@ class Checkpointer:
 
     def _make_room(self) -> float:
         """Wait for the pipeline if the configuration says so; returns the seconds spent."""
-        self._pipeline.poll()
+        self._pipeline.poll(_ROUND_PATIENCE_S)
         began = time.monotonic()
         if self.config.on_busy == "wait" and not self._pipeline.has_room():
             # Less than the other ranks' patience in the exchange that follows.

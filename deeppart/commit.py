@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from deeppart.comm.base import Comm, Operation, rank_names
+from deeppart.comm.base import Comm, Drive, Operation, rank_names
 from deeppart.errors import DeeppartError
 from deeppart.model import PartRecord
 
 Commit = Callable[[list[PartRecord]], None]
+
+#: See :class:`ForegroundRound`.
+LONGEST_GAP_S = 1.0
 
 
 def commit_round(comm: Comm, report: PartRecord | str, commit: Commit | None) -> Operation[str | None]:
@@ -51,26 +55,42 @@ def _decide(reports: list[Any], commit: Commit | None) -> str | None:
 
 
 class ForegroundRound:
-    """A commit round that only the training thread may advance."""
+    """A commit round that only the training thread may advance, now and then, when it calls the library.
 
-    def __init__(self, operation: Operation[str | None]) -> None:
-        self._operation = operation
+    Its timeout counts the time in which the training thread looks in: at most :data:`LONGEST_GAP_S` from one look to
+    the next. Training that stays away for an hour has not waited for anyone.
+
+    Args:
+        comm: the level's channel.
+        operation: the round.
+        what: what is waited for, for the error.
+        timeout: seconds.
+    """
+
+    def __init__(self, comm: Comm, operation: Operation[str | None], what: str, timeout: float) -> None:
+        self._drive = Drive(comm, operation, what, timeout)
         self._lock = threading.Lock()
         self._cancelled = False
+        self._waited_s, self._looked_at = 0.0, time.monotonic()
         self.finished = threading.Event()
-        self.result: str | None = None
         self.error: DeeppartError | None = None
+
+    @property
+    def result(self) -> str | None:
+        """As of :func:`commit_round`, once finished without an error."""
+        return self._drive.result
 
     def advance(self) -> bool:
         """Go on as far as possible without waiting; True when finished."""
         with self._lock:
             if self._cancelled:
                 return True
+            now = time.monotonic()
+            self._waited_s += min(now - self._looked_at, LONGEST_GAP_S)
+            self._looked_at = now
             try:
-                next(self._operation)
-                return False
-            except StopIteration as stop:
-                self.result = stop.value
+                if not self._drive.advance(self._waited_s):
+                    return False
             except DeeppartError as error:
                 self.error = error
         self.finished.set()

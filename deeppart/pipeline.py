@@ -32,7 +32,6 @@ from deeppart.errors import (
     CommError,
     CorruptFileError,
     DeeppartError,
-    PeerTimeoutError,
     StorageError,
 )
 from deeppart.levels.files import DurableFile
@@ -63,6 +62,8 @@ PASSING_ERRORS = frozenset(
     }
 )
 RETRY_PAUSES_S = (0.2, 1.0)
+#: How often a background thread looks whether the round that the training thread advances for it has been given up.
+_LOOK_S = 0.1
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
 
@@ -159,11 +160,20 @@ class Pipeline:
         self._in_flight.append(job)
         self._to_store.put(job)
 
-    def poll(self) -> None:
-        """Advance commit rounds that must happen in the training thread (no MPI_THREAD_MULTIPLE)."""
-        for waiting in list(self._rounds):
-            if waiting.advance():
-                self._rounds.remove(waiting)
+    def poll(self, patience_s: float = 0.0) -> None:
+        """Advance commit rounds that must happen in the training thread (no MPI_THREAD_MULTIPLE).
+
+        Args:
+            patience_s: seconds to go on while there are any: a round takes several exchanges.
+        """
+        deadline = time.monotonic() + patience_s
+        while self._rounds:
+            for waiting in list(self._rounds):
+                if waiting.advance():
+                    self._rounds.remove(waiting)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
@@ -336,13 +346,12 @@ class Pipeline:
     def _exchange(self, channel: Comm, operation: Operation[str | None], what: str) -> str | None:
         if channel.threads:
             return finish(channel, operation, what, self._timeout, background=True)
-        waiting = ForegroundRound(operation)
+        waiting = ForegroundRound(channel, operation, what, self._timeout)
         self._rounds.append(waiting)
-        if not waiting.finished.wait(self._timeout):
-            waiting.cancel()
-            error = PeerTimeoutError(f"{what}: not finished within {self._timeout:g} s")
-            channel.broken = error
-            raise error
+        while not waiting.finished.wait(_LOOK_S):
+            if channel.broken is not None:  # closed: nobody will advance it any more
+                waiting.cancel()
+                raise channel.broken
         if waiting.error is not None:
             raise waiting.error
         return waiting.result

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,55 @@ class Comm(Protocol):
         """Ranks known to wait in the channel's current operation (this one included)."""
 
 
+class Drive(Generic[T]):
+    """An operation on its way to its end, one look after another.
+
+    Args:
+        comm: the channel it runs on.
+        operation: what is to be finished.
+        what: what is waited for, for the error: "checkpoint(step=100)".
+        timeout: seconds.
+
+    Attributes:
+        result: what the operation returned, once :meth:`advance` has said so.
+    """
+
+    result: T
+
+    def __init__(self, comm: Comm, operation: Operation[T], what: str, timeout: float) -> None:
+        self._comm, self._operation, self._what, self._timeout = comm, operation, what, timeout
+        self._patience = min(PATIENCE_MOST_S, PATIENCE_SHARE * timeout)
+        self._announced = False
+
+    def advance(self, waited_s: float) -> bool:
+        """Go on as far as possible without waiting; True when finished.
+
+        Args:
+            waited_s: seconds spent on this operation so far.
+
+        Raises:
+            PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
+            CommError: the channel broke earlier.
+        """
+        if self._comm.broken is not None:
+            raise CommError(
+                f"{self._what}: this job's ranks can no longer talk to each other",
+                found=self._comm.broken.summary,
+                todo="end the job and start it again; committed checkpoints are not affected",
+            )
+        try:
+            next(self._operation)
+        except StopIteration as stop:
+            self.result = stop.value
+            return True
+        if waited_s > self._timeout:
+            raise _timed_out(self._comm, self._what, waited_s)
+        if waited_s > self._patience and not self._announced:
+            self._announced = True
+            self._comm.announce()
+        return False
+
+
 def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
     """Drive an operation to its end and return its result.
 
@@ -101,33 +150,18 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
         CommError: the channel broke earlier.
     """
     began = time.monotonic()
-    patience = min(PATIENCE_MOST_S, PATIENCE_SHARE * timeout)
-    announced = False
+    drive = Drive(comm, operation, what, timeout)
     polling, sleep_s = not background, SLEEP_FIRST_S
-    while True:
-        if comm.broken is not None:
-            raise CommError(
-                f"{what}: this job's ranks can no longer talk to each other",
-                found=comm.broken.summary,
-                todo="end the job and start it again; committed checkpoints are not affected",
-            )
-        try:
-            next(operation)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    waited = 0.0
+    while not drive.advance(waited):
         waited = time.monotonic() - began
         if polling:
             polling = waited < POLL_S
             time.sleep(0)
-            continue
-        if waited > timeout:
-            raise _timed_out(comm, what, waited)
-        if waited > patience and not announced:
-            announced = True
-            comm.announce()
-        time.sleep(sleep_s)
-        sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
+        else:
+            time.sleep(sleep_s)
+            sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
+    return drive.result
 
 
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:

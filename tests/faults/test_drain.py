@@ -1,0 +1,134 @@
+"""The local part changes, or cannot be read back, while it is being copied to the persistent level."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import pipeline
+from deeppart.errors import CheckpointError
+from deeppart.levels.files import DurableFile
+from deeppart.levels.relay import Relay
+from deeppart.testing.states import difference
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    where = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
+        yield Path(directory)
+
+
+def open_at(directory: Path) -> deeppart.Checkpointer:
+    levels = {"persistent_dir": str(directory / "p"), "local_dir": str(directory / "l")}
+    return deeppart.Checkpointer(deeppart.Config(**levels, timeout=PATIENCE_S, compression="none"))
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"x": torch.full((3_000_000,), step, dtype=torch.int32), "step": step}
+
+
+def flipping(relay: Relay, offset: int, buffer: memoryview, read: Callable[..., int]) -> int:
+    count = read(relay, offset, buffer)
+    if offset == 0:
+        buffer[100_000] ^= 4
+    return count
+
+
+def refusing(relay: Relay, offset: int, buffer: memoryview, read: Callable[..., int]) -> int:
+    real = os.preadv
+
+    def failing(*arguments: Any) -> int:
+        raise OSError(errno.EIO, "the node's drive is failing")
+
+    os.preadv = failing
+    try:
+        return read(relay, offset, buffer)
+    finally:
+        os.preadv = real
+
+
+@pytest.fixture(params=[flipping, refusing], ids=["changed", "unreadable"])
+def bad_copy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it to make every copy of a local part go wrong; again to end that."""
+    read = Relay.read_into
+    active: list[bool] = []
+
+    def read_into(relay: Relay, offset: int, buffer: memoryview) -> int:
+        return int(request.param(relay, offset, buffer, read)) if active else read(relay, offset, buffer)
+
+    monkeypatch.setattr(Relay, "read_into", read_into)
+    return lambda: active.clear() if active else active.append(True)
+
+
+def test_while_the_share_is_still_in_memory(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, bad_copy: Callable[[], None]
+) -> None:
+    """It is written from there, and the checkpoint is as good as any."""
+    claimed = threading.Event()
+    claim, commit = pipeline.Pipeline._claim_staging, DurableFile.commit
+
+    def claim_and_tell(self: pipeline.Pipeline, job: pipeline.Job) -> Any:
+        staged = claim(self, job)
+        claimed.set()
+        return staged
+
+    def commit_late(self: DurableFile) -> None:
+        if memory / "l" in self.path.parents:
+            assert claimed.wait(PATIENCE_S)
+        commit(self)
+
+    monkeypatch.setattr(pipeline.Pipeline, "_claim_staging", claim_and_tell)
+    monkeypatch.setattr(DurableFile, "commit", commit_late)
+    bad_copy()
+    with open_at(memory) as ck:
+        for step in (1, 2, 3):
+            claimed.clear()
+            pending = ck.checkpoint(state(step), step)
+            pending.wait(timeout=PATIENCE_S)
+            pending.wait("local", timeout=PATIENCE_S)
+            assert difference(state(step), deeppart.load(memory / "p")) is None
+        assert ck.failures == 0
+
+
+def test_when_memory_has_been_given_back(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, bad_copy: Callable[[], None]
+) -> None:
+    """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
+    copy = pipeline.copy_part
+
+    def copy_late(relay: Relay, file: DurableFile) -> str:
+        deadline = time.monotonic() + PATIENCE_S
+        while not ck._pipeline._staging_free:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return copy(relay, file)
+
+    monkeypatch.setattr(pipeline, "copy_part", copy_late)
+    monkeypatch.setattr(pipeline, "RETRY_PAUSES_S", (0.01, 0.01))
+    with open_at(memory) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=PATIENCE_S)
+        bad_copy()
+        pending = ck.checkpoint(state(2), 2)
+        with pytest.raises(CheckpointError, match="changed between being written and being copied|cannot be read"):
+            pending.wait(timeout=PATIENCE_S)
+        pending.wait("local", timeout=PATIENCE_S)
+        assert difference(state(1), deeppart.load(memory / "p")) is None
+        bad_copy()
+        live = state(0)
+        assert ck.restore(live) == 2, "the local part is sound: it was read badly"
+        assert difference(state(2), live) is None
+        ck.checkpoint(state(3), 3).wait(timeout=PATIENCE_S)
+        assert difference(state(3), deeppart.load(memory / "p")) is None

@@ -1,0 +1,106 @@
+"""MPI libraries without MPI_THREAD_MULTIPLE: ranks meet only while the training thread is inside the library."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CheckpointError
+
+LEVELS = ("local", "persistent")
+SETTINGS = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
+
+
+def config(directory: Path, timeout: float = 20.0) -> deeppart.Config:
+    local = str(directory / "local" / "{node}")
+    return deeppart.Config(persistent_dir=str(directory / "p"), local_dir=local, node_size=1, timeout=timeout)
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"x": torch.full((300_000,), float(step)), "step": step}
+
+
+def work(directory: Path) -> dict[str, Any]:
+    """Every way in which a round may be driven to its end."""
+    from mpi4py import MPI
+
+    assert MPI.Query_thread() < MPI.THREAD_MULTIPLE
+    seen: dict[str, Any] = {}
+    with deeppart.Checkpointer(config(directory)) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=20)
+        deadline = time.monotonic() + 20
+        polled = ck.checkpoint(state(2), 2)
+        while not polled.finished and time.monotonic() < deadline:
+            ck.poll()
+        asked = ck.checkpoint(state(3), 3)
+        while not all(asked.done(level) for level in LEVELS) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        burst = [ck.checkpoint(state(step), step) for step in range(4, 9)]
+        live = state(0)
+        seen["restored"] = ck.restore(live)
+        seen["value"] = live["x"][0].item()
+        burst.append(ck.checkpoint(state(9), 9))
+    seen["states"] = [[p.report.levels[level].state for level in LEVELS] for p in (polled, asked, *burst)]
+    return seen
+
+
+def test_every_call_that_may_drive_a_round_does(run_ranks: Any, tmp_path: Path) -> None:
+    for seen in run_ranks(3, work, tmp_path, env=SETTINGS).values:
+        assert seen == {"restored": 8, "value": 8.0, "states": [["done", "done"]] * 8}
+    assert deeppart.load(tmp_path / "p")["step"] == 9
+
+
+def neglect(directory: Path) -> list[str]:
+    """Training that stays away from the library for longer than the timeout: nobody has waited for anybody."""
+    with deeppart.Checkpointer(config(directory, timeout=2.0)) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=10)
+        late = ck.checkpoint(state(2), 2)
+        time.sleep(4.0)
+        found = [late.report.levels["persistent"].state]
+        following = ck.checkpoint(state(3), 3)
+        time.sleep(0.5)
+        found.append(late.report.levels["persistent"].state)
+        following.wait(timeout=10)
+    return found
+
+
+def test_training_that_does_not_look_in_commits_when_it_does(run_ranks: Any, tmp_path: Path) -> None:
+    for found in run_ranks(2, neglect, tmp_path, env=SETTINGS).values:
+        assert found == ["running", "done"]
+    assert deeppart.load(tmp_path / "p")["step"] == 3
+
+
+def desert(directory: Path) -> tuple[str, list[str]]:
+    """Rank 1 makes its checkpoint and never looks in again."""
+    from mpi4py import MPI
+
+    with pytest.warns() as caught:
+        ck = deeppart.Checkpointer(config(directory, timeout=2.0))
+        ck.checkpoint(state(1), 1).wait(timeout=10)
+        pending = ck.checkpoint(state(2), 2)
+        if MPI.COMM_WORLD.rank == 1:
+            time.sleep(6.0)
+            warnings.warn("so that there is one", UserWarning, stacklevel=1)
+            return "", []
+        with pytest.raises(CheckpointError) as error:
+            pending.wait(timeout=10)
+        with pytest.raises(CheckpointError):
+            pending.wait("local", timeout=10)
+        ck.close()
+        with pytest.raises(CheckpointError, match="closed"):
+            ck.checkpoint(state(3), 3)
+        warnings.warn("so that there is one", UserWarning, stacklevel=1)
+    return str(error.value), [str(warning.message) for warning in caught]
+
+
+def test_a_rank_that_stays_away_from_a_round_is_named(run_ranks: Any, tmp_path: Path) -> None:
+    text, messages = run_ranks(2, desert, tmp_path, env=SETTINGS).values[0]
+    assert "step 2" in text and "waited 2" in text and "rank 1" in text
+    assert messages == ["so that there is one"], "wait has told already"
+    assert deeppart.load(tmp_path / "p")["step"] == 1, "what was committed stays"
