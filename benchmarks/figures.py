@@ -30,6 +30,7 @@ class Line:
 
 
 LINES = (
+    Line("limits", "visit_s", "address of every tensor, nothing else"),
     Line("limits", "copy_s", "bare copy, leaf by leaf, warm memory", True),
     Line("limits", "long_copy_s", "bare copy, long leaf, cache bypassed", True),
     Line("limits", "xxh3_s", "xxh3-128 of the share", True),

@@ -49,7 +49,7 @@ class Deeppart:
 
     def _save(self, rig: Rig, disk: Path, local: Path) -> Turn:
         with deeppart.Checkpointer(self._config(disk, local)) as checkpointer:
-            rig.quiet()
+            rig.step()
             with MemoryWatch(sample=True) as cold:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
                 pending.wait("persistent", _TIMEOUT_S)
@@ -67,7 +67,7 @@ class Deeppart:
 
     def _timed_save(self, rig: Rig, checkpointer: deeppart.Checkpointer) -> Turn:
         step = self._next_step()
-        rig.comm.Barrier()
+        rig.step()
         began = time.perf_counter()
         pending = checkpointer.checkpoint(rig.workload.tree, step)
         blocked_s = time.perf_counter() - began

@@ -47,7 +47,7 @@ class TorchSave:
             load_s = time.perf_counter() - began
             rig.workload.take(values)
 
-        rig.quiet()
+        rig.step()
         with MemoryWatch() as saving:
             save_s, _ = rig.timed(save)
         nbytes = float(path.stat().st_size)
@@ -73,7 +73,7 @@ class Dcp:
     def turn(self, rig: Rig) -> Turn:
         """Measure once."""
         path = rig.disk / "dcp"
-        rig.quiet()
+        rig.step()
         with MemoryWatch() as saving:
             save_s, _ = rig.timed(lambda: dcp.save(rig.workload.tree, checkpoint_id=path))
         measured = {"save_s": save_s, "bytes": _tree_bytes(path), "memory_bytes": rig.slowest(saving.growth_bytes)}
@@ -108,8 +108,7 @@ class DcpAsync:
 
     def _save(self, rig: Rig, prefix: str, options: dict[str, Any]) -> Turn:
         path = rig.disk / "dcp-async"
-        rig.quiet()
-        rig.comm.Barrier()
+        rig.step()
         began = time.perf_counter()
         future: Any = dcp.async_save(rig.workload.tree, checkpoint_id=path, **options)
         blocked_s = time.perf_counter() - began
@@ -145,7 +144,7 @@ class TorchSnapshot:
             _sync_files(path, rig.rank, rig.size)
             return snapshot
 
-        rig.quiet()
+        rig.step()
         with MemoryWatch() as saving:
             save_s, snapshot = rig.timed(
                 lambda: durable(lambda: Snapshot.take(str(path), app_state, replicated=["**"]))
@@ -156,8 +155,7 @@ class TorchSnapshot:
             measured["restore_s"] = rig.restored("torchsnapshot.restore", lambda: snapshot.restore(app_state))
         measured["restore_memory_bytes"] = rig.slowest(loading.growth_bytes)
         rig.wipe(path)
-        rig.quiet()
-        rig.comm.Barrier()
+        rig.step()
         began = time.perf_counter()
         pending = Snapshot.async_take(str(path), app_state, replicated=["**"])
         blocked_s = time.perf_counter() - began

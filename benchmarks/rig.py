@@ -1,6 +1,7 @@
 """What every contestant measures with: the ranks, the state, the directories, and the order that keeps it fair.
 
 Timed work starts at a barrier with nothing left to write on the machine, and its time is that of the slowest rank.
+Right before a save every rank goes through its state once, as the optimizer does in a training step.
 Files are removed outside of any timing. Before a restore every live byte is overwritten, and after it every rank
 compares a digest of all its bytes with the state that was saved.
 """
@@ -88,6 +89,12 @@ class Rig:
         self.comm.Barrier()
         if self.rank == 0:
             os.sync()
+        self.comm.Barrier()
+
+    def step(self) -> None:
+        """What comes before a save in training: every element is read and written. And nothing is left to write."""
+        self.quiet()
+        self.workload.sweep()
         self.comm.Barrier()
 
     def wipe(self, *paths: Path) -> None:

@@ -59,6 +59,12 @@ class Workload:
             flat = leaf.reshape(-1)
             flat[turn % flat.numel()] = turn + 0.5
 
+    def sweep(self) -> None:
+        """Read and write every element, as an optimizer step does, and change none."""
+        with torch.no_grad():
+            for leaf in self.leaves:
+                leaf.mul_(1.0)
+
     def take(self, values: dict[str, Any]) -> None:
         """Copy another state of the same structure into this one: what follows ``torch.load`` in a training script."""
         with torch.no_grad():

@@ -121,6 +121,7 @@ class Checkpointer:
                 self._saver.look(state, refusal)
                 agreeing = time.monotonic()
                 busy = self._saver.agree(step, self._sequence, busy=bool(due) and not self._pipeline.has_room())
+                self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
             copying = time.monotonic()
             if busy:
                 self._drop_busy(pending, step)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 from deeppart.comm.agreement import agree, raise_together
 from deeppart.comm.base import Comm, finish
@@ -59,6 +60,7 @@ class Saver:
         self._share: ShareLayout | None = None
         self._capture: CapturePlan | None = None
         self._flat: FlatState | None = None
+        self._pinned = False
         self._fresh = False
         self._error: DeeppartError | None = None
 
@@ -120,11 +122,10 @@ class Saver:
         """
         layout, flat, share = self._classifier.layout, self._flat, self._share
         assert layout is not None and flat is not None and share is not None
-        pinned = any(leaf.data.is_cuda for leaf in flat.arrays if hasattr(leaf.data, "is_cuda"))
-        staged = self._staging.reserve(share.nbytes, pinned=pinned)
+        staged = self._staging.reserve(share.nbytes, pinned=self._pinned)
         if self._capture is None or not self._capture.fits(staged):
             self._capture = CapturePlan(share, layout.types, staged)
-        self._capture.copy(flat.arrays)
+        self._capture.copy(flat.data)
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
         return Staged(share, staging_bytes(staged), self._document(layout)), own
 
@@ -166,6 +167,7 @@ class Saver:
                 stacklevel=4,
             )
         self._share = self._plan(what)
+        self._pinned = any(data.is_cuda for data in self._flat.data if isinstance(data, torch.Tensor))
         self._capture = None
         self._fresh = False
 

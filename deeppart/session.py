@@ -13,6 +13,7 @@ from typing import Any
 from deeppart.codec import Chooser
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
+from deeppart.comm.base import finish_quietly
 from deeppart.config import Config, expand_directory, job_name, node_name
 from deeppart.errors import ConfigError, DeeppartError, StorageError
 from deeppart.levels.files import list_steps
@@ -21,6 +22,8 @@ from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committe
 from deeppart.levels.rate import RateLimit
 
 _WHAT = "starting the checkpointer"
+#: Closing waits this long for ranks that close later; then the channel stays open until the process ends.
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Session:
         if self.owner is not None:
             self.owner.close()
         for channel in (self.comm, *self.channels.values()) if collective else ():
-            channel.close()
+            finish_quietly(channel.close(), _CLOSE_S)
 
 
 def open_session(config: Config, comm: Any) -> Session:

@@ -38,6 +38,8 @@ class MpiComm:
         self.broken: CommError | None = None
         self._operations = 0
         self._heard: dict[int, int] = {}
+        self._calls_made = 0
+        self._calls_heard = [0] * self.size
         self._roll_calls: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
 
     @classmethod
@@ -104,14 +106,25 @@ class MpiComm:
         tag += _FIRST_USER_TAG
         return _all_completed([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
 
-    def close(self) -> None:
-        if self.broken is None and not MPI.Is_finalized():
-            self.broken = CommError("the channel is closed")
-            self._comm.Free()
+    def close(self) -> Operation[None]:
+        if self.broken is not None or MPI.Is_finalized():
+            return
+        self._operations += 1
+        # MPI libraries refuse to free a communicator with messages that nobody has received.
+        called = np.zeros(self.size, dtype=np.int64)
+        yield from _completed(self._comm.Iallgather(np.array([self._calls_made], dtype=np.int64), called))
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        while any(self._calls_heard[rank] < called[rank] for rank in others):
+            self._listen()
+            yield
+        yield from _all_completed([request for request, _ in self._roll_calls])
+        self.broken = CommError("the channel is closed")
+        self._comm.Free()
 
     def announce(self) -> None:
         self._listen()
         self._roll_calls = [(request, kept) for request, kept in self._roll_calls if not request.Test()]
+        self._calls_made += 1
         message = np.array([self._operations], dtype=np.int64)
         for rank in range(self.size):
             if rank != self.rank:
@@ -127,6 +140,7 @@ class MpiComm:
             message = np.zeros(1, dtype=np.int64)
             self._comm.Recv(message, source=status.Get_source(), tag=_ROLL_CALL_TAG)
             self._heard[status.Get_source()] = int(message[0])
+            self._calls_heard[status.Get_source()] += 1
 
 
 def _completed(request: MPI.Request) -> Operation[None]:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from deeppart.state.fingerprint import copy_tensors
-from deeppart.state.flatten import ArrayLeaf
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import Bytes, LeafType, is_flat, rectangles
 
@@ -104,16 +103,16 @@ class CapturePlan:
         """Whether the plan was made for this buffer."""
         return self._place == (staged.data_ptr(), staged.numel())
 
-    def copy(self, arrays: Sequence[ArrayLeaf]) -> None:
+    def copy(self, arrays: Sequence[Any]) -> None:
         """Copy the leaves' current bytes; returns when they are in staging memory.
 
         Args:
-            arrays: the state's leaves by leaf number, of the types the plan was made for.
+            arrays: the state's tensors and arrays by leaf number, of the types the plan was made for.
         """
         targets = [target for _, target in self._whole]
-        sources = [arrays[leaf].data for leaf, _ in self._whole]
+        sources = [arrays[leaf] for leaf, _ in self._whole]
         for leaf, first, last, target in self._partial:
-            for piece, view in _pieces(arrays[leaf].data, first, last):
+            for piece, view in _pieces(arrays[leaf], first, last):
                 targets.append(target[piece].view(view.shape))
                 sources.append(view)
         if any(source.is_cuda for source in sources):
@@ -121,7 +120,7 @@ class CapturePlan:
         else:
             copy_tensors(targets, sources)
         for leaf, first, last, buffer in self._numpy:
-            data = arrays[leaf].data
+            data = arrays[leaf]
             flat = buffer.view(data.dtype)
             for piece, view in _pieces(data, first, last):
                 np.copyto(flat[piece].reshape(view.shape), view)

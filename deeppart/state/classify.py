@@ -9,6 +9,7 @@ differ stays per rank as long as the structure stands.
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.fingerprint import (
     SMALL_LEAF_BYTES,
     Sampler,
-    Slab,
+    SmallLeaves,
     full_digest,
     hash63,
     hash_json,
@@ -46,13 +47,13 @@ class Layout:
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
         per_rank, per_rank_values: what the ranks found to differ.
-        slab, large, sampler: what compares the small leaves in full, which leaves are large, and what samples them,
+        small, large, sampler: what compares the small leaves in full, which leaves are large, and what samples them,
             while they are held to be replicated.
     """
 
     tokens: list[Any]
     token_types: list[Any]
-    pointers: list[int]
+    pointers: array[int]
     orders: list[Any]
     tree: Any
     types: list[LeafType]
@@ -61,13 +62,16 @@ class Layout:
     type_digests: npt.NDArray[np.int64]
     per_rank: Flags
     per_rank_values: Flags
-    slab: Slab
+    small: SmallLeaves
     large: list[int] = field(default_factory=list)
-    sampler: Sampler = field(default_factory=lambda: Sampler([]))
+    sampler: Sampler = field(default_factory=lambda: Sampler([], []))
 
     def stands_for(self, flat: FlatState) -> bool:
         """Whether all of this still holds for a state."""
-        if flat.tokens != self.tokens or flat.types != self.token_types:
+        # the same objects where the template fitted
+        if flat.tokens is not self.tokens and flat.tokens != self.tokens:
+            return False
+        if flat.types is not self.token_types and flat.types != self.token_types:
             return False
         if flat.pointers != self.pointers:
             if find_aliases(flat, self.types) != self.aliases:
@@ -80,7 +84,7 @@ class Layout:
 
 def describe(flat: FlatState) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
-    types = [leaf_type(leaf.data) for leaf in flat.arrays]
+    types = [leaf_type(data) for data in flat.data]
     layout = Layout(
         tokens=flat.tokens,
         token_types=flat.types,
@@ -93,7 +97,7 @@ def describe(flat: FlatState) -> Layout:
         type_digests=np.zeros(0, dtype=np.int64),
         per_rank=np.zeros(len(types), dtype=np.bool_),
         per_rank_values=np.zeros(len(flat.values), dtype=np.bool_),
-        slab=Slab([], types),
+        small=SmallLeaves([], [], []),
     )
     _refresh(layout, flat)
     return layout
@@ -106,11 +110,11 @@ def _refresh(layout: Layout, flat: FlatState) -> None:
         [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
     )
     own = layout.per_rank
-    compared = [leaf for leaf in flat.arrays if not own[leaf.index] and leaf.index not in aliases]
-    sizes = {leaf.index: layout.types[leaf.index].nbytes for leaf in compared}
-    layout.slab = Slab([leaf for leaf in compared if sizes[leaf.index] <= SMALL_LEAF_BYTES], layout.types)
-    large = [leaf for leaf in compared if sizes[leaf.index] > SMALL_LEAF_BYTES]
-    layout.large, layout.sampler = [leaf.index for leaf in large], Sampler(large)
+    compared = [index for index in range(len(layout.types)) if not own[index] and index not in aliases]
+    small = [index for index in compared if layout.types[index].nbytes <= SMALL_LEAF_BYTES]
+    layout.small = SmallLeaves(small, flat.data, layout.types)
+    layout.large = [index for index in compared if layout.types[index].nbytes > SMALL_LEAF_BYTES]
+    layout.sampler = Sampler(layout.large, flat.data)
 
 
 def _skeleton(flat: FlatState) -> list[Any]:
@@ -161,8 +165,8 @@ class Classifier:
             own = layout.per_rank_values
             values = [value for value, skip in zip(self.values, own.tolist(), strict=True) if not skip]
             fields["values"] = hash_json(values)
-            fields["small"] = layout.slab.digest(flat.arrays)
-            fields["samples"] = layout.sampler.digest(flat.arrays, flat.pointers, turn)
+            fields["small"] = layout.small.digest(flat.data, flat.pointers)
+            fields["samples"] = layout.sampler.digest(flat.data, flat.pointers, turn)
         return fields
 
     def check_structure(self, flat: FlatState, what: str) -> None:
@@ -235,9 +239,9 @@ class Classifier:
         large = set(layout.large)
         for leaf in compared:
             if fresh or leaf.index not in large:
-                digests[leaf.index] = full_digest(leaf)
+                digests[leaf.index] = full_digest(flat.data[leaf.index])
         if not fresh:
-            for index, digest in layout.sampler.digests(flat.arrays, flat.pointers, turn).items():
+            for index, digest in layout.sampler.digests(flat.data, flat.pointers, turn).items():
                 digests[index] = digest
         return digests
 
@@ -274,6 +278,6 @@ def _refuse_unequal_types(flat: FlatState, untyped: Flags, what: str) -> None:
         raise LeafMismatchError(
             f'{what}: replicated="all", but leaves differ between ranks',
             expected="the same shape, dtype and ties on every rank",
-            found=", ".join(f"{readable(leaf.path)} ({leaf_type(leaf.data)} here)" for leaf in leaves[:4]),
+            found=", ".join(f"{readable(leaf.path)} ({leaf_type(flat.data[leaf.index])} here)" for leaf in leaves[:4]),
             todo='use replicated="auto"',
         )

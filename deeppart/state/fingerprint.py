@@ -1,9 +1,8 @@
 """Fingerprints of leaves, to tell whether ranks hold the same bytes.
 
-Small leaves are compared in full every time: they are packed into one slab per device, which costs one copy and one
-hash. Large leaves are compared in full once, when the structure is new, and afterwards by elements sampled at
-positions that move from one checkpoint to the next. All fingerprints are 63-bit, so that a signed maximum of value and
-negated value tells whether all ranks agree.
+Small leaves are compared in full every time, by one hash over all of them. Large leaves are compared in full once, when
+the structure is new, and afterwards by elements sampled at positions that move from one checkpoint to the next. All
+fingerprints are 63-bit, so that a signed maximum of value and negated value tells whether all ranks agree.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deeppart.state.flatten import ArrayLeaf
 from deeppart.state.leaves import Bytes, LeafType, flat_bytes, in_a_row, is_flat
 
 #: Leaves of at most this many bytes are compared in full at every checkpoint.
 SMALL_LEAF_BYTES = 64 << 10
-#: Elements sampled from each larger leaf at every checkpoint.
-SAMPLES_PER_LEAF = 16
+#: Elements sampled from each larger leaf at every checkpoint: at so many places, so many neighbours at each.
+SAMPLED_PLACES, NEIGHBOURS = 4, 4
+SAMPLES_PER_LEAF = SAMPLED_PLACES * NEIGHBOURS
 #: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
 _ROTATION = 0x9E3779B97F4A7C15
 _PIECE_ELEMENTS = 1 << 20
@@ -42,50 +41,71 @@ def hash_json(document: Any) -> int:
     return hash63(json.dumps(document, separators=(",", ":")).encode())
 
 
-class Slab:
-    """Reused memory into which the small leaves of a state are packed.
+class SmallLeaves:
+    """Compares the small leaves of a state in full.
+
+    This runs for every small leaf at every checkpoint, while training waits. What lies flat in host memory is therefore
+    hashed where it lies, by address, without touching the tensor; the rest is packed into reused memory, by one call
+    per device.
 
     Args:
-        leaves: the leaves to pack, all of at most :data:`SMALL_LEAF_BYTES`.
+        numbers: leaf numbers, all of at most :data:`SMALL_LEAF_BYTES`.
+        arrays: every tensor and array of the state, by leaf number.
         types: type of every leaf of the state, by leaf number.
     """
 
-    def __init__(self, leaves: Sequence[ArrayLeaf], types: Sequence[LeafType]) -> None:
-        self._groups: list[tuple[torch.Tensor, list[torch.Tensor], list[int]]] = []
-        self._arrays: list[tuple[Bytes, int]] = []
-        devices = {leaf.data.device for leaf in leaves if isinstance(leaf.data, torch.Tensor)}
-        for device in sorted(devices, key=str):
-            mine = [leaf for leaf in leaves if isinstance(leaf.data, torch.Tensor) and leaf.data.device == device]
-            self._groups.append(_pack(mine, types, device))
-        for leaf in leaves:
-            if not isinstance(leaf.data, torch.Tensor):
-                self._arrays.append((np.empty(types[leaf.index].nbytes, dtype=np.uint8), leaf.index))
+    def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
+        sized = [number for number in numbers if types[number].nbytes]
+        in_place = [number for number in sized if _lies_flat_on_host(arrays[number])]
+        self._in_place = np.array(in_place, dtype=np.int64)
+        self._lengths = np.array([types[number].nbytes for number in in_place], dtype=np.int64)
+        self._packed: list[tuple[torch.Tensor, list[torch.Tensor], list[int]]] = []
+        self._numpy: list[tuple[Bytes, int]] = []
+        rest = sorted(set(sized) - set(in_place))
+        tensors = [number for number in rest if isinstance(arrays[number], torch.Tensor)]
+        for device in sorted({arrays[number].device for number in tensors}, key=str):
+            mine = [number for number in tensors if arrays[number].device == device]
+            self._packed.append(_pack(mine, types, device))
+        for number in sorted(set(rest) - set(tensors)):
+            self._numpy.append((np.empty(types[number].nbytes, dtype=np.uint8), number))
 
-    def digest(self, arrays: Sequence[ArrayLeaf]) -> int:
-        """One fingerprint of all the leaves together; ``arrays`` are the state's leaves by leaf number."""
+    def digest(self, arrays: Sequence[Any], pointers: Sequence[int]) -> int:
+        """One fingerprint of all the leaves together.
+
+        Args:
+            arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
+        """
         hasher = xxhash.xxh3_64()
-        for slab, views, numbers in self._groups:
-            copy_tensors(views, [arrays[number].data for number in numbers])
-            hasher.update(slab.cpu().numpy().data)
-        for buffer, number in self._arrays:
-            data = arrays[number].data
+        if len(self._in_place):
+            starts = np.array(pointers, dtype=np.int64)[self._in_place]
+            ends = starts + self._lengths
+            memory, first = _memory(starts, ends)
+            octets = memory.data  # slices of it cost less than those of an array
+            for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True):
+                hasher.update(octets[start:end])
+        for packed, views, numbers in self._packed:
+            copy_tensors(views, [arrays[number] for number in numbers])
+            hasher.update(packed.cpu().numpy().data)
+        for buffer, number in self._numpy:
+            data = arrays[number]
             np.copyto(buffer.view(data.dtype).reshape(data.shape), data)
             hasher.update(buffer.data)
         return int(hasher.intdigest()) >> 1
 
 
 def _pack(
-    leaves: list[ArrayLeaf], types: Sequence[LeafType], device: torch.device
+    numbers: list[int], types: Sequence[LeafType], device: torch.device
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
     # Descending element sizes keep every view aligned without padding.
-    ordered = sorted(leaves, key=lambda leaf: (-types[leaf.index].itemsize, leaf.index))
-    slab = torch.empty(sum(types[leaf.index].nbytes for leaf in ordered), dtype=torch.uint8, device=device)
+    ordered = sorted(numbers, key=lambda number: (-types[number].itemsize, number))
+    packed = torch.empty(sum(types[number].nbytes for number in ordered), dtype=torch.uint8, device=device)
     views, at = [], 0
-    for leaf in ordered:
-        kind = types[leaf.index]
-        views.append(slab[at : at + kind.nbytes].view(leaf.data.dtype).view(kind.shape))
+    for number in ordered:
+        kind = types[number]
+        dtype: torch.dtype = getattr(torch, kind.dtype)
+        views.append(packed[at : at + kind.nbytes].view(dtype).view(kind.shape))
         at += kind.nbytes
-    return slab, views, [leaf.index for leaf in ordered]
+    return packed, views, ordered
 
 
 def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
@@ -110,25 +130,26 @@ def _copyable(tensor: torch.Tensor) -> torch.Tensor:
 class Sampler:
     """Samples the large leaves of a state: about :data:`SAMPLES_PER_LEAF` elements of each, others at every turn.
 
-    This runs for every large leaf at every checkpoint, while training waits. Leaves that lie flat in host memory are
-    therefore all sampled by one gather over their addresses, which numpy does in a tenth of the time that a view of
-    each takes.
+    This too runs while training waits, and costs mostly the visits to memory that nothing else has touched lately. So
+    the samples of a leaf that lies flat in host memory are taken at few places, some neighbours at each, and all leaves
+    are sampled by one gather over addresses, which numpy does in a tenth of the time that a view of each takes.
 
     Args:
-        leaves: the leaves to sample.
+        numbers: leaf numbers.
+        arrays: every tensor and array of the state, by leaf number.
     """
 
-    def __init__(self, leaves: Sequence[ArrayLeaf]) -> None:
-        on_host = [leaf for leaf in leaves if is_flat(leaf.data) and _is_on_host(leaf.data)]
-        self._others = sorted({leaf.index for leaf in leaves} - {leaf.index for leaf in on_host})
+    def __init__(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
+        counts = {number: math.prod(arrays[number].shape) for number in numbers}
+        on_host = [n for n in numbers if counts[n] >= SAMPLES_PER_LEAF and _lies_flat_on_host(arrays[n])]
+        self._others = sorted(set(numbers) - set(on_host))
         self._groups: list[tuple[int, Numbers, Numbers]] = []
-        for itemsize in sorted({leaf.data.itemsize for leaf in on_host}):
-            group = [leaf for leaf in on_host if leaf.data.itemsize == itemsize]
-            counts = [math.prod(leaf.data.shape) for leaf in group]
-            numbers = [leaf.index for leaf in group]
-            self._groups.append((itemsize, np.array(numbers, dtype=np.int64), np.array(counts, dtype=np.int64)))
+        for itemsize in sorted({arrays[number].itemsize for number in on_host}):
+            group = [number for number in on_host if arrays[number].itemsize == itemsize]
+            lengths = [counts[number] for number in group]
+            self._groups.append((itemsize, np.array(group, dtype=np.int64), np.array(lengths, dtype=np.int64)))
 
-    def digest(self, arrays: Sequence[ArrayLeaf], pointers: Sequence[int], turn: int) -> int:
+    def digest(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> int:
         """One fingerprint of all samples.
 
         Args:
@@ -138,13 +159,13 @@ class Sampler:
         hasher = xxhash.xxh3_64()
         for _, rows in self._gather(pointers, turn):
             hasher.update(rows.data)
-        for samples in _together([_sample_boxes(arrays[number].data, turn) for number in self._others]):
+        for samples in _together([_sample_boxes(arrays[number], turn) for number in self._others]):
             hasher.update(samples)
         return int(hasher.intdigest()) >> 1
 
-    def digests(self, arrays: Sequence[ArrayLeaf], pointers: Sequence[int], turn: int) -> dict[int, int]:
+    def digests(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> dict[int, int]:
         """The fingerprint of each leaf's samples, by leaf number, to find the leaf that differs."""
-        found = {number: hash63(*_together([_sample_boxes(arrays[number].data, turn)])) for number in self._others}
+        found = {number: hash63(*_together([_sample_boxes(arrays[number], turn)])) for number in self._others}
         for numbers, rows in self._gather(pointers, turn):
             found |= {number: hash63(row.data) for number, row in zip(numbers.tolist(), rows, strict=True)}
         return found
@@ -153,11 +174,11 @@ class Sampler:
         """Leaf numbers, and a row of samples for each."""
         addresses = np.array(pointers, dtype=np.int64)
         for itemsize, numbers, counts in self._groups:
-            step = -(-counts // SAMPLES_PER_LEAF)
+            step = -(-counts // SAMPLED_PLACES)
             first = (_fraction(turn) * step).astype(np.int64)
-            places = first[:, None] + step[:, None] * np.arange(SAMPLES_PER_LEAF)
-            places = np.minimum(places, counts[:, None] - 1)
-            yield numbers, _elements_at(addresses[numbers][:, None] + places * itemsize, itemsize)
+            places = first[:, None] + step[:, None] * np.arange(SAMPLED_PLACES)
+            places = np.minimum(places, (counts - NEIGHBOURS)[:, None])
+            yield numbers, _bytes_at(addresses[numbers][:, None] + places * itemsize, NEIGHBOURS * itemsize)
 
 
 Numbers = npt.NDArray[np.int64]
@@ -170,21 +191,26 @@ class _Memory:
         self.__array_interface__ = {"version": 3, "data": (start, True), "shape": (stop - start,), "typestr": "|u1"}
 
 
-def _elements_at(addresses: Numbers, itemsize: int) -> npt.NDArray[np.uint8]:
-    """The elements at addresses in this process, which must be those of live arrays."""
-    start = int(addresses.min())
-    memory = np.asarray(_Memory(start, int(addresses.max()) + itemsize))
-    elements: npt.NDArray[np.uint8] = memory[(addresses - start)[:, :, None] + np.arange(itemsize)]
-    return elements
+def _memory(starts: Numbers, ends: Numbers) -> tuple[npt.NDArray[np.uint8], int]:
+    """Memory that reaches over address ranges, which must be those of live arrays; and where it begins."""
+    first = int(starts.min())
+    return np.asarray(_Memory(first, int(ends.max()))), first
+
+
+def _bytes_at(addresses: Numbers, count: int) -> npt.NDArray[np.uint8]:
+    """``count`` bytes from each address in this process."""
+    memory, first = _memory(addresses, addresses + count)
+    found: npt.NDArray[np.uint8] = memory[(addresses - first)[:, :, None] + np.arange(count)]
+    return found
+
+
+def _lies_flat_on_host(data: Any) -> bool:
+    return (not isinstance(data, torch.Tensor) or data.is_cpu) and is_flat(data)
 
 
 def _fraction(turn: int) -> float:
     """Where the samples begin, from 0 to 1: in time close to every place."""
     return (turn * _ROTATION % (1 << 64)) / (1 << 64)
-
-
-def _is_on_host(array: Any) -> bool:
-    return not isinstance(array, torch.Tensor) or array.is_cpu
 
 
 def _sample_boxes(array: Any, turn: int) -> Any:
@@ -207,9 +233,8 @@ def _together(samples: list[Any]) -> list[bytes]:
     return found + [flat_bytes(torch.cat(groups[key]).cpu()).tobytes() for key in sorted(groups)]
 
 
-def full_digest(leaf: ArrayLeaf) -> int:
+def full_digest(data: Any) -> int:
     """Fingerprint of all elements of a leaf. Copies at most one row of its first dimension, if it is not flat."""
-    data = leaf.data
     if isinstance(data, torch.Tensor) and data.device.type != "cpu":
         return _device_digest(data.detach())
     if is_flat(data):

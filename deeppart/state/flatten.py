@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import keyword
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,10 +31,9 @@ Path = tuple[Key, ...]
 
 @dataclass(slots=True)
 class ArrayLeaf:
-    """A tensor or numpy array at a path (``data`` is a ``torch.Tensor`` or ``numpy.ndarray``)."""
+    """A tensor or numpy array at a path; the array itself is ``FlatState.data[index]``."""
 
     path: Path
-    data: Any
     index: int
 
 
@@ -73,19 +73,21 @@ class FlatState:
     Attributes:
         root: the tree.
         arrays: leaves with bytes, in canonical order; ``arrays[i].index == i``.
+        data: their tensors and numpy arrays.
         values: small values, in canonical order.
         tokens: structure of containers and keys, in canonical order, comparable within this process.
-        types: dtype, shape, device and memory order of each array, flat.
+        types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat.
         pointers: memory address of each array.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
     """
 
     root: Node
     arrays: list[ArrayLeaf] = field(default_factory=list)
+    data: list[Any] = field(default_factory=list)
     values: list[ValueLeaf] = field(default_factory=list)
     tokens: list[Any] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
-    pointers: list[int] = field(default_factory=list)
+    pointers: array[int] = field(default_factory=lambda: array("q"))
     orders: list[Any] = field(default_factory=list)
 
 
@@ -154,13 +156,15 @@ class _Walk:
     def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf:
         return self._leaf(note_tensor(self.flat, tensor, path, live=self._live), path)
 
-    def _array(self, array: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
-        return self._leaf(note_array(self.flat, array, path), path)
+    def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
+        note_array(self.flat, found, path)
+        return self._leaf(found, path)
 
     def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
         self.flat.tokens.append(_ARRAY)
-        leaf = ArrayLeaf(path, data, len(self.flat.arrays))
+        leaf = ArrayLeaf(path, len(self.flat.arrays))
         self.flat.arrays.append(leaf)
+        self.flat.data.append(data)
         return leaf
 
     def _value(self, value: Any, path: Path) -> ValueLeaf:
@@ -253,16 +257,15 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
     return tensor
 
 
-def note_array(flat: FlatState, array: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
+def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
     """As :func:`note_tensor`, for a numpy array."""
-    check_array(array, readable(path))
-    flat.types += (array.dtype, array.shape, _NUMPY, bool(array.flags.c_contiguous))
-    flat.pointers.append(array.ctypes.data)
-    return array
+    check_array(found, readable(path))
+    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous))
+    flat.pointers.append(found.ctypes.data)
 
 
 # Markers among the tokens; tuples, so that no string key can equal one.
-_ARRAY, _VALUE, _OBJECT, _NUMPY = ("array",), ("value",), ("object",), ("numpy",)
+_ARRAY, _VALUE, _OBJECT, NUMPY = ("array",), ("value",), ("object",), ("numpy",)
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}

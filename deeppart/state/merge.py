@@ -54,7 +54,7 @@ def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
     Raises:
         StateError: an object's ``load_state_dict`` refused.
     """
-    return _put(target, arrays, target.structure.tree, flat.root, (), copy=False)
+    return _Putting(target, arrays, flat).node(target.structure.tree, flat.root, (), copy=False)
 
 
 def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
@@ -87,35 +87,41 @@ def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]
     return ordered
 
 
-def _put(target: Target, arrays: dict[int, Array], saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
-    """``copy``: leave live containers alone and return new ones, because an object may hold one at several places."""
-    if is_lacking(saved, live):
-        created = build(target, arrays, saved)
-        return None if created is DROPPED else created
-    saved, live = inside_object(saved, live)
-    if isinstance(saved, SavedArray):
-        assert isinstance(live, ArrayLeaf)
-        return live.data
-    if isinstance(saved, SavedValue):
-        assert isinstance(live, ValueLeaf)
-        value = target.values[saved.index]
-        return live.value if value is DROPPED else value
-    assert isinstance(live, Branch)
-    if saved.kind == "object":
-        merged = _put(target, arrays, saved.children[0], live.children[0], path, copy=True)
-        _load_object(live.container, merged, path)
-        return live.container
-    mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
-    merged_items = []
-    for key, child in zip(saved.keys, saved.children, strict=True):
-        if id_key(key) in mine:
-            inner = mine[id_key(key)]
-            merged_items.append((key, _put(target, arrays, child, inner, (*path, key), copy=copy)))
-        else:
-            created = build(target, arrays, child)
-            if created is not DROPPED:
-                merged_items.append((key, created))
-    return _copied(live, merged_items) if copy else _filled(live, merged_items)
+class _Putting:
+    """One walk over both trees."""
+
+    def __init__(self, target: Target, arrays: dict[int, Array], flat: FlatState) -> None:
+        self._target, self._arrays, self._flat = target, arrays, flat
+
+    def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
+        """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
+        if is_lacking(saved, live):
+            created = build(self._target, self._arrays, saved)
+            return None if created is DROPPED else created
+        saved, live = inside_object(saved, live)
+        if isinstance(saved, SavedArray):
+            assert isinstance(live, ArrayLeaf)
+            return self._flat.data[live.index]
+        if isinstance(saved, SavedValue):
+            assert isinstance(live, ValueLeaf)
+            value = self._target.values[saved.index]
+            return live.value if value is DROPPED else value
+        assert isinstance(live, Branch)
+        if saved.kind == "object":
+            merged = self.node(saved.children[0], live.children[0], path, copy=True)
+            _load_object(live.container, merged, path)
+            return live.container
+        mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
+        merged_items = []
+        for key, child in zip(saved.keys, saved.children, strict=True):
+            if id_key(key) in mine:
+                inner = mine[id_key(key)]
+                merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))
+            else:
+                created = build(self._target, self._arrays, child)
+                if created is not DROPPED:
+                    merged_items.append((key, created))
+        return _copied(live, merged_items) if copy else _filled(live, merged_items)
 
 
 def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:

@@ -63,7 +63,7 @@ def find_targets(target: Target, flat: FlatState) -> None:
         StructureMismatchError: the live state has other containers, or keys and leaves the checkpoint lacks.
         LeafMismatchError: a leaf's kind, shape or dtype differs.
     """
-    matching = _Matching(target)
+    matching = _Matching(target, flat)
     matching.node(target.structure.tree, flat.root, (), fixed=True)
     _check_ties(target, flat, matching.places)
 
@@ -75,8 +75,8 @@ class _Matching:
         places: number of a live leaf -> number of the saved leaf that goes there.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, flat: FlatState) -> None:
+        self._target, self._flat = target, flat
         self.places: dict[int, int] = {}
         self._seen: dict[int, SavedBranch] = {}
         self._objects = 0
@@ -112,7 +112,8 @@ class _Matching:
     def _array(self, index: int, live: ArrayLeaf, path: Path) -> None:
         if index in self._target.dropped:
             return
-        expected, found = self._target.types[index], leaf_type(live.data)
+        data = self._flat.data[live.index]
+        expected, found = self._target.types[index], leaf_type(data)
         if expected != found:
             raise LeafMismatchError(
                 f"a leaf differs between the checkpoint and the live state: {readable(path)}",
@@ -121,7 +122,7 @@ class _Matching:
                 where=f"path {readable(path)}",
                 todo="build the state as it was when it was saved, or convert what deeppart.load gives",
             )
-        self._target.live[index] = live.data
+        self._target.live[index] = data
         self.places[live.index] = index
 
     def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
@@ -273,7 +274,7 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
     Args:
         places: number of a live leaf -> number of the saved leaf that goes there.
     """
-    types = [leaf_type(leaf.data) for leaf in flat.arrays]
+    types = [leaf_type(data) for data in flat.data]
     for index, alias in find_aliases(flat, types).items():
         saved, owner = places.get(index), places.get(alias.owner)
         if saved is None or owner is None:

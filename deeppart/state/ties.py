@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.state.flatten import ArrayLeaf, FlatState
+from deeppart.state.flatten import FlatState
 from deeppart.state.leaves import Array, LeafType, is_flat
 from deeppart.state.structure import Alias
 
@@ -23,11 +23,11 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     """
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
-    ragged = [leaf for leaf in flat.arrays if not is_flat(leaf.data)]
-    for leaf in ragged:
-        starts[leaf.index], lengths[leaf.index] = _extent(leaf)
+    ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
+    for index in ragged:
+        starts[index], lengths[index] = _extent(flat.data[index])
     is_ragged = np.zeros(len(types), dtype=np.bool_)
-    is_ragged[[leaf.index for leaf in ragged]] = True
+    is_ragged[ragged] = True
     # At one place the longest comes first, and of equals a flat one: only it can own the others.
     order = np.lexsort((np.arange(len(types)), is_ragged, -lengths, starts))
     order = order[lengths[order] > 0]
@@ -38,31 +38,31 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     for index in order.tolist():
         start, end = int(starts[index]), int(starts[index] + lengths[index])
         if owner >= 0 and end <= owner_end:
-            alias = _alias(flat.arrays[index], types[index], owner, types[owner], start - int(starts[owner]))
+            alias = _alias(flat.data[index], types[index], owner, types[owner], start - int(starts[owner]))
             if alias is not None:
                 aliases[index] = alias
                 continue
         if not is_ragged[index] and end > owner_end:
             owner, owner_end = index, end
-    _add_twins(aliases, [leaf for leaf in ragged if leaf.index not in aliases], types)
+    _add_twins(aliases, {index: flat.data[index] for index in ragged if index not in aliases}, types)
     return aliases
 
 
-def _add_twins(aliases: dict[int, Alias], ragged: list[ArrayLeaf], types: list[LeafType]) -> None:
+def _add_twins(aliases: dict[int, Alias], ragged: dict[int, Array], types: list[LeafType]) -> None:
     """Leaves that are not flat own no others, but one and the same leaf may stand at several places."""
     first: dict[tuple[object, ...], int] = {}
-    for leaf in ragged:
-        kind = types[leaf.index]
-        if kind.nbytes and not _is_lazy(leaf):
-            owner = first.setdefault((address(leaf.data), kind, _strides(leaf)), leaf.index)
-            if owner != leaf.index:
+    for index, data in ragged.items():
+        kind = types[index]
+        if kind.nbytes and not _is_lazy(data):
+            owner = first.setdefault((address(data), kind, _strides(data)), index)
+            if owner != index:
                 # As saved, the owner is in C order, and so is its twin.
-                aliases[leaf.index] = Alias(owner, 0, contiguous_strides(kind.shape))
+                aliases[index] = Alias(owner, 0, contiguous_strides(kind.shape))
 
 
-def _is_lazy(leaf: ArrayLeaf) -> bool:
+def _is_lazy(data: Array) -> bool:
     """Whether the elements are not as they lie in memory (conjugated or negated on reading)."""
-    return isinstance(leaf.data, torch.Tensor) and (leaf.data.is_conj() or leaf.data.is_neg())
+    return isinstance(data, torch.Tensor) and (data.is_conj() or data.is_neg())
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,25 +84,25 @@ def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) 
     return bool(np.any(starts[1:] < ends[:-1]))
 
 
-def _alias(leaf: ArrayLeaf, kind: LeafType, owner: int, owner_kind: LeafType, offset: int) -> Alias | None:
-    strides = _strides(leaf)
+def _alias(data: Array, kind: LeafType, owner: int, owner_kind: LeafType, offset: int) -> Alias | None:
+    strides = _strides(data)
     if kind.kind != owner_kind.kind or offset % kind.itemsize or any(stride < 0 for stride in strides):
         return None
     return Alias(owner, offset, strides)
 
 
-def _strides(leaf: ArrayLeaf) -> tuple[int, ...]:
+def _strides(data: Array) -> tuple[int, ...]:
     """In elements."""
-    if isinstance(leaf.data, torch.Tensor):
-        return tuple(leaf.data.stride())
-    return tuple(stride // leaf.data.itemsize for stride in leaf.data.strides)
+    if isinstance(data, torch.Tensor):
+        return tuple(data.stride())
+    return tuple(stride // data.itemsize for stride in data.strides)
 
 
-def _extent(leaf: ArrayLeaf) -> tuple[int, int]:
+def _extent(data: Array) -> tuple[int, int]:
     """Lowest address and bytes up to the end of the highest element, of a leaf that is not flat."""
-    itemsize = leaf.data.itemsize
-    if 0 in leaf.data.shape:
+    itemsize = data.itemsize
+    if 0 in data.shape:
         return 0, 0
-    reach = [(length - 1) * stride * itemsize for length, stride in zip(leaf.data.shape, _strides(leaf), strict=True)]
+    reach = [(length - 1) * stride * itemsize for length, stride in zip(data.shape, _strides(data), strict=True)]
     below = sum(step for step in reach if step < 0)
-    return address(leaf.data) + below, sum(map(abs, reach)) + itemsize
+    return address(data) + below, sum(map(abs, reach)) + itemsize

@@ -15,6 +15,7 @@ import pytest
 
 from deeppart.comm import Comm, connect, finish
 from deeppart.comm.agreement import agree, raise_together
+from deeppart.comm.base import finish_quietly
 from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -115,3 +116,14 @@ def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm) -> None:
         if comm.rank == 0:
             time.sleep(0.6)
         assert finish(own_channel, own_channel.allgather(b"."), "test", 2.0) == [b"."] * comm.size
+    assert finish_quietly(own_channel.close(), LIMIT_S), "though nobody has received what waiting ranks announced"
+    with pytest.raises(CommError, match="can no longer talk"):
+        finish(own_channel, own_channel.allgather(b"."), "test", 2.0)
+
+
+def test_closing_does_not_wait_for_ranks_that_do_not_close(comm: Comm, own_channel: Comm) -> None:
+    if comm.rank == 0:
+        began = time.monotonic()
+        assert not finish_quietly(own_channel.close(), 0.2)
+        assert time.monotonic() - began < 2.0
+    do(comm, comm.allgather(b"the other channel works"))

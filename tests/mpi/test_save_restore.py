@@ -50,7 +50,7 @@ def flat_bytes(state: Any) -> dict[str, Any]:
     from deeppart.state.flatten import flatten, readable
 
     flat = flatten(state)
-    leaves = {readable(leaf.path): leaf.data.detach().clone() for leaf in flat.arrays}
+    leaves = {readable(leaf.path): flat.data[leaf.index].detach().clone() for leaf in flat.arrays}
     return leaves | {readable(leaf.path): leaf.value for leaf in flat.values}
 
 

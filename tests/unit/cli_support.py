@@ -130,11 +130,11 @@ def forge(
             "position": 1000 + rank,
         }
         flat = flatten(state)
-        types = [leaf_type(leaf.data) for leaf in flat.arrays]
+        types = [leaf_type(data) for data in flat.data]
         layout = lay_out(types, shares[rank], [2])
         data = np.zeros(layout.nbytes, dtype=np.uint8)
         for leaf, start, length, at in layout.segments[["leaf", "start", "length", "raw_offset"]].tolist():
-            raw = flat_bytes(flat.arrays[leaf].data)[start : start + length]
+            raw = flat_bytes(flat.data[leaf])[start : start + length]
             data[at : at + len(raw)] = raw
         values = [encode_value(leaf.value, "") for leaf in flat.values]
         described = PartDocument(encode_tree(flat.root), types, {}, per_rank, np.array([True]), values, rank == 0)

@@ -19,7 +19,9 @@ BENCH = [sys.executable, str(ROOT / "benchmarks" / "bench.py")]
 
 #: who -> what the result must hold of it.
 METRICS = {
-    "limits": {"copy_s", "long_copy_s", "xxh3_s", "disk_write_s", "tmpfs_write_s", "cache_read_s", "bcast_s"},
+    "limits": {
+        *("visit_s", "copy_s", "long_copy_s", "xxh3_s", "disk_write_s", "tmpfs_write_s", "cache_read_s", "bcast_s"),
+    },
     "deeppart": {
         *("blocked_s", "planning_s", "flatten_s", "agree_s", "capture_s", "first_blocked_s", "local_s", "persistent_s"),
         *("restore_local_s", "restore_persistent_s", "bytes", "memory_bytes", "sampled_memory_bytes"),
