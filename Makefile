@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RANKS  ?= 4
+# Tests at a time; loadgroup keeps those that share a Slurm together.
+WORKERS ?= 2
 
 # Ranks share the processors of one machine in tests.
 test-single test-mpi: export OMP_NUM_THREADS ?= 1
@@ -28,10 +30,10 @@ $(STAMP): setup.cfg pyproject.toml
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in about two minutes
 	$(BIN)/python examples/demo.py
 
-test: test-mpi test-single ## all tests; ARGS="-k name" for some
+test: test-mpi test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time
 
 test-single: $(STAMP) ## the tests that start their own ranks, or need none
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	set -e; for ranks in $(RANKS); do \

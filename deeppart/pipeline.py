@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from deeppart.codec import Chooser
@@ -81,6 +81,7 @@ class Job:
         document: the captured share's document; outlives ``staged``.
         relay: the local part file, which the drain follows; None without one.
         summary: of the part file, once there is a complete one.
+        passed_on: the store has handed it to the drain, which settles the persistent level from then on.
         claimed: the drain writes from staging memory: only it may give the memory back.
         open_levels: levels that are not settled yet.
     """
@@ -93,6 +94,7 @@ class Job:
     document: PartDocument | None = None
     relay: Relay | None = None
     summary: PartSummary | None = None
+    passed_on: bool = False
     claimed: bool = False
     open_levels: set[str] = field(default_factory=set)
 
@@ -207,7 +209,9 @@ class Pipeline:
             try:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
-                self._fail_all(job, _as_error(error, "background work failed"))
+                mine = {"persistent"} if jobs is self._to_drain or not job.passed_on else set()
+                mine |= {"local"} if jobs is self._to_store else set()
+                self._fail(job, job.due & mine, _as_error(error, "background work failed"))
         if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
             self._to_drain.put(None)
 
@@ -229,6 +233,7 @@ class Pipeline:
 
     def _pass_on(self, job: Job) -> None:
         """From here on the drain may follow."""
+        job.passed_on = True
         if "persistent" in job.due:
             self._to_drain.put(job)
 
@@ -371,8 +376,8 @@ class Pipeline:
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
 
-    def _fail_all(self, job: Job, error: DeeppartError) -> None:
-        for level in job.due:
+    def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
+        for level in levels:
             if not job.pending.settled(level):
                 job.pending.note_level(level, FAILED, error=_level_error(job, level, str(error)))
             self._settle(job, level)

@@ -11,7 +11,10 @@ import pytest
 
 from tests.slurm.rig import NODES, Rig, is_running
 
-pytestmark = pytest.mark.slurm
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm"),
+]
 
 HELLO = """
 import json, os

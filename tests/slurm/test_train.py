@@ -13,6 +13,7 @@ from tests.slurm.rig import Rig
 
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm"),
     pytest.mark.timeout(180),
 ]
 
