@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.errors import RestoreError, StructureMismatchError
-from deeppart.levels.files import step_directory
+from deeppart.errors import RestoreError, StorageError, StructureMismatchError
+from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory
 from deeppart.levels.persistent import committed_steps, read_manifest, read_manifests
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
@@ -22,6 +23,9 @@ from deeppart.state.merge import build, tie
 from deeppart.state.scatter import Scatter, check_cover, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, Structure, decode_structure
 from deeppart.state.target import Target, decode_values
+
+#: How often ``load`` looks again because a running job has removed what it was about to read.
+MOST_LOOKS = 20
 
 
 def load(
@@ -50,8 +54,21 @@ def load(
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
     """
-    manifest = find_manifest(Path(path), step)
-    where = str(step_directory(Path(path), manifest.attempt.step))
+    for look in range(MOST_LOOKS):
+        manifest = find_manifest(Path(path), step)
+        directory = step_directory(Path(path), manifest.attempt.step)
+        try:
+            return _load(directory, manifest, keys, rank)
+        except StorageError as error:
+            # a job that is running may have committed the next step and removed this one
+            retired = error.errno == errno.ENOENT and not (directory / MANIFEST_NAME).exists()
+            if step is not None or not retired or look == MOST_LOOKS - 1:
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def _load(directory: Path, manifest: Manifest, keys: str | Sequence[str] | None, rank: int) -> Any:
+    where = str(directory)
     structure = decode_structure(manifest.structure, where)
     if not 0 <= rank < manifest.attempt.world_size:
         raise RestoreError(
@@ -60,7 +77,7 @@ def load(
     patterns = [keys] if isinstance(keys, str) else keys
     tree, arrays_wanted = _select(structure, patterns)
     with ExitStack() as files:
-        readers = [_open_part(files, Path(where), manifest, number) for number in range(manifest.attempt.world_size)]
+        readers = [_open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)]
         own = decode_meta(readers[rank].meta, f"{where}, part {rank}")
         target = _target(structure, own, where)
         wanted = arrays_wanted | {structure.aliases[i].owner for i in arrays_wanted if i in structure.aliases}
@@ -88,11 +105,14 @@ def find_manifest(root: Path, step: int | None) -> Manifest:
             raise _nothing(root, f"step {step} is not a committed checkpoint", committed_steps(root)) from None
     if not root.is_dir():
         raise _nothing(root, "there is no such checkpoint directory", [])
-    manifests, problems = read_manifests(root)
-    if not manifests:
-        reasons = "; ".join(f"step {number}: {reason}" for number, reason in sorted(problems.items()))
-        raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
-    return manifests[max(manifests)]
+    for _ in range(MOST_LOOKS):
+        manifests, problems = read_manifests(root)
+        if manifests:
+            return manifests[max(manifests)]
+        if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
+            break
+    reasons = "; ".join(f"step {number}: {reason}" for number, reason in sorted(problems.items()))
+    raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
 
 
 def _nothing(root: Path, summary: str, committed: list[int], found: str | None = None) -> RestoreError:
