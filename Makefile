@@ -1,14 +1,20 @@
 # Every target makes .venv first when it is missing; nothing is installed outside of it.
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 RANKS  ?= 4
+# The other one: make test MPI=openmpi VENV=.venv-openmpi
+MPI    ?= mpich
 # Tests at a time; loadgroup keeps those that share a Slurm together.
 WORKERS ?= 2
 
 # Ranks share the processors of one machine in tests.
 test-single test-mpi: export OMP_NUM_THREADS ?= 1
+# Open MPI asks before it runs as root, or more ranks than there are processors.
+test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-single test-mpi bench check lint types imports format clean
@@ -24,7 +30,7 @@ $(STAMP): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[mpich,demo,test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),demo,test,dev]'
 	@touch $@
 
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in about two minutes

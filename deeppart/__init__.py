@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import atexit
 import sys
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from deeppart.checkpointer import Checkpointer
 from deeppart.config import Config
 from deeppart.errors import (
     BackgroundFailureWarning,
@@ -45,9 +45,12 @@ from deeppart.errors import (
     UnsupportedLeafError,
 )
 from deeppart.pending import LevelReport, Pending, Report
-from deeppart.reading import load
-from deeppart.restoring import PerRank
 from deeppart.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from deeppart.checkpointer import Checkpointer
+    from deeppart.reading import load
+    from deeppart.restoring import PerRank
 
 __all__ = [
     "BackgroundFailureWarning",
@@ -86,7 +89,20 @@ __all__ = [
     "restore",
 ]
 
+#: Name -> module, imported at first use: with torch, which `deeppart ls` need not wait for.
+_LATER = {"Checkpointer": "deeppart.checkpointer", "load": "deeppart.reading"}
+
 _default: Checkpointer | None = None
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'deeppart' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
 
 
 def checkpoint(state: Any, step: int) -> Pending:
@@ -120,6 +136,8 @@ def _close_at_exit() -> None:
 def _checkpointer() -> Checkpointer:
     global _default
     if _default is None:
+        from deeppart.checkpointer import Checkpointer
+
         _default = Checkpointer()
         # Registered after mpi4py's own handler, so it runs before MPI is finalized.
         atexit.register(_close_at_exit)

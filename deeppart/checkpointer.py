@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import time
-import warnings
 from types import TracebackType
 from typing import Any
 
@@ -16,17 +15,19 @@ from deeppart.errors import (
     DeeppartError,
     DeeppartWarning,
     StepExistsError,
+    warn_caller,
 )
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
-from deeppart.pipeline import Job, Pipeline
+from deeppart.pipeline import Pipeline
 from deeppart.recovery import recover, take_inventory
 from deeppart.restoring import PerRank, restore_state
 from deeppart.retention import Retention
 from deeppart.saving import Saver, collection_paused
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
+from deeppart.writing import Job
 
 #: Largest step number that a step directory's name can hold.
 LAST_STEP = 10**18
@@ -178,11 +179,10 @@ class Checkpointer:
         committed = {entry.attempt.step for entry in inventory.committed}
         newer = sorted(step for step in committed if step > recovered.attempt.step)
         if newer and self.rank == 0:
-            warnings.warn(
+            warn_caller(
                 f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "
                 "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
                 DeeppartWarning,
-                stacklevel=2,
             )
         return recovered.attempt.step
 
@@ -295,15 +295,15 @@ class Checkpointer:
         for pending in self._recent:
             for failure in pending.failures():
                 self.failures += 1
-                warnings.warn(str(failure), BackgroundFailureWarning, stacklevel=3)
+                warn_caller(str(failure), BackgroundFailureWarning)
+        for refusal in self._pipeline.refused_removals():
+            warn_caller(refusal, BackgroundFailureWarning)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))
 
     def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
         if problems and self.rank == 0:
-            warnings.warn(
-                f"no checkpoint to restore; passed over: {'; '.join(problems)}", DeeppartWarning, stacklevel=3
-            )
+            warn_caller(f"no checkpoint to restore; passed over: {'; '.join(problems)}", DeeppartWarning)
 
 
 def _counts(pending: Pending) -> bool:

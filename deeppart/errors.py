@@ -11,6 +11,9 @@ This module knows nothing of the rest of the package.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class DeeppartError(Exception):
     """Base of all deeppart errors.
@@ -158,3 +161,11 @@ class PerRankNotice(DeeppartWarning):
 
 class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
+
+
+def warn_caller(text: str, category: type[DeeppartWarning]) -> None:
+    """Warn, with the line that called the library as the place, however deep inside this is noticed."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

@@ -1,9 +1,8 @@
-"""The background of a save: encode and store, drain, commit, retire.
+"""The background of a save: store, drain, commit, retire.
 
-Two threads per rank. *store* writes the staged share to the local level; *drain* follows that file as it grows and
-copies it to the persistent level, bandwidth-capped. Without a local level, or when it fails, *drain* writes from
-staging memory. Each level ends in a *commit round*: every rank reports to rank 0, which commits if all succeeded and
-tells everyone the outcome.
+Two threads per rank. *store* writes the staged share to the local level, *drain* to the persistent one,
+bandwidth-capped (:mod:`deeppart.writing`). Each level ends in a *commit round*: every rank reports to rank 0, which
+commits if all succeeded and tells everyone the outcome.
 
 Invariants
 ----------
@@ -15,93 +14,36 @@ Invariants
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 from deeppart.codec import Chooser
 from deeppart.comm.base import Comm, Operation, finish
 from deeppart.commit import Commit, ForegroundRound, commit_round
-from deeppart.errors import (
-    CheckpointError,
-    CommError,
-    CorruptFileError,
-    DeeppartError,
-    StorageError,
-)
+from deeppart.errors import CheckpointError, CommError, DeeppartError
 from deeppart.levels.files import DurableFile
 from deeppart.levels.local import LocalLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
-from deeppart.levels.relay import Relay, SourceLostError
-from deeppart.levels.transfer import Staged, check_copy, copy_part, write_part
-from deeppart.model import Attempt, Manifest, PartRecord
+from deeppart.levels.transfer import Staged
+from deeppart.model import Manifest, PartRecord
 from deeppart.part import PartSummary
-from deeppart.pending import DONE, FAILED, RUNNING, Pending
+from deeppart.pending import DONE, FAILED, RUNNING
 from deeppart.retention import Retention
-from deeppart.state.document import PartDocument
 from deeppart.version import LIBRARY
+from deeppart.writing import Job, ShareWriter
 
+T = TypeVar("T")
 #: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
 MOST_IN_FLIGHT = 2
-#: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
-PASSING_ERRORS = frozenset(
-    {
-        errno.EIO,
-        errno.EAGAIN,
-        errno.EBUSY,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.ENOTCONN,
-        errno.ECONNRESET,
-        errno.EREMOTEIO,
-    }
-)
-RETRY_PAUSES_S = (0.2, 1.0)
 #: How often a background thread looks whether the round that the training thread advances for it has been given up.
 _LOOK_S = 0.1
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
-
-
-@dataclass(slots=True)
-class Job:
-    """One checkpoint in the pipeline of one rank.
-
-    Attributes:
-        attempt: which checkpoint.
-        due: levels it goes to.
-        staged: the share in staging memory, while it is there; never if it could not be captured.
-        pending: where progress is reported.
-        failure: why the share could not be captured, or None.
-        document: the captured share's document; outlives ``staged``.
-        relay: the local part file, which the drain follows; None without one.
-        summary: of the part file, once there is a complete one.
-        passed_on: the store has handed it to the drain, which settles the persistent level from then on.
-        claimed: the drain writes from staging memory: only it may give the memory back.
-        open_levels: levels that are not settled yet.
-    """
-
-    attempt: Attempt
-    due: frozenset[str]
-    staged: Staged | None
-    pending: Pending
-    failure: DeeppartError | None = None
-    document: PartDocument | None = None
-    relay: Relay | None = None
-    summary: PartSummary | None = None
-    passed_on: bool = False
-    claimed: bool = False
-    open_levels: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.open_levels = set(self.due)
-        if self.staged is not None:
-            self.document = self.staged.document
 
 
 class Pipeline:
@@ -129,7 +71,7 @@ class Pipeline:
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
-        self._chooser = chooser
+        self._writer = ShareWriter(local, persistent, chooser, channels["persistent"].rank, self._claim_staging)
         self._retention = retention
         self._timeout = timeout
         self._rank = channels["persistent"].rank
@@ -139,6 +81,7 @@ class Pipeline:
         self._staging_free = True
         self._in_flight: list[Job] = []
         self._rounds: deque[ForegroundRound] = deque()
+        self._refusals: deque[str] = deque()
         self._threads = [
             threading.Thread(target=self._run, args=(self._to_store, self._store), name="deeppart-store", daemon=True),
             threading.Thread(target=self._run, args=(self._to_drain, self._drain), name="deeppart-drain", daemon=True),
@@ -161,6 +104,10 @@ class Pipeline:
         self._staging_free = job.staged is None
         self._in_flight.append(job)
         self._to_store.put(job)
+
+    def refused_removals(self) -> list[str]:
+        """What could not be removed since the last call."""
+        return [self._refusals.popleft() for _ in range(len(self._refusals))]
 
     def poll(self, patience_s: float = 0.0) -> None:
         """Advance commit rounds that must happen in the training thread (no MPI_THREAD_MULTIPLE).
@@ -219,11 +166,9 @@ class Pipeline:
         outcome: PartSummary | DeeppartError | None = None
         if "local" in job.due:
             job.pending.note_level("local", RUNNING)
-            file, outcome = self._open_local(job)
+            file = self._attempted("local", lambda: self._writer.open_local(job))
             self._pass_on(job)
-            if file is not None and job.relay is not None:
-                outcome = self._timed(job, "local", lambda: self._write_local(job, file))
-                job.relay.end(complete=False)  # only matters if it has not been completed
+            outcome = file if isinstance(file, DeeppartError) else self._write_local(job, file)
         else:
             self._pass_on(job)
         if "persistent" not in job.due or isinstance(outcome, PartSummary):
@@ -231,99 +176,36 @@ class Pipeline:
         if outcome is not None:
             self._finish_level(job, "local", outcome, None)
 
+    def _write_local(self, job: Job, file: DurableFile) -> PartSummary | DeeppartError:
+        assert job.relay is not None
+        outcome = self._timed(job, "local", lambda: self._writer.write_local(job, file))
+        job.relay.end(complete=False)  # only matters if it has not been completed
+        return outcome
+
     def _pass_on(self, job: Job) -> None:
         """From here on the drain may follow."""
         job.passed_on = True
         if "persistent" in job.due:
             self._to_drain.put(job)
 
-    def _open_local(self, job: Job) -> tuple[DurableFile | None, PartSummary | DeeppartError]:
-        """Begin the local part file and its relay, or say why not."""
-        assert self._local is not None
-        if job.failure is not None:
-            return None, job.failure
-        file: DurableFile | None = None
-        try:
-            file = self._local.open_part(job.attempt, self._rank)
-            job.relay = Relay(file)
-        except Exception as error:
-            if file is not None:
-                file.abort()
-            return None, _as_error(error, "level local failed")
-        return file, CheckpointError("level local was not written")
-
-    def _write_local(self, job: Job, file: DurableFile) -> PartSummary:
-        assert job.staged is not None and job.relay is not None
-        try:
-            job.summary = write_part(job.staged, job.relay, self._chooser, job.attempt, self._rank)
-            job.relay.end(complete=True)
-            file.commit()
-        except BaseException:
-            file.abort()
-            raise
-        job.pending.note_cost(encoded_bytes=job.summary.encoded_bytes)
-        job.pending.note_level("local", RUNNING, nbytes=job.summary.nbytes)
-        return job.summary
-
     def _drain(self, job: Job) -> None:
         job.pending.note_level("persistent", RUNNING)
-        outcome = self._timed(job, "persistent", lambda: self._write_persistent(job))
+        outcome = self._timed(job, "persistent", lambda: self._writer.write_persistent(job))
         self._free_staging(job, claimed=True)
         self._finish_level(job, "persistent", outcome, lambda parts: self._commit(job, parts))
-
-    def _write_persistent(self, job: Job) -> PartSummary:
-        """Copy the local part, or write from staging memory; again after an error that may pass."""
-        if job.failure is not None:
-            raise job.failure
-        for pause_s in (*RETRY_PAUSES_S, None):
-            try:
-                return self._write_persistent_once(job)
-            except StorageError as error:
-                if pause_s is None or error.errno not in PASSING_ERRORS:
-                    raise
-                job.pending.note_retry()
-                time.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
-
-    def _write_persistent_once(self, job: Job) -> PartSummary:
-        file = self._persistent.open_part(job.attempt, self._rank)
-        try:
-            summary = self._fill(job, file)
-            file.commit()
-        except BaseException:
-            file.abort()
-            raise
-        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
-        job.pending.note_level("persistent", RUNNING, nbytes=summary.nbytes)
-        return summary
-
-    def _fill(self, job: Job, file: DurableFile) -> PartSummary:
-        """From the local part if that works out, otherwise from staging memory if it is still there."""
-        if job.relay is not None:
-            try:
-                found = copy_part(job.relay, file)
-                assert job.summary is not None
-                check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
-                return job.summary
-            except (SourceLostError, CorruptFileError):
-                if self._claim_staging(job) is None:
-                    raise
-                job.relay.close()  # a file that was given up takes space as long as someone has it open
-                file.restart()
-        staged = self._claim_staging(job)
-        if staged is None:
-            raise CheckpointError("the share is neither in staging memory nor in a local part")
-        return write_part(staged, file, self._chooser, job.attempt, self._rank)
 
     def _timed(self, job: Job, level: str, work: Callable[[], PartSummary]) -> PartSummary | DeeppartError:
         """Do a level's own work; whatever goes wrong is its outcome, for the commit round to tell the other ranks."""
         began = time.monotonic()
+        outcome = self._attempted(level, work)
+        job.pending.note_stage(level, time.monotonic() - began)
+        return outcome
+
+    def _attempted(self, level: str, work: Callable[[], T]) -> T | DeeppartError:
         try:
             return work()
         except Exception as error:
             return _as_error(error, f"level {level} failed")
-        finally:
-            job.pending.note_stage(level, time.monotonic() - began)
 
     def _finish_level(self, job: Job, level: str, outcome: PartSummary | DeeppartError, commit: Commit | None) -> None:
         """The commit round of a level; afterwards every rank knows the same outcome."""
@@ -375,6 +257,7 @@ class Pipeline:
             self._retention.committed(level, job.attempt.step, [other.attempt.step for other in others])
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
+            self._refusals.append(f"step {job.attempt.step} is complete at level {level!r}, but {error}")
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +16,7 @@ import torch
 from deeppart.comm.agreement import agree, raise_together
 from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
-from deeppart.errors import DeeppartError, PerRankNotice, RanksDisagreeError, StateError
+from deeppart.errors import DeeppartError, PerRankNotice, RanksDisagreeError, StateError, warn_caller
 from deeppart.levels.transfer import Staged
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
@@ -161,11 +160,7 @@ class Saver:
         found = self._classifier.classify(self._flat, turn, fresh, what)
         if found and self._comm.rank == 0:
             names = ", ".join(found[:8]) + (f" ... ({len(found)} in all)" if len(found) > 8 else "")
-            warnings.warn(
-                f"these leaves differ between ranks and are saved per rank from now on: {names}",
-                PerRankNotice,
-                stacklevel=4,
-            )
+            warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
         self._share = self._plan(what)
         self._pinned = any(data.is_cuda for data in self._flat.data if isinstance(data, torch.Tensor))
         self._capture = None

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
-from deeppart.cli.ls import ls
 from deeppart.cli.output import INTERRUPTED, NOT_GOOD, REFUSED, end_quietly, print_json
-from deeppart.cli.prune import prune
-from deeppart.cli.show import show
-from deeppart.cli.verify import verify
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StructureMismatchError
 from deeppart.version import VERSION
 
@@ -23,8 +20,22 @@ from deeppart.version import VERSION
 _ABOUT_CONTENT = (FormatError, RestoreError, StructureMismatchError)
 
 
+#: Each in a module of its own name, imported when it is called: on a cluster's file system torch, which some of them
+#: need, can take a minute to import.
+COMMANDS = ("ls", "show", "verify", "prune")
+
+
 class _Commands(click.Group):
     """A group whose commands return their exit code and may raise deeppart's errors."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(import_module(f"deeppart.cli.{cmd_name}"), cmd_name)
+        return found
 
     def main(
         self,
@@ -83,7 +94,3 @@ def main() -> None:
 
     DIR is a persistent directory: what the job was given as persistent_dir.
     """
-
-
-for _command in (ls, show, verify, prune):
-    main.add_command(_command)

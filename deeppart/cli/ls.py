@@ -9,7 +9,8 @@ import click
 from rich.table import Table
 
 from deeppart.cli.output import GOOD, NOT_GOOD, console, moment, print_json, printable, size, some, state_text
-from deeppart.inspecting import Listing, Owner, StepSummary, list_directory
+from deeppart.inspecting.listing import Listing, StepSummary, list_directory
+from deeppart.inspecting.ownership import Owner
 
 
 @click.command(short_help="List the steps, and whether they are whole.")

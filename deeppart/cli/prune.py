@@ -12,15 +12,9 @@ from rich.table import Table
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
 from deeppart.errors import CheckpointError
-from deeppart.inspecting import (
-    PrunePlan,
-    PruneResult,
-    Selection,
-    hold_directory,
-    plan_prune,
-    read_owner,
-)
-from deeppart.inspecting import prune as prune_planned
+from deeppart.inspecting.ownership import hold_directory, read_owner
+from deeppart.inspecting.pruning import PrunePlan, PruneResult, Selection, plan_prune
+from deeppart.inspecting.pruning import prune as prune_planned
 
 _STEP = click.IntRange(min=0)
 

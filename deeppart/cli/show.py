@@ -11,7 +11,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, moment, print_json, printable, size
-from deeppart.inspecting import Container, Contents, Leaf, Node, Value, name_ranks, read_contents
+from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
+from deeppart.inspecting.listing import name_ranks
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60

@@ -13,8 +13,10 @@ from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
-from deeppart.inspecting import Damage, DamagedLeaf, Owner, Verdict, choose_steps, read_owner
-from deeppart.inspecting import verify as verify_subject
+from deeppart.inspecting.naming import DamagedLeaf
+from deeppart.inspecting.ownership import Owner, read_owner
+from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
+from deeppart.inspecting.verifying import verify as verify_subject
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import pipeline
+from deeppart import pipeline, writing
 from deeppart.errors import CheckpointError
 from deeppart.levels.files import DurableFile
 from deeppart.levels.relay import Relay
@@ -80,7 +80,7 @@ def test_while_the_share_is_still_in_memory(
     claimed = threading.Event()
     claim, commit = pipeline.Pipeline._claim_staging, DurableFile.commit
 
-    def claim_and_tell(self: pipeline.Pipeline, job: pipeline.Job) -> Any:
+    def claim_and_tell(self: pipeline.Pipeline, job: writing.Job) -> Any:
         staged = claim(self, job)
         claimed.set()
         return staged
@@ -107,7 +107,7 @@ def test_when_memory_has_been_given_back(
     memory: Path, monkeypatch: pytest.MonkeyPatch, bad_copy: Callable[[], None]
 ) -> None:
     """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
-    copy = pipeline.copy_part
+    copy = writing.copy_part
 
     def copy_late(relay: Relay, file: DurableFile) -> str:
         deadline = time.monotonic() + PATIENCE_S
@@ -116,8 +116,8 @@ def test_when_memory_has_been_given_back(
             time.sleep(0.001)
         return copy(relay, file)
 
-    monkeypatch.setattr(pipeline, "copy_part", copy_late)
-    monkeypatch.setattr(pipeline, "RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(writing, "copy_part", copy_late)
+    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))
     with open_at(memory) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=PATIENCE_S)
         bad_copy()

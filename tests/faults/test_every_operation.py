@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import pipeline, recovery
+from deeppart import recovery, writing
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -39,7 +39,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import pipeline
+from deeppart import writing
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
 from deeppart.testing.states import difference
 
@@ -50,7 +50,7 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))
 
 
 def config(persistent: Path, local: Path | None, **settings: Any) -> deeppart.Config:

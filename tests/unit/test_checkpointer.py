@@ -483,7 +483,7 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
 
 
 def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart import pipeline
+    from deeppart import pipeline, writing
 
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("a bug")
@@ -491,7 +491,7 @@ def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkey
     with deeppart.Checkpointer(config(memory)) as ck:
         for number, name in enumerate(("write_part", "copy_part", "commit_round", "Manifest", "now")):
             with monkeypatch.context() as patch:
-                patch.setattr(pipeline, name, broken)
+                patch.setattr(writing if hasattr(writing, name) else pipeline, name, broken)
                 pending = ck.checkpoint(state(number), 10 * number)
                 deadline = time.monotonic() + 20
                 while not pending.finished:
@@ -558,7 +558,9 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
             ck._pipeline.drain(30)
         assert "cannot remove an old checkpoint" in str(pending.report.retire_error)
         assert persistent_steps(memory) == [1, 2] and ck.failures == 0
-        ck.checkpoint(state(3), 3).wait(timeout=30)
+        with pytest.warns(BackgroundFailureWarning) as caught:
+            ck.checkpoint(state(3), 3).wait(timeout=30)
+        assert "step 2 is complete at level 'persistent', but cannot remove" in str(caught[0].message)
     assert persistent_steps(memory) == [3] and local_steps(memory) == [3]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ def test_close_gives_the_directory_back_and_the_next_call_begins_anew() -> None:
     with pytest.raises(deeppart.StepExistsError):
         deeppart.checkpoint(state(1), 1)
     deeppart.checkpoint(state(2), 2).wait(timeout=20)
+
+
+def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
+    def fail(step: int) -> None:
+        (workplace / "ckpt" / f"step-{step:012d}").write_text("in the way")
+
+    deeppart.checkpoint(state(1), 1).wait(timeout=20)
+    fail(2)
+    pending = deeppart.checkpoint(state(2), 2)
+    while not pending.finished:
+        time.sleep(0.005)
+    with pytest.warns(deeppart.BackgroundFailureWarning) as caught:
+        deeppart.checkpoint(state(3), 3).wait(timeout=20)
+        deeppart.close()
+        with deeppart.Checkpointer(deeppart.Config()) as ck:
+            fail(4)
+            ck.checkpoint(state(4), 4)
+    with deeppart.Checkpointer(deeppart.Config()) as ck, pytest.warns(deeppart.DeeppartWarning) as newer:
+        ck.restore(state(0), step=1)
+    assert len(caught) == 2 and len(newer) == 1
+    assert {Path(warning.filename) for warning in [*caught, *newer]} == {Path(__file__)}
 
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:

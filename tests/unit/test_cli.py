@@ -99,3 +99,19 @@ def test_a_real_process_and_a_pipe_that_closes(tmp_path: Path) -> None:
     errors = process.stderr.read().decode()
     process.stderr.close()
     assert (process.wait(60), errors) == (141, "")
+
+
+def test_ls_and_prune_do_not_wait_for_torch(tmp_path: Path) -> None:
+    """Where Python is on a cluster's file system, importing torch can take a minute."""
+    save(tmp_path, 1)
+    script = "import sys; from deeppart.cli import main; main.main(sys.argv[1:], standalone_mode=False)\n"
+    script += "assert 'torch' not in sys.modules and 'mpi4py' not in sys.modules"
+    for command in (["ls"], ["ls", "--json"], ["prune", "--keep", "1", "--dry-run"]):
+        done = subprocess.run(
+            [sys.executable, "-c", script, command[0], str(tmp_path), *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+        )
+        assert done.returncode == 0, done.stderr

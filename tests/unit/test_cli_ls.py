@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.inspecting import list_directory, name_ranks, read_owner
+from deeppart.inspecting.listing import list_directory, name_ranks
+from deeppart.inspecting.ownership import read_owner
 from deeppart.levels.files import step_directory
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save

@@ -14,8 +14,8 @@ import pytest
 
 import deeppart
 from deeppart.cli.output import PlainConsole
-from deeppart.inspecting import choose_steps, verify
 from deeppart.inspecting.cover import Fault, find_faults
+from deeppart.inspecting.verifying import choose_steps, verify
 from deeppart.part import SPAN_DTYPE, FileSource, PartReader
 from deeppart.state.document import PartDocument
 from tests.golden import forge as by_hand

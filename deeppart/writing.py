@@ -1,0 +1,182 @@
+"""Writing: one rank's share of one checkpoint, into the part files of its levels.
+
+The local part file is written from staging memory and followed by the copy to the persistent level as it grows. Where
+there is no local part, or it cannot be completed or read back, the persistent part is written from staging memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deeppart.codec import Chooser
+from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
+from deeppart.levels.files import DurableFile
+from deeppart.levels.local import LocalLevel
+from deeppart.levels.persistent import PersistentLevel
+from deeppart.levels.relay import Relay, SourceLostError
+from deeppart.levels.transfer import Staged, check_copy, copy_part, write_part
+from deeppart.model import Attempt
+from deeppart.part import PartSummary
+from deeppart.pending import RUNNING, Pending
+from deeppart.state.document import PartDocument
+
+#: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
+PASSING_ERRORS = frozenset(
+    {
+        errno.EIO,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EREMOTEIO,
+    }
+)
+RETRY_PAUSES_S = (0.2, 1.0)
+
+
+@dataclass(slots=True)
+class Job:
+    """One checkpoint in the pipeline of one rank.
+
+    Attributes:
+        attempt: which checkpoint.
+        due: levels it goes to.
+        staged: the share in staging memory, while it is there; never if it could not be captured.
+        pending: where progress is reported.
+        failure: why the share could not be captured, or None.
+        document: the captured share's document; outlives ``staged``.
+        relay: the local part file, which the drain follows; None without one.
+        summary: of the part file, once there is a complete one.
+        passed_on: the store has handed it to the drain, which settles the persistent level from then on.
+        claimed: the drain writes from staging memory: only it may give the memory back.
+        open_levels: levels that are not settled yet.
+    """
+
+    attempt: Attempt
+    due: frozenset[str]
+    staged: Staged | None
+    pending: Pending
+    failure: DeeppartError | None = None
+    document: PartDocument | None = None
+    relay: Relay | None = None
+    summary: PartSummary | None = None
+    passed_on: bool = False
+    claimed: bool = False
+    open_levels: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.open_levels = set(self.due)
+        if self.staged is not None:
+            self.document = self.staged.document
+
+
+class ShareWriter:
+    """Writes the shares of one rank.
+
+    Args:
+        local: the local level, or None without one.
+        persistent: the persistent level.
+        chooser: encodes chunks.
+        rank: this rank.
+        claim: keeps a job's staging memory for the persistent level; None if it has been given back already.
+    """
+
+    def __init__(
+        self,
+        local: LocalLevel | None,
+        persistent: PersistentLevel,
+        chooser: Chooser,
+        rank: int,
+        claim: Callable[[Job], Staged | None],
+    ) -> None:
+        self._local, self._persistent = local, persistent
+        self._chooser, self._rank, self._claim = chooser, rank, claim
+
+    def open_local(self, job: Job) -> DurableFile:
+        """Begin the local part file, and give the job the relay that follows it.
+
+        Raises:
+            StorageError: the level refused. Or why there is no share.
+        """
+        assert self._local is not None
+        if job.failure is not None:
+            raise job.failure
+        file = self._local.open_part(job.attempt, self._rank)
+        try:
+            job.relay = Relay(file)
+        except BaseException:
+            file.abort()
+            raise
+        return file
+
+    def write_local(self, job: Job, file: DurableFile) -> PartSummary:
+        """Write and name the local part file; what was written of it is removed if that fails.
+
+        Raises:
+            StorageError: the level refused.
+        """
+        assert job.staged is not None and job.relay is not None
+        try:
+            job.summary = write_part(job.staged, job.relay, self._chooser, job.attempt, self._rank)
+            job.relay.end(complete=True)
+            file.commit()
+        except BaseException:
+            file.abort()
+            raise
+        job.pending.note_cost(encoded_bytes=job.summary.encoded_bytes)
+        job.pending.note_level("local", RUNNING, nbytes=job.summary.nbytes)
+        return job.summary
+
+    def write_persistent(self, job: Job) -> PartSummary:
+        """Copy the local part, or write from staging memory; again after an error that may pass.
+
+        Raises:
+            StorageError: the level refused, every time. CorruptFileError: the local part has changed, and the share is
+                not in memory any more. Or why there is no share.
+        """
+        if job.failure is not None:
+            raise job.failure
+        for pause_s in (*RETRY_PAUSES_S, None):
+            try:
+                return self._write_persistent_once(job)
+            except StorageError as error:
+                if pause_s is None or error.errno not in PASSING_ERRORS:
+                    raise
+                job.pending.note_retry()
+                time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _write_persistent_once(self, job: Job) -> PartSummary:
+        file = self._persistent.open_part(job.attempt, self._rank)
+        try:
+            summary = self._fill(job, file)
+            file.commit()
+        except BaseException:
+            file.abort()
+            raise
+        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
+        job.pending.note_level("persistent", RUNNING, nbytes=summary.nbytes)
+        return summary
+
+    def _fill(self, job: Job, file: DurableFile) -> PartSummary:
+        """From the local part if that works out, otherwise from staging memory if it is still there."""
+        if job.relay is not None:
+            try:
+                found = copy_part(job.relay, file)
+                assert job.summary is not None
+                check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
+                return job.summary
+            except (SourceLostError, CorruptFileError):
+                if self._claim(job) is None:
+                    raise
+                job.relay.close()  # a file that was given up takes space as long as someone has it open
+                file.restart()
+        staged = self._claim(job)
+        if staged is None:
+            raise CheckpointError("the share is neither in staging memory nor in a local part")
+        return write_part(staged, file, self._chooser, job.attempt, self._rank)

@@ -1,0 +1,79 @@
+"""``deeppart.load`` with keys: what is not asked for is neither read nor checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CorruptFileError
+from deeppart.part.source import FileSource
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight leaves of 3 MiB, one of 30 MiB, thousands of small ones, nothing compressed."""
+    directory = tmp_path_factory.mktemp("load")
+    state: dict[str, Any] = {f"layer{i}": {"w": torch.full((3 * MIB,), i, dtype=torch.uint8)} for i in range(8)}
+    state["long"] = torch.arange(30 * MIB // 4, dtype=torch.int32)
+    state["small"] = [torch.full((40,), float(i)) for i in range(3000)]
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), compression="none")) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=30)
+    return directory
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of every read of a part file."""
+    lengths: list[int] = []
+    real = FileSource.read_into
+
+    def read_into(self: FileSource, offset: int, buffer: memoryview) -> None:
+        lengths.append(buffer.nbytes)
+        real(self, offset, buffer)
+
+    monkeypatch.setattr(FileSource, "read_into", read_into)
+    return lengths
+
+
+def tables(directory: Path) -> int:
+    """Bytes of a part that every reader reads: all but its chunks."""
+    (part,) = directory.glob("*/part-*")
+    return part.stat().st_size - 8 * 3 * MIB - 30 * MIB - 3000 * 160
+
+
+def test_only_the_chunks_that_hold_what_matches_are_read(checkpoint: Path, bytes_read: list[int]) -> None:
+    loaded = deeppart.load(checkpoint, keys="layer3/*")
+    assert loaded.keys() == {"layer3"} and bool((loaded["layer3"]["w"] == 3).all())
+    assert 3 * MIB <= sum(bytes_read) <= 3 * MIB + tables(checkpoint)
+    bytes_read.clear()
+    assert len(deeppart.load(checkpoint, keys=["long"])["long"]) == 30 * MIB // 4
+    assert 30 * MIB <= sum(bytes_read) <= 30 * MIB + tables(checkpoint)
+    bytes_read.clear()
+    assert deeppart.load(checkpoint, keys=["small/17"])["small"][0][0] == 17
+    assert sum(bytes_read) <= MIB + tables(checkpoint), "3,000 small leaves share a chunk"
+    bytes_read.clear()
+    deeppart.load(checkpoint)
+    assert sum(bytes_read) >= 54 * MIB
+
+
+def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
+    (part,) = checkpoint.glob("*/part-*")
+    data = bytearray(part.read_bytes())
+    at = data.index(bytes([5]) * 1000) + 500_000  # in layer5
+    data[at] ^= 1
+    part.write_bytes(data)
+    try:
+        assert bool((deeppart.load(checkpoint, keys="layer4/*")["layer4"]["w"] == 4).all())
+        for keys in (None, "layer5/w", ["layer*"]):
+            with pytest.raises(CorruptFileError):
+                deeppart.load(checkpoint, keys=keys)
+    finally:
+        data[at] ^= 1
+        part.write_bytes(data)
+    deeppart.load(checkpoint)
