@@ -257,7 +257,8 @@ class Pipeline:
             self._retention.committed(level, job.attempt.step, [other.attempt.step for other in others])
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
-            self._refusals.append(f"step {job.attempt.step} is complete at level {level!r}, but {error}")
+            complete = f"step {job.attempt.step} is complete at level {level!r}"
+            self._refusals.append(f"{complete}, but what `keep` no longer wants there could not be removed: {error}")
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:

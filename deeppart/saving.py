@@ -123,8 +123,8 @@ class Saver:
         assert layout is not None and flat is not None and share is not None
         staged = self._staging.reserve(share.nbytes, pinned=self._pinned)
         if self._capture is None or not self._capture.fits(staged):
-            self._capture = CapturePlan(share, layout.types, staged)
-        self._capture.copy(flat.data)
+            self._capture = CapturePlan(share, layout.types, flat.data, staged)
+        self._capture.copy(flat.data, flat.pointers)
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
         return Staged(share, staging_bytes(staged), self._document(layout)), own
 

@@ -342,7 +342,7 @@ def remove_step(path: Path) -> None:
         if not os.listdir(path):
             os.rmdir(path)
             sync_directory(path.parent)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # gone, or a file that somebody has named like a step
         return
     except OSError as error:
         raise storage_error("cannot remove an old checkpoint", error, path) from error

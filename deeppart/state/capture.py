@@ -6,6 +6,7 @@ fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +16,17 @@ import torch
 
 from deeppart.state.fingerprint import copy_tensors
 from deeppart.state.layout import ShareLayout
-from deeppart.state.leaves import Bytes, LeafType, is_flat, rectangles
+from deeppart.state.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
 
 #: Device-to-host copies are issued in pieces of this size, so that other copies can get in between.
 DEVICE_PIECE_BYTES = 64 << 20
+
+#: Copies on the host are made in pieces of this size, so that other threads get the interpreter in between.
+MOVE_BYTES = 32 << 20
+
+# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
+_memmove = ctypes.PyDLL(None).memmove
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 
 class Staging:
@@ -77,14 +85,21 @@ def staging_bytes(staged: torch.Tensor) -> Bytes:
 class CapturePlan:
     """Where every segment goes in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
+    What lies flat in host memory is copied by address with the C library's ``memmove``: it touches no tensor object,
+    and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md).
+
     Args:
         layout: this rank's share.
         types: type of each leaf.
+        arrays: the state's tensors and arrays by leaf number.
         staged: buffer of ``layout.nbytes`` bytes.
     """
 
-    def __init__(self, layout: ShareLayout, types: Sequence[LeafType], staged: torch.Tensor) -> None:
+    def __init__(
+        self, layout: ShareLayout, types: Sequence[LeafType], arrays: Sequence[Any], staged: torch.Tensor
+    ) -> None:
         self._place = (staged.data_ptr(), staged.numel())
+        self._moves: list[tuple[int, int, int, int]] = []
         self._whole: list[tuple[int, torch.Tensor]] = []
         self._partial: list[tuple[int, int, int, torch.Tensor]] = []
         self._numpy: list[tuple[int, int, int, Bytes]] = []
@@ -92,7 +107,11 @@ class CapturePlan:
         for leaf, start, length, at in zip(*(layout.segments[name].tolist() for name in names), strict=True):
             kind, target = types[leaf], staged[at : at + length]
             first, last = start // kind.itemsize, (start + length) // kind.itemsize
-            if kind.kind == "numpy":
+            if lies_flat_on_host(arrays[leaf]):
+                for piece in range(0, length, MOVE_BYTES):
+                    move = (leaf, start + piece, staged.data_ptr() + at + piece, min(MOVE_BYTES, length - piece))
+                    self._moves.append(move)
+            elif kind.kind == "numpy":
                 self._numpy.append((leaf, first, last, target.numpy()))
             elif length == kind.nbytes:
                 self._whole.append((leaf, target.view(_dtype(kind)).view(kind.shape)))
@@ -103,11 +122,12 @@ class CapturePlan:
         """Whether the plan was made for this buffer."""
         return self._place == (staged.data_ptr(), staged.numel())
 
-    def copy(self, arrays: Sequence[Any]) -> None:
+    def copy(self, arrays: Sequence[Any], pointers: Sequence[int]) -> None:
         """Copy the leaves' current bytes; returns when they are in staging memory.
 
         Args:
-            arrays: the state's tensors and arrays by leaf number, of the types the plan was made for.
+            arrays, pointers: the state's tensors and arrays and their addresses by leaf number, of the types and in the
+                memory order that the plan was made for.
         """
         targets = [target for _, target in self._whole]
         sources = [arrays[leaf] for leaf, _ in self._whole]
@@ -119,6 +139,8 @@ class CapturePlan:
             _copy_from_devices(targets, sources)
         else:
             copy_tensors(targets, sources)
+        for leaf, start, target_address, length in self._moves:
+            _memmove(target_address, pointers[leaf] + start, length)
         for leaf, first, last, buffer in self._numpy:
             data = arrays[leaf]
             flat = buffer.view(data.dtype)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deeppart.state.leaves import Bytes, LeafType, flat_bytes, in_a_row, is_flat
+from deeppart.state.leaves import Bytes, LeafType, flat_bytes, in_a_row, is_flat, lies_flat_on_host
 
 #: Leaves of at most this many bytes are compared in full at every checkpoint.
 SMALL_LEAF_BYTES = 64 << 10
@@ -56,7 +56,7 @@ class SmallLeaves:
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
         sized = [number for number in numbers if types[number].nbytes]
-        in_place = [number for number in sized if _lies_flat_on_host(arrays[number])]
+        in_place = [number for number in sized if lies_flat_on_host(arrays[number])]
         self._in_place = np.array(in_place, dtype=np.int64)
         self._lengths = np.array([types[number].nbytes for number in in_place], dtype=np.int64)
         self._packed: list[tuple[torch.Tensor, list[torch.Tensor], list[int]]] = []
@@ -141,7 +141,7 @@ class Sampler:
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
         counts = {number: math.prod(arrays[number].shape) for number in numbers}
-        on_host = [n for n in numbers if counts[n] >= SAMPLES_PER_LEAF and _lies_flat_on_host(arrays[n])]
+        on_host = [n for n in numbers if counts[n] >= SAMPLES_PER_LEAF and lies_flat_on_host(arrays[n])]
         self._others = sorted(set(numbers) - set(on_host))
         self._groups: list[tuple[int, Numbers, Numbers]] = []
         for itemsize in sorted({arrays[number].itemsize for number in on_host}):
@@ -202,10 +202,6 @@ def _bytes_at(addresses: Numbers, count: int) -> npt.NDArray[np.uint8]:
     memory, first = _memory(addresses, addresses + count)
     found: npt.NDArray[np.uint8] = memory[(addresses - first)[:, :, None] + np.arange(count)]
     return found
-
-
-def _lies_flat_on_host(data: Any) -> bool:
-    return (not isinstance(data, torch.Tensor) or data.is_cpu) and is_flat(data)
 
 
 def _fraction(turn: int) -> float:

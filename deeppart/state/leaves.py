@@ -181,6 +181,11 @@ def is_flat(data: Array) -> bool:
     return bool(data.flags.c_contiguous)
 
 
+def lies_flat_on_host(data: Array) -> bool:
+    """Whether the stored bytes are what lies at the leaf's address in this process."""
+    return (not isinstance(data, torch.Tensor) or data.is_cpu) and is_flat(data)
+
+
 def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor's elements as one dimension, in its memory.
 

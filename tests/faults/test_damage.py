@@ -349,8 +349,9 @@ def test_a_damaged_lock_file_keeps_nobody_out(directory: Path, content: bytes) -
 def test_damage_while_the_job_runs_is_noticed_at_the_next_restore(directory: Path) -> None:
     with deeppart.Checkpointer(config(directory)) as ck:
         pending = ck.checkpoint(state(3), 3)
+        pending.wait("local", timeout=30)
+        pending.wait("persistent", timeout=30)
         for level in ("local", "persistent"):
-            pending.wait(level, timeout=30)
             flip(part(directory, level, 3), 5000)
         live = blank()
         with pytest.warns(deeppart.DeeppartWarning, match="step 3 is in the directory too"):

@@ -134,8 +134,10 @@ def one_fault(directory: Path, level: str, number: int, code: int, lasting: bool
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 again = ck.checkpoint(state(5), 5)
-            failures = [w for w in caught if issubclass(w.category, BackgroundFailureWarning)]
-            assert len(failures) == list(found.values()).count("failed") == ck.failures, where
+            told = [str(w.message) for w in caught if issubclass(w.category, BackgroundFailureWarning)]
+            removals = [text for text in told if "could not be removed" in text]
+            assert bool(removals) == (pending.report.retire_error is not None), where
+            assert len(told) - len(removals) == list(found.values()).count("failed") == ck.failures, where
             again.wait("local", timeout=30)
             again.wait("persistent", timeout=30)
             assert refused or found == {"local": "done", "persistent": "done"}, where

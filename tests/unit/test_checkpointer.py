@@ -534,6 +534,7 @@ def test_a_long_run_does_not_grow(memory: Path) -> None:
             ck.checkpoint({"step": step}, step)
         ck._pipeline.drain(30)
         ck.checkpoint({"step": 300}, 300).wait(timeout=30)
+        ck._pipeline.drain(30)
         assert len(ck._recent) <= 3
         assert len(ck._retention._local_steps) <= 2 and not any(ck._retention._leftovers.values())
         with pytest.raises(StepExistsError):
@@ -560,7 +561,8 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
         assert persistent_steps(memory) == [1, 2] and ck.failures == 0
         with pytest.warns(BackgroundFailureWarning) as caught:
             ck.checkpoint(state(3), 3).wait(timeout=30)
-        assert "step 2 is complete at level 'persistent', but cannot remove" in str(caught[0].message)
+        texts = [str(warning.message) for warning in caught]
+        assert len(texts) == 2 and all("step 2 is complete at level" in text for text in texts), texts
     assert persistent_steps(memory) == [3] and local_steps(memory) == [3]
 
 
