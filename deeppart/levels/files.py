@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.levels.rate import RateLimit
@@ -92,6 +93,10 @@ def make_directory(path: Path) -> None:
         raise storage_error("cannot create a checkpoint directory", error, path) from error
 
 
+def _is_aligned(data: npt.NDArray[np.uint8]) -> bool:
+    return int(data.ctypes.data) % ALIGNMENT == 0
+
+
 def sync_directory(path: Path) -> None:
     """Make renames and removals in a directory durable. Some network file systems cannot and need not: no error.
 
@@ -157,6 +162,10 @@ class DurableFile:
         source = np.frombuffer(data, dtype=np.uint8)
         at = 0
         while at < len(source):
+            if self._direct and not self._filled and len(source) - at >= BLOCK_BYTES and _is_aligned(source[at:]):
+                self._write_out(data[at : at + BLOCK_BYTES])  # as it lies
+                at += BLOCK_BYTES
+                continue
             count = min(BLOCK_BYTES - self._filled, len(source) - at)
             block[self._filled : self._filled + count] = source[at : at + count]
             self._filled += count

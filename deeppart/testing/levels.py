@@ -7,6 +7,7 @@ AssertionError.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES, list_steps
 from deeppart.model import Attempt
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 
-_SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + ALIGNMENT + 1)
+_SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + ALIGNMENT + 1)
 
 
 def attempt(step: int, ranks: int = 2) -> Attempt:
@@ -39,9 +40,10 @@ def a_part_appears_whole_or_not_at_all(level: Level) -> None:
 
 
 def any_length_in_any_pieces_comes_back(level: Level) -> None:
-    """Around the sizes of blocks and alignment, whatever pieces it is written in."""
+    """Around the sizes of blocks and alignment, whatever pieces it is written in, from wherever they lie."""
     for step, size in enumerate(_SIZES):
-        data = os.urandom(min(size, 1 << 16)) * (size // min(size, 1 << 16) + 1 if size else 1)
+        data = memoryview(mmap.mmap(-1, size + ALIGNMENT))[:size]  # on a page, as direct writes want it
+        data[:] = (os.urandom(min(size, 1 << 16)) * (size // min(size, 1 << 16) + 1 if size else 1))[:size]
         for rank, piece in enumerate((size or 1, 1_000_003)):
             file = level.open_part(attempt(step), rank)
             for at in range(0, size, piece):

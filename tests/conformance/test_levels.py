@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -68,10 +69,18 @@ def test_a_file_system_without_direct_writes(refuse: str, tmp_path: Path, monkey
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "write", written)
     data = os.urandom(9 << 20)
-    file = DurableFile(tmp_path / "part", direct=True)
-    file.write(data)
-    file.commit()
-    assert (tmp_path / "part").read_bytes() == data
+    for place, buffer in enumerate((data, on_a_page(data))):
+        file = DurableFile(tmp_path / f"part{place}", direct=True)
+        file.write(buffer)
+        file.commit()
+        assert (tmp_path / f"part{place}").read_bytes() == data
+
+
+def on_a_page(data: bytes) -> memoryview:
+    """The same bytes where a direct write can take them as they lie."""
+    pages = mmap.mmap(-1, len(data))
+    pages[:] = data
+    return memoryview(pages)
 
 
 def test_writes_that_take_only_part_of_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,13 +93,16 @@ def test_writes_that_take_only_part_of_the_bytes(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "write", written)
     data = os.urandom(9_000_001)
-    for direct in (False, True):
+    for place, (direct, buffer) in enumerate(((False, data), (True, data), (True, on_a_page(data)))):
         calls.clear()
-        file = DurableFile(tmp_path / f"part{direct}", direct=direct)
-        file.write(data[:5_000_000])
-        file.write(data[5_000_000:])
+        file = DurableFile(tmp_path / f"part{place}", direct=direct)
+        if buffer is data:
+            file.write(data[:5_000_000])
+            file.write(data[5_000_000:])
+        else:
+            file.write(buffer)
         file.commit()
-        assert (tmp_path / f"part{direct}").read_bytes() == data
+        assert (tmp_path / f"part{place}").read_bytes() == data
         assert file.nbytes == len(data) and len(calls) >= 12
 
 
