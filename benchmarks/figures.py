@@ -31,8 +31,10 @@ class Line:
 
 LINES = (
     Line("limits", "visit_s", "address of every tensor, nothing else"),
+    Line("limits", "fresh_s", "first touch of fresh memory", True),
     Line("limits", "copy_s", "bare copy, leaf by leaf, warm memory", True),
-    Line("limits", "long_copy_s", "bare copy, long leaf, cache bypassed", True),
+    Line("limits", "torch_copy_s", "  the same by torch's copy_", True),
+    Line("limits", "long_copy_s", "bare copy of one long leaf", True),
     Line("limits", "xxh3_s", "xxh3-128 of the share", True),
     Line("limits", "disk_write_s", "disk write, O_DIRECT + fsync", True),
     Line("limits", "tmpfs_write_s", "tmpfs write", True),

@@ -28,6 +28,9 @@ _MESSAGES_IN_FLIGHT = 8
 
 Bytes = npt.NDArray[np.uint8]
 
+_memmove = ctypes.CDLL(None).memmove
+_memmove.argtypes, _memmove.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
+
 
 class Limits:
     """Addresses of all tensors, bare copy, digest, disk, memory file system, page cache and broadcast."""
@@ -38,13 +41,14 @@ class Limits:
         """Measure all of them once."""
         share = halves(rig.workload.leaves, rig.size, rig.rank)
         nbytes = sum(view.nbytes for view in share)
-        memory = _warm_memory(nbytes)
+        fresh_s, memory = rig.timed(lambda: _warm_memory(nbytes))
         buffer = torch.frombuffer(memory, dtype=torch.uint8)[:nbytes]
         targets = _cut(buffer, share)
-        _copy(targets, share)
         rig.step()
         measured = {"visit_s": rig.timed(lambda: [leaf.data_ptr() for leaf in rig.workload.leaves])[0]}
-        measured |= {"copy_s": rig.timed(lambda: _copy(targets, share))[0]}
+        measured |= {"fresh_s": fresh_s, "copy_s": rig.timed(lambda: _copy(targets, share))[0]}
+        rig.step()
+        measured |= {"torch_copy_s": rig.timed(lambda: _copy_with_torch(targets, share))[0]}
         staged: Bytes = buffer.numpy()
         measured["xxh3_s"] = rig.timed(lambda: xxhash.xxh3_128_digest(staged.data))[0]
         measured |= self._copy_in_one_block(rig, buffer)
@@ -64,12 +68,10 @@ class Limits:
         """The largest leaf over and over: long copies may bypass the cache, which short ones may not."""
         largest = max(rig.workload.leaves, key=lambda leaf: leaf.nbytes)
         source, count = largest.data_ptr(), min(largest.nbytes, buffer.nbytes)
-        move = ctypes.CDLL(None).memmove
-        move.argtypes, move.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 
         def copy() -> None:
             for at in range(0, buffer.nbytes - count + 1, count):
-                move(buffer.data_ptr() + at, source, count)
+                _memmove(buffer.data_ptr() + at, source, count)
 
         copied = buffer.nbytes - buffer.nbytes % count
         return {"long_copy_s": rig.timed(copy)[0] * buffer.nbytes / copied}
@@ -114,6 +116,11 @@ def _cut(buffer: torch.Tensor, share: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        _memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+
+def _copy_with_torch(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
 

@@ -20,7 +20,8 @@ BENCH = [sys.executable, str(ROOT / "benchmarks" / "bench.py")]
 #: who -> what the result must hold of it.
 METRICS = {
     "limits": {
-        *("visit_s", "copy_s", "long_copy_s", "xxh3_s", "disk_write_s", "tmpfs_write_s", "cache_read_s", "bcast_s"),
+        *("visit_s", "fresh_s", "copy_s", "torch_copy_s", "long_copy_s", "xxh3_s"),
+        *("disk_write_s", "tmpfs_write_s", "cache_read_s", "bcast_s"),
     },
     "deeppart": {
         *("blocked_s", "planning_s", "flatten_s", "agree_s", "capture_s", "first_blocked_s", "local_s", "persistent_s"),
