@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -36,6 +38,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a tmpfs, where there is one: many tests write thousands of files."""
+    where = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

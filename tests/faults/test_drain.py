@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from deeppart.levels.relay import Relay
 from deeppart.testing.states import difference
 
 PATIENCE_S = 20.0
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    where = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
-        yield Path(directory)
 
 
 def open_at(directory: Path) -> deeppart.Checkpointer:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,6 @@ from deeppart.testing.states import difference
 
 LEVELS = ("local", "persistent")
 ERRORS = {errno.errorcode[code]: code for code in TYPICAL_ERRORS}
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    where = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
-        yield Path(directory)
 
 
 @pytest.fixture(autouse=True)

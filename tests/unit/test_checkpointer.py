@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,6 @@ from deeppart.errors import (
 from deeppart.levels import persistent
 from deeppart.part import FileSource
 from deeppart.testing.states import difference
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    where = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
-        yield Path(directory)
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:

@@ -8,7 +8,6 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,6 @@ from deeppart.state.capture import Staging
 from deeppart.state.flatten import flatten
 from deeppart.state.template import Template
 from deeppart.testing.states import Box, array_bytes, difference
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A directory; quick where there is a tmpfs."""
-    import tempfile
-
-    where = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else tmp_path) as directory:
-        yield Path(directory)
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
