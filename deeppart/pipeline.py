@@ -252,9 +252,13 @@ class Pipeline:
 
     def _retire(self, job: Job, level: str) -> None:
         """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
-        others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
+
+        def in_flight() -> list[int]:
+            others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
+            return [other.attempt.step for other in others]
+
         try:
-            self._retention.committed(level, job.attempt.step, [other.attempt.step for other in others])
+            self._retention.committed(level, job.attempt.step, in_flight)
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deeppart.levels.local import LocalLevel
@@ -64,11 +64,12 @@ class Retention:
         with self._lock:
             self._leftovers[level].add(step)
 
-    def committed(self, level: str, step: int, in_flight: Iterable[int]) -> None:
+    def committed(self, level: str, step: int, in_flight: Callable[[], Iterable[int]]) -> None:
         """A step is complete at a level: remove what ``keep`` no longer wants.
 
         Args:
-            in_flight: steps whose local parts are still needed, this one not counted.
+            in_flight: gives the steps whose local parts are still needed, this one not counted. Asked when it is this
+                call's turn: both levels come here, and the last one must not act on what was before the other.
 
         Raises:
             StorageError: a removal was refused. The commit stands.
@@ -82,7 +83,7 @@ class Retention:
                 leftovers |= dropped  # stays on record if it is refused: it may have lost its manifest by then
                 self._persistent.remove(dropped)
                 leftovers.clear()
-            self._retire_local(set(in_flight))
+            self._retire_local(set(in_flight()))
 
     def _retire_local(self, needed: set[int]) -> None:
         keep = self._keep["local"]

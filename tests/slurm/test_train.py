@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = [
 ]
 
 STEPS, EVERY = 50, 5
+UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 SMALL = ("--layers", "1", "--width", "48")
 
 
@@ -25,12 +27,15 @@ def submit(rig: Rig, directory: Path, *options: str) -> tuple[int, Path]:
     """The job, and the file with what it prints."""
     number = len(list(directory.glob("*.log")))
     log = directory / f"{number}.log"
+    python = directory / "python"  # a rank whose peers are killed aborts: no core file in the working directory
+    python.write_text(f'#!/bin/sh\nulimit -c 0\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     env = {
         "STEPS": str(STEPS),
         "EVERY": str(EVERY),
         "CHECKPOINT_DIR": str(directory / "checkpoints"),
         "LOCAL_DIR": str(directory / "local" / "{node}"),
-        "PYTHON": sys.executable,
+        "PYTHON": str(python),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
     }
@@ -48,27 +53,31 @@ def resumed_from(log: Path) -> int | None:
     return int(found[1]) if found else None
 
 
+def run(rig: Rig, directory: Path, until: Callable[[], bool], *options: str) -> tuple[int, Path, str]:
+    """Submit until the job is over or ``until`` is true: (job, log, state).
+
+    Slurm's pmi2 plugin reads half a request now and then when the machine is busy; MPI_Init then fails on all ranks,
+    before anything of ours runs. What a user does is what is done here: submit again.
+    """
+    for _ in range(3):
+        job, log = submit(rig, directory, *options)
+        rig.wait_for(lambda job=job: until() or rig.state(job) not in UNDER_WAY, "a checkpoint or the end", 120.0)
+        if "mpi/pmi2: request not begin with" not in (log.read_text() if log.exists() else ""):
+            break
+    return job, log, rig.state(job)
+
+
 @pytest.mark.parametrize("again", [["--nodes=2"], ["--nodes=3", "--ntasks-per-node=1"]], ids=["same", "other-ranks"])
 def test_resubmitted_job_resumes(slurm: Rig, tmp_path: Path, again: list[str]) -> None:
-    job, log = submit(slurm, tmp_path)
-    slurm.wait_for_state(job, "RUNNING")
-    slurm.wait_for(lambda: has_checkpoint(tmp_path / "checkpoints") or ended(slurm, job, log), "a checkpoint", 90.0)
+    job, log, state = run(slurm, tmp_path, lambda: has_checkpoint(tmp_path / "checkpoints"))
+    assert state in UNDER_WAY and has_checkpoint(tmp_path / "checkpoints"), f"{state}\n{log.read_text()}"
     slurm.run("scancel", "--signal=KILL", str(job))
     slurm.wait_for_state(job, "CANCELLED", "FAILED")
     assert resumed_from(log) is None, log.read_text()
 
-    job, log = submit(slurm, tmp_path, *again)
-    slurm.wait_for(
-        lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), "the end of the training", 120.0
-    )
-    assert slurm.state(job) == "COMPLETED", log.read_text()
+    _, log, state = run(slurm, tmp_path, lambda: False, *again)
+    assert state == "COMPLETED", log.read_text()
     step = resumed_from(log)
     assert step is not None, log.read_text()
     assert EVERY <= step < STEPS
     assert step % EVERY == 0
-
-
-def ended(rig: Rig, job: int, log: Path) -> bool:
-    """Never true: fails when the job is over, with what it printed."""
-    assert rig.state(job) in ("PENDING", "RUNNING", "CONFIGURING"), f"{rig.state(job)}\n{log.read_text()}"
-    return False

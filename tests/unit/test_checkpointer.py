@@ -614,11 +614,13 @@ def test_files_of_others_are_never_removed(memory: Path) -> None:
         foreign.append(root / "other")
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         for step in (10, 11):
-            ck.checkpoint(state(step), step).wait(timeout=30)
+            pending = ck.checkpoint(state(step), step)
+            pending.wait("local", timeout=30)
+            pending.wait("persistent", timeout=30)
     assert [path for path in foreign if path.read_text() != "mine"] == [], "left alone"
     ours = [path for path in memory.rglob("*") if path.is_file() and path not in foreign]
     steps = {path.parent.name for path in ours if path.parent.name.startswith("step-")}
-    assert steps == {"step-000000000011"}
+    assert steps == {"step-000000000011"}, "\n".join(map(str, ours))
     with deeppart.Checkpointer(config(memory)) as ck:
         live = state(0)
         assert ck.restore(live) == 11
