@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,10 +18,12 @@ from deeppart.errors import (
     StepExistsError,
     warn_caller,
 )
+from deeppart.exchange.memory import Arena
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
 from deeppart.pipeline import Pipeline
+from deeppart.protecting import Protector
 from deeppart.recovery import recover, take_inventory
 from deeppart.restoring import PerRank, restore_state
 from deeppart.retention import Retention
@@ -56,21 +59,25 @@ class Checkpointer:
         self.config = Config() if config is None else config
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm
-        self._staging = Staging()
+        self._every = self._session.protection.every
+        self._staging, self._arena = Staging(), Arena()
         self._saver = Saver(self._comm, self.config, self._staging)
         self._retention = Retention(
-            self._session.local if self._session.leads_directory else None,
+            self._session.node_levels if self._session.leads_directory else {},
             self._session.persistent if self._comm.rank == 0 else None,
-            dict(self.config.keep),
+            self.config.keep,
+            self._every,
             self._session.leftovers,
         )
         self._pipeline = Pipeline(
             self._session.channels,
-            self._session.local,
+            self._comm.rank,
+            self._session.node_levels.get("local"),
             self._session.persistent,
             self._session.owner,
             self._session.chooser,
             self._retention,
+            Protector(self._comm.rank, self._session.protection, self._session.node_levels, self._session.limit),
             self.config.timeout,
         )
         self._sequence = 0
@@ -112,7 +119,7 @@ class Checkpointer:
         began = time.monotonic()
         self._report_failures()
         step, refusal = self._check_step(step)
-        due = frozenset(name for name, every in self.config.every.items() if every and self._sequence % every == 0)
+        due = frozenset(name for name, every in self._every.items() if every and self._sequence % every == 0)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
         self._retention.protect(step)
@@ -165,12 +172,12 @@ class Checkpointer:
         inventory = take_inventory(
             self._comm,
             session.topology.node_of,
-            session.local if session.leads_directory else None,
+            Path(session.topology.directories[self.rank]) if session.leads_directory else None,
             session.persistent,
             session.lineage,
             timeout,
         )
-        recovered, self.explanation = recover(self._comm, inventory, step, self._staging, timeout)
+        recovered, self.explanation = recover(self._comm, inventory, step, self._staging, self._arena, timeout)
         if recovered is None:
             self._warn_unfinished(self.explanation)
             return None

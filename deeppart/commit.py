@@ -11,29 +11,30 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import astuple
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from deeppart.comm.base import Comm, Drive, Operation, rank_names
 from deeppart.errors import DeeppartError
 from deeppart.model import PartRecord
 
 Commit = Callable[[list[PartRecord]], None]
+T = TypeVar("T")
 
 #: See :class:`ForegroundRound`.
 LONGEST_GAP_S = 1.0
 
 
-def commit_round(comm: Comm, report: PartRecord | str, commit: Commit | None) -> Operation[str | None]:
+def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | None) -> Operation[str | None]:
     """All ranks report to rank 0; if all succeeded it commits; all learn the outcome.
 
     Args:
-        report: this rank's part, or what went wrong.
+        report: this rank's part, or what went wrong; None where there is nothing to say of what went well.
         commit: what rank 0 does with all records, in rank order; None if the level needs no commit.
 
     Returns:
         None for success, otherwise what went wrong, naming ranks.
     """
-    document = report if isinstance(report, str) else astuple(report)
+    document = astuple(report) if isinstance(report, PartRecord) else report
     texts = yield from comm.gather(json.dumps(document).encode())
     outcome: bytes | None = None
     if texts is not None:
@@ -54,20 +55,20 @@ def _decide(reports: list[Any], commit: Commit | None) -> str | None:
     return None
 
 
-class ForegroundRound:
-    """A commit round that only the training thread may advance, now and then, when it calls the library.
+class ForegroundRound(Generic[T]):
+    """An exchange that only the training thread may advance, now and then, when it calls the library.
 
     Its timeout counts the time in which the training thread looks in: at most :data:`LONGEST_GAP_S` from one look to
     the next. Training that stays away for an hour has not waited for anyone.
 
     Args:
         comm: the level's channel.
-        operation: the round.
+        operation: a commit round, or another exchange of the background.
         what: what is waited for, for the error.
         timeout: seconds.
     """
 
-    def __init__(self, comm: Comm, operation: Operation[str | None], what: str, timeout: float) -> None:
+    def __init__(self, comm: Comm, operation: Operation[T], what: str, timeout: float) -> None:
         self._drive = Drive(comm, operation, what, timeout)
         self._lock = threading.Lock()
         self._cancelled = False
@@ -76,9 +77,14 @@ class ForegroundRound:
         self.error: DeeppartError | None = None
 
     @property
-    def result(self) -> str | None:
-        """As of :func:`commit_round`, once finished without an error."""
+    def result(self) -> T:
+        """What the operation returned, once finished without an error."""
         return self._drive.result
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last :meth:`advance` got further without finishing."""
+        return self._drive.moved and not self.finished.is_set()
 
     def advance(self) -> bool:
         """Go on as far as possible without waiting; True when finished."""
@@ -90,6 +96,8 @@ class ForegroundRound:
             self._looked_at = now
             try:
                 if not self._drive.advance(self._waited_s):
+                    if self._drive.moved:
+                        self._waited_s = 0.0
                     return False
             except DeeppartError as error:
                 self.error = error

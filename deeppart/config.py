@@ -21,9 +21,14 @@ from deeppart.model import LEVELS
 ENVIRONMENT_PREFIX = "DEEPPART_"
 CONFIG_FILE = "deeppart.toml"
 
-#: Levels this version can write; the others are named in the design and refused with a clear error.
-AVAILABLE_LEVELS = ("local", "persistent")
-DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "partner": 0, "parity": 0, "persistent": 1}
+#: Levels on nodes' own storage that protect against the loss of a node; they copy or encode the local level's parts.
+REDUNDANT_LEVELS = ("partner", "parity")
+#: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
+DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "parity": 0, "persistent": 1}
+DEFAULT_PARITY_TOLERATE = 1
+#: Without `parity_group`, groups have this many nodes, or all of them where there are fewer.
+DEFAULT_PARITY_GROUP = 8
+MOST_PARITY_GROUP = 127
 DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
 
 _PLACEHOLDERS = ("node", "rank", "job")
@@ -47,16 +52,21 @@ class Config:
         local_dir: node-local directory for the fast first copy; None writes straight to ``persistent_dir``.
             Both may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
         every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
+            ``partner``, if left out, is as often as ``local`` where there are two nodes or more.
         keep: level -> how many committed steps stay there; 0 keeps all.
         compression: "none", "auto", "zstd" or "zstd:LEVEL".
         capture: "eager": the state is copied before ``checkpoint()`` returns.
         replicated: "auto" compares leaves across ranks, "all" trusts that all are equal, "none" saves all per rank.
         on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
-        flush_bandwidth: most bytes per second that one node sends to ``persistent_dir``; None for no limit.
+        flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
+            limit.
         node_size: treat that many consecutive ranks as one node; None asks MPI which ranks share a host.
         timeout: seconds that any wait for other ranks may take before it ends in an error naming them.
         kappa: cost of one more tensor in a share, in bytes that could be written meanwhile; None for the default.
-        parity_group, parity_tolerate: of the parity level, which this version does not have.
+        parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
+        parity_tolerate: nodes of each group that may be lost; None for 1.
+        scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
+            background; None for never.
 
     Raises:
         ConfigError: an impossible value, or one that needs a feature this version does not have.
@@ -76,6 +86,7 @@ class Config:
     kappa: float | None = _setting("kappa", None)
     parity_group: int | None = _setting("parity_group", None)
     parity_tolerate: int | None = _setting("parity_tolerate", None)
+    scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
 
     def __post_init__(self) -> None:
         _check_known_keys()
@@ -85,9 +96,7 @@ class Config:
         object.__setattr__(self, "keep", {**DEFAULT_KEEP, **_check_levels("keep", self.keep)})
         if self.local_dir is None:
             object.__setattr__(self, "every", {**self.every, "local": 0})
-        for level in LEVELS:
-            if self.every[level] and level not in AVAILABLE_LEVELS:
-                raise _refusal("every", {level: self.every[level]}, f"levels among {AVAILABLE_LEVELS}")
+        _check_redundant(self.every)
         if not any(self.every.values()):
             raise _refusal("every", dict(self.every), "at least one level above 0", "set persistent_dir or local_dir")
         _check_choice("capture", self.capture, ("eager",))
@@ -99,14 +108,15 @@ class Config:
         _check_positive("kappa", self.kappa, optional=True, zero=True)
         if self.node_size is not None and (not _is_int(self.node_size) or self.node_size < 1):
             raise _refusal("node_size", self.node_size, "a whole number of ranks, at least 1, or None")
-        for name in ("parity_group", "parity_tolerate"):
-            if getattr(self, name) is not None:
-                raise _refusal(name, getattr(self, name), "None: this version has no parity level")
+        _check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
+        _check_parity(self.parity_group, self.parity_tolerate)
 
     def shared_settings(self) -> dict[str, Any]:
         """The settings that must be equal on every rank (directories may differ through their placeholders)."""
-        names = ("every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa")
-        return {name: getattr(self, name) for name in names} | {"persistent_dir": self.persistent_dir}
+        names = ["every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa"]
+        names += ["parity_group", "parity_tolerate", "persistent_dir"]
+        scrubbed = {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
+        return {name: getattr(self, name) for name in names} | scrubbed
 
 
 def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
@@ -154,6 +164,13 @@ def launcher_world() -> tuple[str, int, int] | None:
     return None
 
 
+def failure_domain() -> str:
+    """What this node shares with others, as Slurm's topology plug-in tells it (``switch1.switch2.node7`` without the
+    node); "" where it does not.
+    """
+    return os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
+
+
 def node_name() -> str:
     """Name of this node as the scheduler calls it (several may share one host), otherwise the host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
@@ -198,6 +215,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "every": _read_counts,
         "keep": _read_counts,
         "flush_bandwidth": _read_size,
+        "scrub_bandwidth": _read_size,
         "kappa": _read_size,
         "timeout": float,
         "node_size": int,
@@ -287,3 +305,27 @@ def _check_levels(name: str, counts: object) -> dict[str, int]:
         if level not in LEVELS or not _is_int(count) or count < 0:
             raise _refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
     return dict(counts)
+
+
+def _check_redundant(every: Mapping[str, int]) -> None:
+    """The levels that copy the local level's parts need these to be there."""
+    for level in REDUNDANT_LEVELS:
+        count = every.get(level, 0)
+        if count and (not every["local"] or count % every["local"]):
+            raise _refusal(
+                "every",
+                {"local": every["local"], level: count},
+                f"{level} only where `local` goes too: it works on the parts that the local level has stored",
+                "set local_dir, and every[level] to a multiple of every['local']",
+            )
+
+
+def _check_parity(group: int | None, tolerate: int | None) -> None:
+    if group is not None and (not _is_int(group) or not 2 <= group <= MOST_PARITY_GROUP):
+        raise _refusal("parity_group", group, f"a whole number of nodes from 2 to {MOST_PARITY_GROUP}, or None")
+    if tolerate is not None and (not _is_int(tolerate) or tolerate < 1):
+        raise _refusal("parity_tolerate", tolerate, "a whole number of nodes, at least 1, or None")
+    if group is not None and (tolerate or DEFAULT_PARITY_TOLERATE) >= group:
+        raise _refusal(
+            "parity_tolerate", tolerate or DEFAULT_PARITY_TOLERATE, f"fewer than parity_group, which is {group}"
+        )

@@ -98,6 +98,45 @@ class PartRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ParityMember:
+    """What a parity file says of one member of its set.
+
+    Attributes:
+        part: the part that was encoded; None where this member had none and only stores parity.
+        nbytes: length of the part file; 0 without one.
+        index_digest: xxh3-128 of the part file's index, 32 hex digits; "" without one.
+    """
+
+    part: int | None
+    nbytes: int
+    index_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParityIdentity:
+    """Which parity set of which checkpoint, and which member's share of it: a parity file is exactly that.
+
+    Attributes:
+        attempt: the checkpoint that the parts belong to.
+        members: all of the set, in order.
+        tolerate: how many of them may be lost.
+        block_bytes: length of a full block (see ``deeppart.redundancy.stripes``).
+        place: whose share this is: an index into ``members``.
+    """
+
+    attempt: Attempt
+    members: tuple[ParityMember, ...]
+    tolerate: int
+    block_bytes: int
+    place: int
+
+    @property
+    def longest_bytes(self) -> int:
+        """Length of the longest part."""
+        return max(member.nbytes for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
 

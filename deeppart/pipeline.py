@@ -1,7 +1,8 @@
-"""The background of a save: store, drain, commit, retire.
+"""The background of a save: store, protect, drain, commit, retire.
 
-Two threads per rank. *store* writes the staged share to the local level, *drain* to the persistent one,
-bandwidth-capped (:mod:`deeppart.writing`). Each level ends in a *commit round*: every rank reports to rank 0, which
+Up to three threads per rank. *store* writes the staged share to the local level, *drain* to the persistent one,
+bandwidth-capped (:mod:`deeppart.writing`); *protect* exchanges copies and parity with other nodes once the local level
+is complete (:mod:`deeppart.protecting`). Each level ends in a *commit round*: every rank reports to rank 0, which
 commits if all succeeded and tells everyone the outcome.
 
 Invariants
@@ -20,19 +21,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from deeppart.codec import Chooser
 from deeppart.comm.base import Comm, Operation, finish
 from deeppart.commit import Commit, ForegroundRound, commit_round
+from deeppart.config import REDUNDANT_LEVELS
 from deeppart.errors import CheckpointError, CommError, DeeppartError
 from deeppart.levels.files import DurableFile
-from deeppart.levels.local import LocalLevel
+from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
 from deeppart.levels.transfer import Staged
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, FAILED, RUNNING
+from deeppart.protecting import Protector
 from deeppart.retention import Retention
 from deeppart.version import LIBRARY
 from deeppart.writing import Job, ShareWriter
@@ -44,47 +49,57 @@ MOST_IN_FLIGHT = 2
 _LOOK_S = 0.1
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
+#: How long one call of the library goes on with moving data, where only the training thread may.
+_BULK_S = 5e-3
 
 
 class Pipeline:
     """The background threads of one rank.
 
     Args:
-        channels: level name -> channel for its commit rounds.
+        channels: level name -> channel for its exchanges, for the levels that are on.
+        rank: this rank.
         local: the local level, or None without one.
         persistent: the persistent level.
         owner: the directory's lock, on rank 0.
         chooser: encodes chunks.
         retention: removes what is no longer kept.
-        timeout: seconds to wait for other ranks in a commit round.
+        protector: does the redundant levels.
+        timeout: seconds to wait for other ranks, from the last time they got further.
     """
 
     def __init__(
         self,
         channels: dict[str, Comm],
-        local: LocalLevel | None,
+        rank: int,
+        local: NodeLevel | None,
         persistent: PersistentLevel,
         owner: DirectoryOwner | None,
         chooser: Chooser,
         retention: Retention,
+        protector: Protector,
         timeout: float,
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
-        self._writer = ShareWriter(local, persistent, chooser, channels["persistent"].rank, self._claim_staging)
-        self._retention = retention
+        self._writer = ShareWriter(local, persistent, chooser, rank, self._claim_staging)
+        self._retention, self._protector = retention, protector
         self._timeout = timeout
-        self._rank = channels["persistent"].rank
+        self._rank = rank
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_drain: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._to_protect: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._staging_free = True
         self._in_flight: list[Job] = []
-        self._rounds: deque[ForegroundRound] = deque()
+        self._rounds: deque[ForegroundRound[Any]] = deque()
         self._refusals: deque[str] = deque()
+        work = [("store", self._to_store, self._store), ("drain", self._to_drain, self._drain)]
+        if any(level in channels for level in REDUNDANT_LEVELS):
+            work.append(("protect", self._to_protect, self._protect))
         self._threads = [
-            threading.Thread(target=self._run, args=(self._to_store, self._store), name="deeppart-store", daemon=True),
-            threading.Thread(target=self._run, args=(self._to_drain, self._drain), name="deeppart-drain", daemon=True),
+            threading.Thread(target=self._run, args=(jobs, each), name=f"deeppart-{name}", daemon=True)
+            for name, jobs, each in work
         ]
         for thread in self._threads:
             thread.start()
@@ -110,17 +125,21 @@ class Pipeline:
         return [self._refusals.popleft() for _ in range(len(self._refusals))]
 
     def poll(self, patience_s: float = 0.0) -> None:
-        """Advance commit rounds that must happen in the training thread (no MPI_THREAD_MULTIPLE).
+        """Advance exchanges that must happen in the training thread (no MPI_THREAD_MULTIPLE).
 
         Args:
-            patience_s: seconds to go on while there are any: a round takes several exchanges.
+            patience_s: seconds to go on while there are any: a commit round takes several exchanges. Whatever it is,
+                goes on for up to :data:`_BULK_S` as long as data is moving.
         """
-        deadline = time.monotonic() + patience_s
+        now = time.monotonic()
+        deadline, bulk_deadline = now + patience_s, now + max(patience_s, _BULK_S)
         while self._rounds:
+            moved = False
             for waiting in list(self._rounds):
                 if waiting.advance():
                     self._rounds.remove(waiting)
-            if time.monotonic() >= deadline:
+                moved = moved or waiting.moved
+            if time.monotonic() >= (bulk_deadline if moved else deadline):
                 return
             time.sleep(0)
 
@@ -157,10 +176,12 @@ class Pipeline:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
                 mine = {"persistent"} if jobs is self._to_drain or not job.passed_on else set()
-                mine |= {"local"} if jobs is self._to_store else set()
+                mine |= {"local", *REDUNDANT_LEVELS} if jobs is self._to_store else set()
+                mine = {*REDUNDANT_LEVELS} if jobs is self._to_protect else mine
                 self._fail(job, job.due & mine, _as_error(error, "background work failed"))
         if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
             self._to_drain.put(None)
+            self._to_protect.put(None)
 
     def _store(self, job: Job) -> None:
         outcome: PartSummary | DeeppartError | None = None
@@ -174,7 +195,26 @@ class Pipeline:
         if "persistent" not in job.due or isinstance(outcome, PartSummary):
             self._free_staging(job)
         if outcome is not None:
-            self._finish_level(job, "local", outcome, None)
+            redundant = job.due & {*REDUNDANT_LEVELS}
+            complete = self._finish_level(job, "local", outcome, None)
+            if redundant and complete:
+                self._to_protect.put(job)
+            elif redundant:
+                self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
+
+    def _protect(self, job: Job) -> None:
+        """Copies and parity, one after the other: both use the same links."""
+        for level in REDUNDANT_LEVELS:
+            if level in job.due:
+                job.pending.note_level(level, RUNNING)
+                outcome = self._timed(job, level, partial(self._protect_at, job, level))
+                self._finish_level(job, level, outcome, None)
+
+    def _protect_at(self, job: Job, level: str) -> list[Path]:
+        channel, what = self._channels[level], f"step {job.attempt.step}, exchange of level {level}"
+        paths = self._protector.protect(job, level, channel, lambda each: self._exchange(channel, each, what))
+        job.pending.note_level(level, RUNNING, nbytes=sum(path.stat().st_size for path in paths))
+        return paths
 
     def _write_local(self, job: Job, file: DurableFile) -> PartSummary | DeeppartError:
         assert job.relay is not None
@@ -194,7 +234,7 @@ class Pipeline:
         self._free_staging(job, claimed=True)
         self._finish_level(job, "persistent", outcome, lambda parts: self._commit(job, parts))
 
-    def _timed(self, job: Job, level: str, work: Callable[[], PartSummary]) -> PartSummary | DeeppartError:
+    def _timed(self, job: Job, level: str, work: Callable[[], T]) -> T | DeeppartError:
         """Do a level's own work; whatever goes wrong is its outcome, for the commit round to tell the other ranks."""
         began = time.monotonic()
         outcome = self._attempted(level, work)
@@ -207,10 +247,16 @@ class Pipeline:
         except Exception as error:
             return _as_error(error, f"level {level} failed")
 
-    def _finish_level(self, job: Job, level: str, outcome: PartSummary | DeeppartError, commit: Commit | None) -> None:
-        """The commit round of a level; afterwards every rank knows the same outcome."""
+    def _finish_level(
+        self, job: Job, level: str, outcome: PartSummary | list[Path] | DeeppartError, commit: Commit | None
+    ) -> bool:
+        """The commit round of a level; afterwards every rank knows the same outcome: whether the level is complete."""
         failed = isinstance(outcome, DeeppartError)
-        report = str(outcome) if isinstance(outcome, DeeppartError) else outcome.record(job.attempt, self._rank)
+        report: PartRecord | str | None = None
+        if isinstance(outcome, DeeppartError):
+            report = str(outcome)
+        elif isinstance(outcome, PartSummary):
+            report = outcome.record(job.attempt, self._rank)
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
         known = True
@@ -218,19 +264,26 @@ class Pipeline:
             problem = self._exchange(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:
             problem, known = str(error), failed
-        if problem is not None or failed:
-            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
-            # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
-            storage = self._local if level == "local" and self._local is not None else self._persistent
-            part = storage.part_path(job.attempt, self._rank) if known else None
-            self._retention.abandon(level, job.attempt.step, part)
-            job.pending.note_level(level, FAILED, error=_level_error(job, level, problem or str(outcome)))
-        else:
+        complete = problem is None and not failed
+        if complete:
             job.pending.note_level(level, DONE)
             self._retire(job, level)
+        else:
+            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
+            # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
+            self._retention.abandon(level, job.attempt.step, self._written(job, level, outcome) if known else [])
+            job.pending.note_level(level, FAILED, error=_level_error(job, level, problem or str(outcome)))
         self._settle(job, level)
+        return complete
 
-    def _exchange(self, channel: Comm, operation: Operation[str | None], what: str) -> str | None:
+    def _written(self, job: Job, level: str, outcome: PartSummary | list[Path] | DeeppartError) -> list[Path]:
+        """Files of this rank that a level which is not complete must not keep."""
+        if level in REDUNDANT_LEVELS:
+            return outcome if isinstance(outcome, list) else []
+        storage = self._local if level == "local" and self._local is not None else self._persistent
+        return [storage.part_path(job.attempt, self._rank)]
+
+    def _exchange(self, channel: Comm, operation: Operation[T], what: str) -> T:
         if channel.threads:
             return finish(channel, operation, what, self._timeout, background=True)
         waiting = ForegroundRound(channel, operation, what, self._timeout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,20 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
+from deeppart.exchange.memory import Arena, Bytes
+from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.files import lies_in_memory, step_directory
-from deeppart.levels.local import LocalLevel, one_line
+from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
 from deeppart.model import Attempt, PartRecord
-from deeppart.part import FileSource, PartReader
-from deeppart.restart import Candidate, Committed, Inventory, Read, StoredPart, assign, explain, survey
+from deeppart.part import FileSource, MemorySource, PartReader
+from deeppart.restart import Candidate, Committed, Inventory, Read, StoredParity, StoredPart, assign, explain, survey
 from deeppart.state.capture import Staging, staging_bytes
+
+#: Lines of an error about a step that cannot be recovered.
+_MOST_REASONS = 40
+#: (part, path of the source that failed, why)
+_Failure = tuple[int, str, str]
 
 
 @dataclass(slots=True)
@@ -52,20 +60,25 @@ class Recovered:
     """A step whose parts are all in memory somewhere.
 
     Attributes:
-        attempt: which checkpoint.
+        candidate: which checkpoint, with the sources that turned out bad struck out.
         reads: who holds which part, in part order.
         mine: part number -> part, of those this rank has read.
     """
 
-    attempt: Attempt
+    candidate: Candidate
     reads: tuple[Read, ...]
     mine: dict[int, LoadedPart]
+
+    @property
+    def attempt(self) -> Attempt:
+        """Which checkpoint."""
+        return self.candidate.attempt
 
 
 def take_inventory(
     comm: Comm,
     node_of: tuple[int, ...],
-    local: LocalLevel | None,
+    local: Path | None,
     persistent: PersistentLevel,
     lineage: str,
     timeout: float,
@@ -73,29 +86,29 @@ def take_inventory(
     """List what every node and the persistent level hold (collective); the same result on every rank.
 
     Args:
-        local: this rank's local level if it is the one to list its directory, otherwise None.
+        local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
 
     Raises:
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "restore, taking inventory"
-    found, problems = local.inventory() if local is not None else ([], [])
-    strangers = [part for part in found if part.attempt.lineage != lineage]
-    found = [part for part in found if part.attempt.lineage == lineage]
-    problems += [f"{part.path}: a part of another lineage, ignored" for part in strangers]
-    message = json.dumps([[part.to_json() for part in found], problems]).encode()
+    stock = take_stock(local, lineage) if local is not None else Found()
+    message = json.dumps(
+        [[part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity], stock.problems]
+    ).encode()
     gathered = [json.loads(text) for text in finish(comm, comm.allgather(message), what, timeout)]
     committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
     committed, unfinished, damaged = json.loads(finish(comm, comm.broadcast(committed_text), what, timeout))
     return Inventory(
-        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, _ in gathered),
+        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, _, _ in gathered),
         node_of=node_of,
         committed=tuple(
             Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records))
             for identity, directory, records in committed
         ),
-        problems=tuple(line for _, lines in gathered for line in lines) + tuple(unfinished),
+        problems=tuple(line for *_, lines in gathered for line in lines) + tuple(unfinished),
         damaged=tuple(damaged),
+        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _ in gathered),
     )
 
 
@@ -120,13 +133,14 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
 
 
 def recover(
-    comm: Comm, inventory: Inventory, step: int | None, staging: Staging, timeout: float
+    comm: Comm, inventory: Inventory, step: int | None, staging: Staging, arena: Arena, timeout: float
 ) -> tuple[Recovered | None, tuple[str, ...]]:
     """Read the newest recoverable step into memory (collective).
 
     Args:
         step: only this step; None for the newest.
         staging: memory to read into.
+        arena: memory for blocks on their way.
 
     Returns:
         What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
@@ -140,104 +154,162 @@ def recover(
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = _read_candidate(comm, candidate, staging, timeout)
+        recovered, lines = _read_candidate(comm, candidate, staging, arena, timeout)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
-            return recovered, (*inventory.damaged, *inventory.problems, *passed_over, *reasons)
+            return recovered, (*inventory.damaged, *inventory.problems, *outlook.notes, *passed_over, *reasons)
     reasons = [*(f"step {number}: {reason}" for number, reason in outlook.rejected), *reasons]
-    if step is None and not outlook.candidates and not inventory.damaged:
+    if step is None and not outlook.candidates and not inventory.damaged and not outlook.lost:
         return None, (*reasons, *inventory.problems)
-    known = sorted({entry.attempt.step for entry in inventory.committed})
-    raise RestoreError(
+    raise _cannot_recover(comm.rank, inventory, step, [*reasons, *inventory.damaged, *inventory.problems])
+
+
+def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: list[str]) -> RestoreError:
+    others = [candidate.attempt.step for candidate in survey(inventory).candidates if candidate.attempt.step != step]
+    if step is not None and others:
+        todo = f"the newest step that can be recovered is {max(others)}; restore without `step`, or name it"
+    else:
+        todo = "bring the missing nodes or files back; or begin anew, in a new persistent_dir"
+    more = [f"and {len(reasons) - _MOST_REASONS} more lines"] if len(reasons) > _MOST_REASONS else []
+    return RestoreError(
         "no checkpoint can be recovered" if step is None else f"step {step} cannot be recovered",
-        found="\n    ".join([*reasons, *inventory.damaged, *inventory.problems][:20]) or "no trace of it at any level",
-        where=f"rank {comm.rank}",
+        found="\n    ".join([*reasons[:_MOST_REASONS], *more]) or "no trace of it at any level",
+        where=f"rank {rank}",
         tried="every source of every step listed" if reasons else None,
-        todo=f"committed steps: {known[-8:]}" if known else "begin anew, or bring the missing files back",
+        todo=todo,
     )
 
 
 def _read_candidate(
-    comm: Comm, candidate: Candidate, staging: Staging, timeout: float
+    comm: Comm, candidate: Candidate, staging: Staging, arena: Arena, timeout: float
 ) -> tuple[Recovered | None, list[str]]:
     """Read all parts, falling back from bad sources; None if a part has no good one. With a line per decision."""
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
     while True:
         reads = assign(candidate, comm.size)
-        mine, failures = _read_mine(comm.rank, candidate.attempt, reads, staging)
-        texts = finish(comm, comm.allgather(json.dumps(failures).encode()), f"restore of {label}, reading", timeout)
-        failed = [tuple(entry) for text in texts for entry in json.loads(text)]
+        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging)
+        failed = _gather_failures(comm, failures, f"restore of {label}, reading", timeout)
+        if not failed and any(read.source.rebuild for read in reads):
+            what = f"restore of {label}, rebuilding"
+            rebuilt, failures = _rebuild_mine(comm, candidate.attempt, reads, space, arena, what, timeout)
+            mine |= rebuilt
+            failed = _gather_failures(comm, failures, what, timeout)
         if not failed:
-            return Recovered(candidate.attempt, reads, mine), [*lines, explain(candidate, reads)]
+            return Recovered(candidate, reads, mine), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason in failed]
         rest = candidate.without([(part, path) for part, path, _ in failed])
         if isinstance(rest, int):
-            return None, lines
+            return None, [*lines, f"{label}: no other source for part {rest}"]
         candidate = rest
+
+
+def _gather_failures(comm: Comm, failures: list[_Failure], what: str, timeout: float) -> list[_Failure]:
+    """Everyone's, on every rank."""
+    texts = finish(comm, comm.allgather(json.dumps(failures).encode()), what, timeout)
+    return [(part, path, reason) for text in texts for part, path, reason in json.loads(text)]
 
 
 def _read_mine(
     rank: int, attempt: Attempt, reads: tuple[Read, ...], staging: Staging
-) -> tuple[dict[int, LoadedPart], list[tuple[int, str, str]]]:
-    """Read this rank's parts; failures as (part, path, reason).
+) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
+    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures.
 
     A part that lies in memory already (a local level on tmpfs) is used where it lies; the others go to staging memory.
     """
-    assigned = [(read, lies_in_memory(read.source.path)) for read in reads if read.reader == rank]
-    mine: dict[int, LoadedPart] = {}
-    failures: list[tuple[int, str, str]] = []
+    assigned = [read for read in reads if read.reader == rank]
+    lengths = {read.part: _memory_bytes(read) for read in assigned}
     try:
-        needed = sum(read.source.nbytes for read, in_memory in assigned if not in_memory)
-        memory = staging_bytes(staging.reserve(needed))
+        memory = staging_bytes(staging.reserve(sum(lengths.values())))
     except MemoryError as error:
-        return {}, [(read.part, read.source.path, str(error)) for read, _ in assigned]
+        return {}, {}, [(read.part, read.source.path, str(error)) for read in assigned]
+    mine: dict[int, LoadedPart] = {}
+    space: dict[int, Bytes] = {}
+    failures: list[_Failure] = []
     at = 0
-    for read, in_memory in assigned:
-        space = None if in_memory else memory[at : at + read.source.nbytes]
-        at += 0 if in_memory else read.source.nbytes
+    for read in assigned:
+        room = memory[at : at + lengths[read.part]]
+        at += room.size
+        if read.source.rebuild is not None:
+            space[read.part] = room
+            continue
         try:
-            mine[read.part] = load_part(read, attempt, space)
+            with FileSource(read.source.path) as source:
+                mine[read.part] = load_part(source, read, attempt, room if room.size else None)
+        except (FormatError, StorageError) as error:
+            failures.append((read.part, read.source.path, one_line(error)))
+    return mine, space, failures
+
+
+def _memory_bytes(read: Read) -> int:
+    """Staging memory that a part takes."""
+    if read.source.rebuild is not None:
+        return padded_bytes(read.source.rebuild.identity)
+    return 0 if lies_in_memory(read.source.path) else read.source.nbytes
+
+
+def _rebuild_mine(
+    comm: Comm,
+    attempt: Attempt,
+    reads: tuple[Read, ...],
+    space: dict[int, Bytes],
+    arena: Arena,
+    what: str,
+    timeout: float,
+) -> tuple[dict[int, LoadedPart], list[_Failure]]:
+    """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
+    wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
+    refused = finish(comm, rebuild_parts(comm, wanted, space, arena), what, timeout)
+    mine: dict[int, LoadedPart] = {}
+    failures: list[_Failure] = []
+    for read in reads:
+        if read.source.rebuild is None or read.reader != comm.rank:
+            continue
+        try:
+            if read.part in refused:
+                raise CorruptFileError(refused[read.part], where=read.source.path)
+            name = f"part {read.part}, rebuilt from {read.source.path}"
+            data = space[read.part][: read.source.nbytes]
+            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, None)
         except (FormatError, StorageError) as error:
             failures.append((read.part, read.source.path, one_line(error)))
     return mine, failures
 
 
-def load_part(read: Read, attempt: Attempt, memory: npt.NDArray[np.uint8] | None) -> LoadedPart:
+def load_part(source: FileSource | MemorySource, read: Read, attempt: Attempt, memory: Bytes | None) -> LoadedPart:
     """Bring one part into memory and check every chunk.
 
     Args:
-        memory: where its chunks go; None to map the file instead.
+        memory: where its chunks go; None to use them where they lie: mapped from the file, or in memory.
 
     Raises:
         FormatError: it is damaged or not the part wanted.
         StorageError: it cannot be read.
     """
-    with FileSource(read.source.path) as source:
-        reader = PartReader(
-            source,
-            where=read.source.path,
-            expected_attempt=attempt,
-            expected_rank=read.part,
-            expected_index_digest=read.source.index_digest,
-        )
-        starts = np.zeros(len(reader.chunks) + 1, dtype=np.int64)
-        np.cumsum(reader.chunks["encoded_length"], out=starts[1:])
-        offsets = reader.chunks["offset"].tolist()
-        if memory is None:
-            first = offsets[0] if offsets else 0  # chunks lie back to back
-            payload = np.frombuffer(source.mapped(), dtype=np.uint8)[first : first + int(starts[-1])]
-        elif int(starts[-1]) <= memory.size:
-            payload = memory[: int(starts[-1])]
+    reader = PartReader(
+        source,
+        where=read.source.path,
+        expected_attempt=attempt,
+        expected_rank=read.part,
+        expected_index_digest=read.source.index_digest,
+    )
+    starts = np.zeros(len(reader.chunks) + 1, dtype=np.int64)
+    np.cumsum(reader.chunks["encoded_length"], out=starts[1:])
+    offsets = reader.chunks["offset"].tolist()
+    if memory is None:
+        first = offsets[0] if offsets else 0  # chunks lie back to back
+        payload = np.frombuffer(source.mapped(), dtype=np.uint8)[first : first + int(starts[-1])]
+    elif int(starts[-1]) <= memory.size:
+        payload = memory[: int(starts[-1])]
+    else:
+        raise CorruptFileError("a part has grown since it was listed", where=read.source.path)
+    for index, offset in enumerate(offsets):
+        encoded = payload[int(starts[index]) : int(starts[index + 1])].data
+        if memory is not None:
+            source.read_into(offset, encoded)
+        if int(reader.chunks["codec"][index]) == 0:
+            reader.check_chunk(index, encoded)
         else:
-            raise CorruptFileError("a part has grown since it was listed", where=read.source.path)
-        for index, offset in enumerate(offsets):
-            encoded = payload[int(starts[index]) : int(starts[index + 1])].data
-            if memory is not None:
-                source.read_into(offset, encoded)
-            if int(reader.chunks["codec"][index]) == 0:
-                reader.check_chunk(index, encoded)
-            else:
-                reader.decode_chunk(index, encoded)  # so that nothing live is touched if it does not decode
+            reader.decode_chunk(index, encoded)  # so that nothing live is touched if it does not decode
     return LoadedPart(reader, payload, starts)

@@ -3,7 +3,8 @@
 Invariants
 ----------
 * Nothing is removed at a level before a newer step is committed there.
-* A local part is not removed while it is being drained.
+* A local part is not removed while it is being drained, copied or encoded, nor as long as copies or parity of its step
+  are kept: each is only worth something together with the other.
 * What another rank may be writing is never taken for a leftover: only steps this rank has itself submitted, or that
   were there at start-up and have not been named since, are candidates.
 """
@@ -12,33 +13,37 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from deeppart.levels.local import LocalLevel
+from deeppart.config import REDUNDANT_LEVELS
+from deeppart.errors import StorageError
+from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
 
 
 class Retention:
-    """Keeps count of the steps of both levels, for the two background threads of a rank.
+    """Keeps count of the steps of all levels, for the background threads of a rank.
 
     Args:
-        local: this rank's local level if it is the one to tidy the directory up, otherwise None.
+        node_levels: the levels on this node, if this rank is the one to tidy its directory up, otherwise {}.
         persistent: the persistent level on rank 0, otherwise None.
         keep: level name -> how many committed steps stay; 0 keeps all.
+        every: level name -> 0 where the level is off: what earlier runs left there then goes with the local level.
         leftovers: level name -> steps that earlier sessions left there; they go when a newer step is committed.
     """
 
     def __init__(
         self,
-        local: LocalLevel | None,
+        node_levels: Mapping[str, NodeLevel],
         persistent: PersistentLevel | None,
-        keep: dict[str, int],
-        leftovers: dict[str, set[int]],
+        keep: Mapping[str, int],
+        every: Mapping[str, int],
+        leftovers: Mapping[str, set[int]],
     ) -> None:
-        self._local, self._persistent = local, persistent
-        self._keep = keep
-        self._local_steps: list[int] = []
+        self._node_levels, self._persistent = node_levels, persistent
+        self._keep, self._every = keep, every
+        self._steps: dict[str, list[int]] = {level: [] for level in leftovers}
         self._leftovers = {level: set(steps) for level, steps in leftovers.items()}
         self._lock = threading.Lock()
 
@@ -52,15 +57,15 @@ class Retention:
                 for steps in self._leftovers.values():
                     steps.discard(step)
 
-    def abandon(self, level: str, step: int, part: Path | None) -> None:
-        """A step failed at a level: this rank's part goes now, the rest of the step with the next commit at the latest.
+    def abandon(self, level: str, step: int, files: Iterable[Path]) -> None:
+        """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
 
         Args:
-            part: this rank's part file of that step, which may or may not exist; None to let it be.
+            files: what this rank wrote of that step there, which may or may not exist.
         """
-        if part is not None:
+        for file in files:
             with contextlib.suppress(OSError):
-                part.unlink()
+                file.unlink()
         with self._lock:
             self._leftovers[level].add(step)
 
@@ -75,22 +80,40 @@ class Retention:
             StorageError: a removal was refused. The commit stands.
         """
         with self._lock:
-            if level == "local":
-                self._local_steps.append(step)
+            if level != "persistent":
+                self._steps[level].append(step)
             elif self._persistent is not None:
                 leftovers = self._leftovers["persistent"]
                 dropped = self._persistent.removable(self._keep["persistent"], leftovers, step)
                 leftovers |= dropped  # stays on record if it is refused: it may have lost its manifest by then
                 self._persistent.remove(dropped)
                 leftovers.clear()
-            self._retire_local(set(in_flight()))
+            self._retire_nodes(set(in_flight()))
 
-    def _retire_local(self, needed: set[int]) -> None:
-        keep = self._keep["local"]
-        if self._local is None or not keep or not self._local_steps:
-            return
-        needed |= set(self._local_steps[-keep:])
-        dropped = (self._leftovers["local"] | set(self._local_steps)) - needed
-        self._local.retire(dropped)
-        self._leftovers["local"] -= dropped
-        self._local_steps = [step for step in self._local_steps if step in needed]
+    def _retire_nodes(self, in_flight: set[int]) -> None:
+        """The redundant levels first: what they keep, the local level keeps too."""
+        refusal: StorageError | None = None
+        protected: set[int] = set()
+        for name in (*REDUNDANT_LEVELS, "local"):
+            level = self._node_levels.get(name)
+            if level is None:
+                continue
+            steps, leftovers, keep = self._steps[name], self._leftovers[name], self._keep[name]
+            replaced = bool(steps if self._every[name] else self._steps["local"])
+            if not keep or not replaced:
+                protected |= leftovers | set(steps)
+                continue
+            kept = set(steps[-keep:])
+            dropped = (leftovers | set(steps)) - kept - in_flight
+            if name == "local":
+                dropped -= protected
+            protected |= kept
+            try:
+                level.retire(dropped)
+            except StorageError as error:
+                refusal = refusal or error
+                continue
+            leftovers -= dropped
+            self._steps[name] = [step for step in steps if step not in dropped]
+        if refusal is not None:
+            raise refusal

@@ -5,21 +5,26 @@ Everything here is collective and happens once. Whatever is wrong on one rank en
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from deeppart.codec import Chooser
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import finish_quietly
-from deeppart.config import Config, expand_directory, job_name, node_name
+from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.errors import ConfigError, DeeppartError, StorageError
-from deeppart.levels.files import list_steps
-from deeppart.levels.local import LocalLevel
+from deeppart.levels.files import list_steps, make_directory, storage_error
+from deeppart.levels.node import NODE_FOLDERS, NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
 from deeppart.levels.rate import RateLimit
+from deeppart.model import LEVELS
+from deeppart.protection import Protection, protect
+from deeppart.redundancy import Nodes
 
 _WHAT = "starting the checkpointer"
 #: Closing waits this long for ranks that close later; then the channel stays open until the process ends.
@@ -34,11 +39,13 @@ class Topology:
         names: node name of each rank.
         node_of: node number of each rank, in order of first appearance.
         directories: local directory of each rank, "" without one.
+        domains: of each node, what it shares with others (a switch); "" where nothing is known.
     """
 
     names: tuple[str, ...]
     node_of: tuple[int, ...]
     directories: tuple[str, ...]
+    domains: tuple[str, ...]
 
     def mates(self, rank: int) -> tuple[int, ...]:
         """Ranks of the same node, ascending."""
@@ -47,6 +54,16 @@ class Topology:
     def first_in_directory(self, rank: int) -> int:
         """The first rank of the same node with the same local directory."""
         return min(mate for mate in self.mates(rank) if self.directories[mate] == self.directories[rank])
+
+    @property
+    def nodes(self) -> Nodes:
+        """Ranks and domains by node."""
+        return Nodes.of(self.node_of, self.domains)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The name of each node."""
+        return tuple(self.names[ranks[0]] for ranks in self.nodes.ranks)
 
 
 @dataclass(slots=True)
@@ -60,7 +77,10 @@ class Session:
         topology: ranks and nodes.
         lineage, session: identities, 32 hex digits each.
         owner: lock of the persistent directory, on rank 0.
-        local, persistent: the levels; local is None without a ``local_dir``.
+        node_levels: the levels on this node's storage that are on, by name; {} without a ``local_dir``.
+        persistent: the persistent level.
+        protection: which nodes protect each other.
+        limit: of what leaves this rank in the background, or None.
         committed: steps on the persistent level at start-up.
         leftovers: level name -> steps that earlier sessions left there.
         chooser: encodes chunks.
@@ -73,8 +93,10 @@ class Session:
     lineage: str
     session: str
     owner: DirectoryOwner | None
-    local: LocalLevel | None
+    node_levels: dict[str, NodeLevel]
     persistent: PersistentLevel
+    protection: Protection
+    limit: RateLimit | None
     committed: set[int]
     leftovers: dict[str, set[int]]
     chooser: Chooser
@@ -82,7 +104,7 @@ class Session:
     @property
     def leads_directory(self) -> bool:
         """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
-        return self.topology.first_in_directory(self.comm.rank) == self.comm.rank
+        return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
     def close(self, *, collective: bool = False) -> None:
         """Give the directory back.
@@ -114,19 +136,19 @@ def open_session(config: Config, comm: Any) -> Session:
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
     owner, welcome = _open_persistent(main, config, str(directory), timeout)
     try:
-        local, local_steps, error = _open_levels(main, config, topology, welcome)
+        shared = _shared_directories(main, config, topology, welcome)
+        protection = protect(config, topology.nodes, topology.node_names, shared)
+        levels, leftovers, error = _open_levels(main, config, topology, welcome)
         raise_together(main, error, _WHAT, timeout)
-        channels = {level: finish(main, main.channel(), _WHAT, timeout) for level in ("local", "persistent")}
+        busy = [level for level in LEVELS if protection.every[level]]
+        channels = {level: finish(main, main.channel(), _WHAT, timeout) for level in busy}
     except BaseException:
         if owner is not None:
             owner.close()
         raise
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
-    leftovers = {
-        "local": local_steps,
-        "persistent": set(welcome["steps"]) - set(welcome["committed"]),
-    }
+    leftovers["persistent"] = set(welcome["steps"]) - set(welcome["committed"])
     return Session(
         config,
         main,
@@ -135,8 +157,10 @@ def open_session(config: Config, comm: Any) -> Session:
         welcome["lineage"],
         welcome["session"],
         owner,
-        local,
+        levels,
         PersistentLevel(directory, limit),
+        protection,
+        limit,
         set(welcome["committed"]),
         leftovers,
         chooser,
@@ -148,8 +172,9 @@ def _compare_settings(comm: Comm, config: Config) -> Topology:
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
     settings = {key: repr(value) for key, value in config.shared_settings().items()}
     directory = _local_directory(config, name, comm.rank)
-    texts = finish(comm, comm.allgather(json.dumps([name, settings, directory]).encode()), _WHAT, config.timeout)
-    names, all_settings, directories = zip(*(json.loads(text) for text in texts), strict=True)
+    message = json.dumps([name, settings, directory, failure_domain()]).encode()
+    texts = finish(comm, comm.allgather(message), _WHAT, config.timeout)
+    names, all_settings, directories, domains = zip(*(json.loads(text) for text in texts), strict=True)
     for key, value in all_settings[0].items():
         others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
         if others:
@@ -162,7 +187,8 @@ def _compare_settings(comm: Comm, config: Config) -> Topology:
             )
     numbers: dict[str, int] = {}
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
-    return Topology(tuple(names), node_of, tuple(directories))
+    domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
+    return Topology(tuple(names), node_of, tuple(directories), tuple(domain_of[node] for node in range(len(numbers))))
 
 
 def _local_directory(config: Config, node: str, rank: int) -> str:
@@ -179,8 +205,6 @@ def _open_persistent(
     comm: Comm, config: Config, directory: str, timeout: float
 ) -> tuple[DirectoryOwner | None, dict[str, Any]]:
     """Rank 0 takes the directory and tells the others what it is."""
-    from pathlib import Path
-
     owner: DirectoryOwner | None = None
     error: DeeppartError | None = None
     welcome: dict[str, Any] = {}
@@ -209,7 +233,7 @@ def _open_persistent(
 
 def _open_levels(
     comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any]
-) -> tuple[LocalLevel | None, set[int], DeeppartError | None]:
+) -> tuple[dict[str, NodeLevel], dict[str, set[int]], DeeppartError | None]:
     """This rank's view of both directories, and the steps on its node; an error is for every rank to hear of."""
     node, rank = topology.names[comm.rank], comm.rank
     try:
@@ -223,9 +247,47 @@ def _open_levels(
                 todo="use a directory on a file system that all nodes share",
             )
         if config.local_dir is None:
-            return None, set(), None
+            return {}, {}, None
         local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
-        level = LocalLevel(local, welcome["lineage"])
-        return level, level.steps(), None
+        # All of them, also those that are off: what earlier runs left there is to be found and retired.
+        levels = {name: NodeLevel(local, welcome["lineage"], name) for name in NODE_FOLDERS}
+        return levels, {name: level.steps() for name, level in levels.items()}, None
     except DeeppartError as refusal:
-        return None, set(), refusal
+        return {}, {}, refusal
+
+
+def _shared_directories(
+    comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any]
+) -> tuple[tuple[int, int], ...]:
+    """Pairs of nodes whose local directory is one and the same (collective): each leaves a mark and looks for others'.
+
+    Best effort: file systems that show new files of other hosts only after a while are not seen through.
+    """
+    rank = comm.rank
+    if len(topology.nodes) < 2 or not any(topology.directories):
+        return ()
+    node, directory = topology.node_of[rank], Path(topology.directories[rank] or ".")
+    leads = bool(topology.directories[rank]) and topology.first_in_directory(rank) == rank
+    prefix = f".node-{welcome['session']}-"
+    mark = directory / f"{prefix}{node}"
+    error: DeeppartError | None = None
+    try:
+        if leads:
+            make_directory(directory)
+            mark.touch()
+    except OSError as refusal:
+        error = storage_error("local_dir is not writable", refusal, directory)
+    except DeeppartError as refusal:
+        error = refusal
+    raise_together(comm, error, _WHAT, config.timeout)
+    seen: set[int] = set()
+    if leads:
+        with contextlib.suppress(OSError):  # the level itself will tell
+            names = [name[len(prefix) :] for name in os.listdir(directory) if name.startswith(prefix)]
+            seen = {int(name) for name in names if name.isdigit()} - {node}
+    message = json.dumps([[node, other] for other in sorted(seen)]).encode()
+    texts = finish(comm, comm.allgather(message), _WHAT, config.timeout)
+    if leads:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+    return tuple(sorted({(min(pair), max(pair)) for text in texts for pair in json.loads(text)}))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from deeppart.codec import Chooser
 from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
 from deeppart.levels.files import DurableFile
-from deeppart.levels.local import LocalLevel
+from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.relay import Relay, SourceLostError
 from deeppart.levels.transfer import Staged, check_copy, copy_part, write_part
@@ -88,7 +88,7 @@ class ShareWriter:
 
     def __init__(
         self,
-        local: LocalLevel | None,
+        local: NodeLevel | None,
         persistent: PersistentLevel,
         chooser: Chooser,
         rank: int,

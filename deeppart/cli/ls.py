@@ -11,6 +11,7 @@ from rich.table import Table
 from deeppart.cli.output import GOOD, NOT_GOOD, console, moment, print_json, printable, size, some, state_text
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
+from deeppart.model import LEVELS
 
 
 @click.command(short_help="List the steps, and whether they are whole.")
@@ -115,11 +116,11 @@ def _print(directory: Path, listing: Listing) -> None:
 
 
 def _places(step: StepSummary) -> str:
-    """``persistent, local 2/4``."""
+    """``local 2/4, partner 2/4, persistent``."""
     texts = []
-    for level in ("local", "persistent"):
+    for level in LEVELS:
         found = len(step.found(level))
         if found:
-            expected = step.attempt.world_size if step.attempt and (level == "local" or step.created) else None
+            expected = step.attempt.world_size if step.attempt and (level != "persistent" or step.created) else None
             texts.append(level if found == expected else f"{level} {found}/{expected or '?'}")
     return ", ".join(texts)

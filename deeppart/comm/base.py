@@ -25,8 +25,9 @@ import numpy.typing as npt
 from deeppart.errors import CommError, PeerTimeoutError
 
 T = TypeVar("T")
-#: An operation under way: advance it with ``next``; its result is the generator's return value.
-Operation = Generator[None, None, T]
+#: An operation under way: advance it with ``next``; its result is the generator's return value. One that takes several
+#: steps may yield True when it has come further: the time to wait for other ranks then counts from there.
+Operation = Generator[bool, None, T]
 Int64s = npt.NDArray[np.int64]
 
 #: A wait of the training thread first polls without sleeping: a steady-state exchange takes microseconds, and the MPI
@@ -102,20 +103,23 @@ class Drive(Generic[T]):
 
     Attributes:
         result: what the operation returned, once :meth:`advance` has said so.
+        moved: whether the last :meth:`advance` got further.
     """
 
     result: T
+    moved: bool
 
     def __init__(self, comm: Comm, operation: Operation[T], what: str, timeout: float) -> None:
         self._comm, self._operation, self._what, self._timeout = comm, operation, what, timeout
         self._patience = min(PATIENCE_MOST_S, PATIENCE_SHARE * timeout)
         self._announced = False
+        self.moved = False
 
     def advance(self, waited_s: float) -> bool:
         """Go on as far as possible without waiting; True when finished.
 
         Args:
-            waited_s: seconds spent on this operation so far.
+            waited_s: seconds since the operation began, or last got further.
 
         Raises:
             PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
@@ -128,10 +132,13 @@ class Drive(Generic[T]):
                 todo="end the job and start it again; committed checkpoints are not affected",
             )
         try:
-            next(self._operation)
+            self.moved = next(self._operation)
         except StopIteration as stop:
             self.result = stop.value
             return True
+        if self.moved:
+            self._announced = False
+            return False
         if waited_s > self._timeout:
             raise _timed_out(self._comm, self._what, waited_s)
         if waited_s > self._patience and not self._announced:
@@ -157,11 +164,14 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
     polling, sleep_s = not background, SLEEP_FIRST_S
     waited = 0.0
     while not drive.advance(waited):
-        waited = time.monotonic() - began
+        now = time.monotonic()
+        if drive.moved:
+            began, sleep_s = now, SLEEP_FIRST_S
+        waited = now - began
         if polling:
             polling = waited < POLL_S
             time.sleep(0)
-        else:
+        elif not drive.moved:
             time.sleep(sleep_s)
             sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
     return drive.result
@@ -206,10 +216,25 @@ def rank_names(ranks: Iterable[int]) -> str:
     return f"{noun} " + (texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1])
 
 
+def together(operations: Iterable[Operation[Any]]) -> Operation[None]:
+    """Advance several operations side by side until all are finished."""
+    rest = list(operations)
+    while rest:
+        moved = False
+        for operation in list(rest):
+            try:
+                moved = next(operation) or moved
+            except StopIteration:
+                rest.remove(operation)
+                moved = True
+        if rest:
+            yield moved
+
+
 def immediately(value: T) -> Operation[T]:
     """An operation that is finished already."""
     return value
-    yield  # makes this a generator
+    yield False  # makes this a generator
 
 
 def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

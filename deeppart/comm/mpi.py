@@ -116,7 +116,7 @@ class MpiComm:
         others = [rank for rank in range(self.size) if rank != self.rank]
         while any(self._calls_heard[rank] < called[rank] for rank in others):
             self._listen()
-            yield
+            yield False
         yield from _all_completed([request for request, _ in self._roll_calls])
         self.broken = CommError("the channel is closed")
         self._comm.Free()
@@ -145,12 +145,12 @@ class MpiComm:
 
 def _completed(request: MPI.Request) -> Operation[None]:
     while not request.Test():
-        yield
+        yield False
 
 
 def _all_completed(requests: list[MPI.Request]) -> Operation[None]:
     while not MPI.Request.Testall(requests):
-        yield
+        yield False
 
 
 def _pieces(buffer: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:

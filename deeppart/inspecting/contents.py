@@ -18,7 +18,7 @@ import numpy.typing as npt
 from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.parts import StepFiles
-from deeppart.levels.local import one_line
+from deeppart.levels.node import one_line
 from deeppart.model import Manifest
 from deeppart.part import OWN_TABLE
 from deeppart.reading import find_manifest

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory, storage_error
-from deeppart.levels.local import inventory
+from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
 from deeppart.model import Attempt, Manifest
 from deeppart.part import is_hex32, parse_part_file_name
-from deeppart.restart import StoredPart
+from deeppart.restart import Inventory, Source, Stock
 
 #: Every part is on the persistent level.
 COMPLETE = "complete"
@@ -64,9 +64,9 @@ class Place:
     """Where parts of a step were found.
 
     Attributes:
-        level: "persistent" or "local".
+        level: "persistent", "local", "partner" or "parity".
         directory: the directory that was given.
-        parts: ranks whose parts lie there, ascending.
+        parts: ranks whose parts, or whose shares of parity, lie there, ascending.
     """
 
     level: str
@@ -140,16 +140,16 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
     """
     require_directory(root)
     lineage, problems = _lineage(root, needed=bool(local_dirs))
-    local: dict[int, dict[Attempt, list[tuple[Path, StoredPart]]]] = {}
+    stocks = []
     for directory in local_dirs:
-        found, lines = _local_parts(directory, lineage)
-        problems += lines
-        for part in found:
-            local.setdefault(part.attempt.step, {}).setdefault(part.attempt, []).append((directory, part))
+        found = _take_stock(directory, lineage)
+        problems += found.problems
+        stocks.append((directory, found))
+    local = _OnNodes(stocks)
     persistent = {entry.step: entry for entry in examine(root)}
     steps: list[StepSummary] = []
-    for step in sorted(persistent.keys() | local.keys()):
-        steps += _summaries(root, step, persistent.get(step), local.get(step, {}))
+    for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
+        steps += _summaries(root, step, persistent.get(step), local)
     return Listing(lineage, read_owner(root), tuple(steps), tuple(problems))
 
 
@@ -246,63 +246,104 @@ def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
         return None, [error.summary]
 
 
-def _local_parts(directory: Path, lineage: str | None) -> tuple[list[StoredPart], list[str]]:
-    """Sound parts of a lineage under a node-local directory, and lines about the rest."""
+def _take_stock(directory: Path, lineage: str | None) -> Found:
+    """What a lineage has under a node-local directory."""
     if lineage is None:
-        return [], [f"{directory}: not searched, because DIR has no lineage record to match it with"]
+        return Found(problems=[f"{directory}: not searched, because DIR has no lineage record to match it with"])
     if not (directory / lineage).is_dir():
         try:
             others = sum(is_hex32(name) for name in os.listdir(directory))
         except OSError as error:
-            return [], [f"{directory}: {error.strerror}"]
+            return Found(problems=[f"{directory}: {error.strerror}"])
         hint = f" ({others} of other directories)" if others else ""
-        return [], [f"{directory}: no parts that belong to this checkpoint directory{hint}"]
-    return inventory(directory / lineage, "local")
+        return Found(problems=[f"{directory}: no parts that belong to this checkpoint directory{hint}"])
+    return take_stock(directory, lineage)
 
 
-def _summaries(
-    root: Path,
-    step: int,
-    persistent: PersistentStep | None,
-    local: dict[Attempt, list[tuple[Path, StoredPart]]],
-) -> list[StepSummary]:
+class _OnNodes:
+    """What the node-local directories hold together, each taken for a node."""
+
+    def __init__(self, stocks: Sequence[tuple[Path, Found]]) -> None:
+        self._stocks = stocks
+        self._stock = Stock(
+            Inventory(
+                found=tuple(tuple(found.parts) for _, found in stocks),
+                node_of=tuple(range(len(stocks))),
+                committed=(),
+                parity=tuple(tuple(found.parity) for _, found in stocks),
+            )
+        )
+        self.attempts = self._stock.attempts()
+
+    def sources(self, attempt: Attempt, digests: Mapping[int, str]) -> dict[int, Source]:
+        """part -> where it can be had; only what has the digest that the manifest names, if there is one."""
+        found: dict[int, Source] = {}
+        for part, finding in enumerate(self._stock.findings(attempt) if attempt in self.attempts else ()):
+            for source in finding.sources:
+                if source.index_digest == digests.get(part, source.index_digest):
+                    found.setdefault(part, source)
+        return found
+
+    def places(self, attempt: Attempt, digests: Mapping[int, str]) -> list[Place]:
+        """Which parts lie where, and whose share of parity, by level and directory."""
+        places = []
+        for level in NODE_FOLDERS:
+            for directory, found in self._stocks:
+                ranks = {
+                    part.rank
+                    for part in found.parts
+                    if (part.level, part.attempt) == (level, attempt)
+                    and part.index_digest == digests.get(part.rank, part.index_digest)
+                }
+                if level == "parity":
+                    here = [each.identity for each in found.parity if each.identity.attempt == attempt]
+                    own = (identity.members[identity.place].part for identity in here)
+                    ranks |= {part for part in own if part is not None}
+                if ranks:
+                    places.append(Place(level, str(directory), tuple(sorted(ranks))))
+        return places
+
+    def nbytes(self, attempt: Attempt) -> int:
+        """Length of all parts, each counted once."""
+        each = {part.rank: part.nbytes for _, found in self._stocks for part in found.parts if part.attempt == attempt}
+        return sum(each.values())
+
+
+def _summaries(root: Path, step: int, persistent: PersistentStep | None, local: _OnNodes) -> list[StepSummary]:
     """One summary per attempt at a step; parts of different attempts never count together."""
-    rest = sorted(local, key=lambda attempt: (attempt.sequence, attempt.session))
+    rest = [attempt for attempt in local.attempts if attempt.step == step]
+    rest.sort(key=lambda attempt: (attempt.sequence, attempt.session))
     summaries: list[StepSummary] = []
     if persistent is not None and persistent.manifest is not None:
         attempt = persistent.manifest.attempt
-        digests = {part.rank: part.index_digest for part in persistent.manifest.parts}
-        same = [(place, part) for place, part in local.get(attempt, []) if part.index_digest == digests[part.rank]]
-        summaries.append(_summary(root, step, attempt, persistent, same))
+        summaries.append(_summary(root, step, attempt, persistent, local))
         rest = [other for other in rest if other != attempt]
     elif persistent is not None:
         # Most likely the drain of the newest attempt was cut short; its own files cannot be restored from anyway.
         newest = rest.pop() if rest and persistent.state == UNFINISHED_STATE else None
-        summaries.append(_summary(root, step, newest, persistent, local[newest] if newest else []))
-    return [*(_summary(root, step, attempt, None, local[attempt]) for attempt in rest), *summaries]
+        summaries.append(_summary(root, step, newest, persistent, local))
+    return [*(_summary(root, step, attempt, None, local) for attempt in rest), *summaries]
 
 
 def _summary(
-    root: Path,
-    step: int,
-    attempt: Attempt | None,
-    persistent: PersistentStep | None,
-    local: list[tuple[Path, StoredPart]],
+    root: Path, step: int, attempt: Attempt | None, persistent: PersistentStep | None, local: _OnNodes
 ) -> StepSummary:
     manifest = persistent.manifest if persistent else None
     places = [Place("persistent", str(root), persistent.parts)] if persistent and persistent.parts else []
-    for directory in dict.fromkeys(place for place, _ in local):
-        ranks = {part.rank for place, part in local if place == directory}
-        places.append(Place("local", str(directory), tuple(sorted(ranks))))
     state = persistent.state if persistent else UNFINISHED_STATE
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
-    if attempt is not None and state in (UNFINISHED_STATE, DAMAGED):
-        usable = {part.rank for _, part in local} | set(persistent.parts if persistent and manifest else ())
-        lacking = sorted(set(range(attempt.world_size)) - usable)
-        state = state if lacking else RECOVERABLE
-        if local and lacking:
-            reasons = (*reasons, f"found nowhere: part {name_ranks(lacking)}")
-    each = {part.rank: part.nbytes for _, part in local}
+    digests = {part.rank: part.index_digest for part in manifest.parts} if manifest else {}
+    if attempt is not None:
+        on_nodes = local.places(attempt, digests)
+        places += on_nodes
+        if state in (UNFINISHED_STATE, DAMAGED):
+            usable = set(local.sources(attempt, digests))
+            usable |= set(persistent.parts if persistent and manifest else ())
+            lacking = sorted(set(range(attempt.world_size)) - usable)
+            state = state if lacking else RECOVERABLE
+            if on_nodes and lacking:
+                reasons = (*reasons, f"found nowhere: part {name_ranks(lacking)}")
+    on_nodes_bytes = local.nbytes(attempt) if attempt is not None else 0
     return StepSummary(
         step=step,
         state=state,
@@ -310,7 +351,7 @@ def _summary(
         attempt=attempt,
         created=manifest.created if manifest else None,
         library=manifest.library if manifest else None,
-        nbytes=manifest.nbytes if manifest else max(sum(each.values()), persistent.nbytes if persistent else 0),
+        nbytes=manifest.nbytes if manifest else max(on_nodes_bytes, persistent.nbytes if persistent else 0),
         raw_bytes=sum(part.raw_bytes for part in manifest.parts) if manifest else None,
         places=tuple(places),
     )

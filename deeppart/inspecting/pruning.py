@@ -9,6 +9,7 @@ from pathlib import Path
 from deeppart.errors import CheckpointError, FormatError, StorageError
 from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
 from deeppart.levels.files import list_steps, remove_step, step_directory
+from deeppart.levels.node import NODE_FOLDERS, node_root
 from deeppart.levels.persistent import read_lineage
 
 
@@ -184,6 +185,7 @@ def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[int, list[Path]
             todo="leave out --local",
         )
     for directory in local_dirs:
-        for step, place in list_steps(directory / lineage).items():
-            found.setdefault(step, []).append(place)
+        for level in NODE_FOLDERS:
+            for step, place in list_steps(node_root(directory, lineage, level)).items():
+                found.setdefault(step, []).append(place)
     return found

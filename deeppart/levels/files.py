@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.levels.rate import RateLimit
-from deeppart.part import parse_part_file_name
+from deeppart.part import is_parity_file_name, parse_part_file_name
 
 MANIFEST_NAME = "manifest"
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
@@ -316,6 +316,11 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     return data
 
 
+def is_checkpoint_file(name: str) -> bool:
+    """Whether a name is that of a part or of parity."""
+    return parse_part_file_name(name) is not None or is_parity_file_name(name)
+
+
 def remove_steps(root: Path, steps: Iterable[int]) -> None:
     """Remove step directories; see :func:`remove_step`.
 
@@ -346,7 +351,7 @@ def remove_step(path: Path) -> None:
             os.unlink(path / MANIFEST_NAME)
             sync_directory(path)
         for name in names:
-            if parse_part_file_name(name) is not None or _TEMPORARY.fullmatch(name):
+            if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
                 os.unlink(path / name)
         if not os.listdir(path):
             os.rmdir(path)

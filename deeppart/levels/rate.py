@@ -1,7 +1,8 @@
-"""A bandwidth limit: a token bucket over bytes."""
+"""A bandwidth limit: a token bucket over bytes. Threads may share one."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -28,11 +29,19 @@ class RateLimit:
         self._clock = clock
         self._sleep = sleep
         self._free_at = clock()
+        self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:
         """Wait until ``nbytes`` may pass. Never waits before the first bytes after a pause."""
-        now = self._clock()
-        self._free_at = max(self._free_at, now - self._burst)
-        if self._free_at > now:
-            self._sleep(self._free_at - now)
-        self._free_at += nbytes / self._rate
+        delay_s = self.reserve(nbytes)
+        if delay_s > 0:
+            self._sleep(delay_s)
+
+    def reserve(self, nbytes: int) -> float:
+        """Let ``nbytes`` through, for a caller that waits by itself: the seconds until they may pass, at least 0."""
+        with self._lock:
+            now = self._clock()
+            self._free_at = max(self._free_at, now - self._burst)
+            delay_s = max(0.0, self._free_at - now)
+            self._free_at += nbytes / self._rate
+        return delay_s

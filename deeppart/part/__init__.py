@@ -16,6 +16,7 @@ from deeppart.part.format import (
     part_file_name,
 )
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader
 from deeppart.part.source import FileSource, MemorySource, Source
 from deeppart.part.writer import PartSummary, PartWriter, Sink
@@ -31,6 +32,8 @@ __all__ = [
     "SPAN_DTYPE",
     "FileSource",
     "MemorySource",
+    "ParityReader",
+    "ParityWriter",
     "PartReader",
     "PartSummary",
     "PartWriter",
@@ -39,6 +42,10 @@ __all__ = [
     "decode_manifest",
     "encode_manifest",
     "is_hex32",
+    "is_parity_file_name",
+    "parity_file_name",
     "parse_part_file_name",
     "part_file_name",
+    "set_id",
+    "stripes_of",
 ]

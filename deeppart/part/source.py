@@ -98,13 +98,15 @@ class FileSource:
     def mapped(self) -> memoryview:
         """The whole file as memory, read-only; stays valid when the source is closed.
 
-        Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS.
+        Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS. A private mapping that could
+        be written to, and never is: MPICH's broadcasts fail on pages that are write-protected.
 
         Raises:
             StorageError: the operating system refused.
         """
         try:
-            return memoryview(mmap.mmap(self._fd, self.size, prot=mmap.PROT_READ))
+            writable = mmap.PROT_READ | mmap.PROT_WRITE
+            return memoryview(mmap.mmap(self._fd, self.size, flags=mmap.MAP_PRIVATE, prot=writable)).toreadonly()
         except (OSError, ValueError) as error:
             found = OSError(getattr(error, "errno", None), str(error))
             raise self._storage_error("cannot map a part file", found) from error
@@ -177,3 +179,7 @@ class MemorySource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``; errors as for :meth:`read_at`."""
         buffer.cast("B")[:] = self.read_at(offset, buffer.nbytes)
+
+    def mapped(self) -> memoryview:
+        """The whole part, where it lies."""
+        return self._data

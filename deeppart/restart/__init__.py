@@ -1,17 +1,23 @@
 """What survives a failure, and the plan to come back from it. Pure: no torch, MPI, clock or file."""
 
-from deeppart.restart.inventory import Committed, Inventory, StoredPart
-from deeppart.restart.planner import Candidate, Outlook, Read, Source, assign, explain, survey
+from deeppart.restart.inventory import Committed, Inventory, StoredParity, StoredPart
+from deeppart.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
+from deeppart.restart.sources import Piece, Rebuild, Source, Stock
 
 __all__ = [
     "Candidate",
     "Committed",
     "Inventory",
     "Outlook",
+    "Piece",
     "Read",
+    "Rebuild",
     "Source",
+    "Stock",
+    "StoredParity",
     "StoredPart",
     "assign",
     "explain",
+    "explain_parts",
     "survey",
 ]

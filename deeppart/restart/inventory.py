@@ -1,11 +1,11 @@
-"""What survives: the parts found on every node and the checkpoints that were committed. Pure records."""
+"""What survives: parts and parity found on every node, and the checkpoints that were committed. Pure records."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from deeppart.model import Attempt, PartRecord
+from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class StoredPart:
     """A part found on a level: its header, footer and index have been checked, its chunks have not been read.
 
     Attributes:
-        level: "local" or "persistent".
+        level: "local", "partner" or "persistent".
         attempt, rank: whose part it is.
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
@@ -29,15 +29,46 @@ class StoredPart:
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        attempt = self.attempt
-        identity = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
-        return [self.level, identity, self.rank, self.path, self.nbytes, self.index_digest]
+        return [self.level, _attempt_to_json(self.attempt), self.rank, self.path, self.nbytes, self.index_digest]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
         """Inverse of :meth:`to_json`."""
         level, identity, *rest = document
         return cls(level, Attempt(*identity), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParity:
+    """A parity file found on a node: its header, footer and index have been checked, its blocks have not been read.
+
+    Attributes:
+        identity: which set, and whose share of it.
+        path: the file, as seen by the process that found it.
+        nbytes: length of the file.
+    """
+
+    identity: ParityIdentity
+    path: str
+    nbytes: int
+
+    def to_json(self) -> list[Any]:
+        """For sending to other ranks."""
+        identity = self.identity
+        members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
+        numbers = [identity.tolerate, identity.block_bytes, identity.place]
+        return [_attempt_to_json(identity.attempt), members, numbers, self.path, self.nbytes]
+
+    @classmethod
+    def from_json(cls, document: list[Any]) -> StoredParity:
+        """Inverse of :meth:`to_json`."""
+        attempt, members, (tolerate, block_bytes, place), path, nbytes = document
+        records = tuple(ParityMember(*member) for member in members)
+        return cls(ParityIdentity(Attempt(*attempt), records, tolerate, block_bytes, place), path, nbytes)
+
+
+def _attempt_to_json(attempt: Attempt) -> list[Any]:
+    return [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +97,7 @@ class Inventory:
         committed: checkpoints on the persistent level.
         problems: readable lines about what was found unsound or unfinished, and is passed over.
         damaged: readable lines about committed checkpoints whose manifests cannot be read.
+        parity: per rank, parity on its node's storage, listed as ``found`` is; () for none anywhere.
     """
 
     found: tuple[tuple[StoredPart, ...], ...]
@@ -73,3 +105,4 @@ class Inventory:
     committed: tuple[Committed, ...]
     problems: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    parity: tuple[tuple[StoredParity, ...], ...] = ()

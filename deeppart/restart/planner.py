@@ -10,29 +10,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from pathlib import PurePath
 
-from deeppart.model import Attempt
-from deeppart.restart.inventory import Committed, Inventory, StoredPart
+from deeppart.model import LEVELS, Attempt
+from deeppart.restart.inventory import Inventory
+from deeppart.restart.sources import Finding, Source, Stock
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One place a part can be read from.
-
-    Attributes:
-        level: "local" or "persistent".
-        path: the file.
-        readers: ranks that can read it, ascending; one tuple for all parts that the same ranks can read.
-        nbytes: length of the file.
-        index_digest: what the part's index must hash to.
-    """
-
-    level: str
-    path: str
-    readers: tuple[int, ...]
-    nbytes: int
-    index_digest: str
+_LEVEL_WORDS = {"parity": "rebuilt from parity"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +59,14 @@ class Outlook:
     Attributes:
         candidates: recoverable attempts, best first.
         rejected: step -> why it cannot be recovered.
+        notes: lines about files of the candidates that contradict the others and are ignored.
+        lost: those of the rejected steps that were complete once: committed, copied or encoded.
     """
 
     candidates: tuple[Candidate, ...]
     rejected: tuple[tuple[int, str], ...]
+    notes: tuple[str, ...] = ()
+    lost: tuple[int, ...] = ()
 
 
 def survey(inventory: Inventory, step: int | None = None) -> Outlook:
@@ -91,23 +78,27 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
     Returns:
         Candidates by descending step; of two attempts at one step the committed one comes first.
     """
-    everyone = tuple(range(len(inventory.node_of)))
-    local = _local_parts(inventory)
-    committed = {entry.attempt: entry for entry in inventory.committed}
-    candidates: list[tuple[int, int, str, Candidate]] = []
+    stock = Stock(inventory)
+    candidates: list[tuple[int, int, int, str, Candidate]] = []
     rejected: list[tuple[int, str]] = []
-    for attempt in sorted(set(local) | set(committed), key=lambda a: (a.step, a.session, a.sequence)):
+    notes: list[str] = []
+    lost: list[int] = []
+    for attempt in stock.attempts():
         if step is not None and attempt.step != step:
             continue
-        places = _places(attempt, local.get(attempt, {}), committed.get(attempt), everyone)
-        lacking = [part for part, sources in enumerate(places) if not sources]
+        findings = stock.findings(attempt)
+        lacking = [part for part, finding in enumerate(findings) if not finding.sources]
         if lacking:
-            rejected.append((attempt.step, _why_lacking(attempt, lacking, attempt in committed)))
-        else:
-            order = (attempt.step, int(attempt in committed), attempt.session)
-            candidates.append((*order, Candidate(attempt, tuple(places))))
-    candidates.sort(key=lambda entry: (entry[0], entry[1], entry[3].attempt.sequence, entry[2]), reverse=True)
-    return Outlook(tuple(entry[3] for entry in candidates), tuple(sorted(rejected, reverse=True)))
+            rejected.append((attempt.step, _why_lacking(attempt, lacking, findings, stock.is_committed(attempt))))
+            lost += [attempt.step] if stock.was_complete(attempt) else []
+            continue
+        notes += [f"step {attempt.step}: {remark}" for finding in findings for remark in finding.contradictions]
+        order = (attempt.step, int(stock.is_committed(attempt)), attempt.sequence, attempt.session)
+        candidates.append((*order, Candidate(attempt, tuple(finding.sources for finding in findings))))
+    candidates.sort(key=lambda entry: entry[:4], reverse=True)
+    return Outlook(
+        tuple(entry[4] for entry in candidates), tuple(sorted(rejected, reverse=True)), tuple(notes), tuple(lost)
+    )
 
 
 def assign(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
@@ -151,57 +142,48 @@ def _contains(ranks: tuple[int, ...], rank: int) -> bool:
 
 
 def explain(candidate: Candidate, reads: Sequence[Read]) -> str:
-    """One readable line: ``step 1200: 6 of 8 parts local, 2 of 8 persistent``."""
+    """One readable line: ``step 1200: 6 of 8 parts local, 2 of 8 parts rebuilt from parity; saved by 8 ranks``."""
     counts: dict[str, int] = {}
     for read in reads:
         counts[read.source.level] = counts.get(read.source.level, 0) + 1
-    shares = ", ".join(f"{count} of {len(reads)} parts {level}" for level, count in sorted(counts.items()))
+    shares = ", ".join(
+        f"{counts[level]} of {len(reads)} parts {_LEVEL_WORDS.get(level, level)}" for level in LEVELS if level in counts
+    )
     saved = candidate.attempt.world_size
     return f"step {candidate.attempt.step}: {shares}; saved by {saved} rank{'s' if saved != 1 else ''}"
 
 
-def _local_parts(inventory: Inventory) -> dict[Attempt, dict[int, list[tuple[StoredPart, tuple[int, ...]]]]]:
-    """attempt -> part -> (file, ranks of the node that has it), each file of a node once."""
-    parts: dict[Attempt, dict[int, list[tuple[StoredPart, tuple[int, ...]]]]] = {}
-    seen: set[tuple[int, str]] = set()
-    members: dict[int, list[int]] = {}
-    for rank, node in enumerate(inventory.node_of):
-        members.setdefault(node, []).append(rank)
-    mates_of = {node: tuple(ranks) for node, ranks in members.items()}
-    for rank, found in enumerate(inventory.found):
-        node = inventory.node_of[rank]
-        mates = mates_of[node]
-        for part in found:
-            if (node, part.path) not in seen:
-                seen.add((node, part.path))
-                parts.setdefault(part.attempt, {}).setdefault(part.rank, []).append((part, mates))
-    return parts
+def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
+    """A readable line per part: who has it from where, and what comes next if that turns out bad."""
+    lines = []
+    for read, sources in zip(reads, candidate.sources, strict=True):
+        first, *rest = [_describe(source) for source in sources]
+        otherwise = f"; otherwise {', then '.join(rest)}" if rest else "; there is no other source"
+        lines.append(
+            f"part {read.part} ({read.source.nbytes} bytes): rank {read.reader} takes it from {first}{otherwise}"
+        )
+    return lines
 
 
-def _places(
-    attempt: Attempt,
-    local: dict[int, list[tuple[StoredPart, tuple[int, ...]]]],
-    committed: Committed | None,
-    everyone: tuple[int, ...],
-) -> list[tuple[Source, ...]]:
-    places: list[tuple[Source, ...]] = []
-    for part in range(attempt.world_size):
-        sources = [
-            Source("local", stored.path, mates, stored.nbytes, stored.index_digest)
-            for stored, mates in local.get(part, [])
-            if committed is None or stored.index_digest == committed.parts[part].index_digest
-        ]
-        if committed is not None:
-            record = committed.parts[part]
-            path = str(PurePath(committed.directory) / record.file)
-            sources.append(Source("persistent", path, everyone, record.nbytes, record.index_digest))
-        places.append(tuple(sources))
-    return places
-
-
-def _why_lacking(attempt: Attempt, lacking: list[int], committed: bool) -> str:
-    names = ", ".join(map(str, lacking[:8])) + (" ..." if len(lacking) > 8 else "")
-    noun = "part" if len(lacking) == 1 else "parts"
-    return f"{noun} {names} of {attempt.world_size} found on no node, and " + (
-        "unreadable" if committed else "not committed to the persistent level"
+def _describe(source: Source) -> str:
+    if source.rebuild is None:
+        return f"{source.level} {source.path}"
+    rebuild = source.rebuild
+    return (
+        f"{source.path} ({len(rebuild.data)} parts and {len(rebuild.parity)} shares of parity are there; "
+        f"{rebuild.identity.tolerate} of {len(rebuild.identity.members)} nodes may be lost)"
     )
+
+
+def _why_lacking(attempt: Attempt, lacking: list[int], findings: Sequence[Finding], committed: bool) -> str:
+    """One line per part that cannot be had, with everything that is known of it; parts with the same story together."""
+    stories: dict[tuple[str, ...], list[int]] = {}
+    for part in lacking:
+        stories.setdefault(findings[part].remarks, []).append(part)
+    last = "unreadable on the persistent level" if committed else "not committed to the persistent level"
+    lines = []
+    for remarks, parts in stories.items():
+        names = ", ".join(map(str, parts[:8])) + (" ..." if len(parts) > 8 else "")
+        noun = "part" if len(parts) == 1 else "parts"
+        lines.append(f"{noun} {names} of {attempt.world_size}: {'; '.join((*remarks, last))}")
+    return "\n    ".join(lines)

@@ -14,7 +14,7 @@ import pytest
 
 from deeppart.levels.base import Level
 from deeppart.levels.files import DurableFile
-from deeppart.levels.local import LocalLevel
+from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import LINEAGE_NAME, PersistentLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.testing.levels import LEVEL_CHECKS
@@ -26,7 +26,8 @@ def persistent(directory: Path, limit: RateLimit | None = None) -> PersistentLev
 
 
 LEVELS: dict[str, Callable[[Path], Level]] = {
-    "local": lambda directory: LocalLevel(directory, "a" * 32),
+    "local": lambda directory: NodeLevel(directory, "a" * 32, "local"),
+    "partner": lambda directory: NodeLevel(directory, "a" * 32, "partner"),
     "persistent": persistent,
     "persistent limited": lambda directory: persistent(directory, RateLimit(20e9)),
 }

@@ -69,12 +69,17 @@ def test_ls(job: Path) -> None:
         (step, "complete", 2) for step in (1, 2, 3)
     ]
     places = [(place["level"], place["parts"]) for place in steps[2]["places"]]
-    assert places == [("persistent", [0, 1]), ("local", [0]), ("local", [1])]
-    assert "local, persistent  complete" in call("ls", job / "ckpt", *nodes)
-    assert "local 1/2, persistent  complete" in call("ls", job / "ckpt", "--local", job / "node1")
+    on_nodes = [("local", [0]), ("local", [1]), ("partner", [1]), ("partner", [0])]
+    assert places == [("persistent", [0, 1]), *on_nodes]
+    assert "local, partner, persistent  complete" in call("ls", job / "ckpt", *nodes)
+    one = call("ls", job / "ckpt", "--local", job / "node1")
+    assert "local 1/2, partner 1/2, persistent  complete" in one
     shutil.rmtree(part_path(job / "ckpt", 3, 0, 2).parent)
     states = [step["state"] for step in call_json("ls", job / "ckpt", *nodes)["steps"]]
     assert states == ["complete", "complete", "recoverable"]
+    last = call_json("ls", job / "ckpt", "--local", job / "node0")["steps"][2]
+    assert last["state"] == "recoverable", "the other node's part is there as a copy"
+    shutil.rmtree(next((job / "node0").glob("*/partner/step-000000000003")))
     last = call_json("ls", job / "ckpt", "--local", job / "node0")["steps"][2]
     assert last["reasons"] == ["not on the persistent level", "found nowhere: part 1"]
 

@@ -168,14 +168,18 @@ def test_per_rank_leaves_on_another_world_size(run_on: Any, two_ranks: tuple[Pat
         assert same({path: before[path] for path in PER_RANK}, {path: after[path] for path in PER_RANK}) == []
 
 
-def test_lost_nodes_fall_back_to_the_persistent_level(run_on: Any, shared_path: Path) -> None:
+def test_lost_nodes_fall_back_to_copies_and_then_to_the_persistent_level(run_on: Any, shared_path: Path) -> None:
     saved = run_on(4, save, shared_path)
-    for part in sorted((shared_path / "local" / "node2").rglob("*.dpp")):
-        part.unlink(missing_ok=True)  # all ranks run this line
-    found = run_on(4, restore, shared_path)
-    for rank in range(4):
-        assert same(saved[rank][0], found[rank][1]) == []
-    assert found[0][2] == ("step 3: 3 of 4 parts local, 1 of 4 parts persistent; saved by 4 ranks",)
+    for lost, explanation in (
+        ("node2", "step 3: 3 of 4 parts local, 1 of 4 parts partner; saved by 4 ranks"),
+        ("node3", "step 3: 2 of 4 parts local, 1 of 4 parts partner, 1 of 4 parts persistent; saved by 4 ranks"),
+    ):
+        for part in sorted((shared_path / "local" / lost).rglob("*.dpp")):
+            part.unlink(missing_ok=True)  # all ranks run this line
+        found = run_on(4, restore, shared_path)
+        for rank in range(4):
+            assert same(saved[rank][0], found[rank][1]) == []
+        assert found[0][2] == (explanation,)
 
 
 def grouped(comm: Any, directory: Path, action: str, node_size: int) -> Any:
@@ -284,9 +288,9 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
     read: list[tuple[int, str]] = []
     load_part = recovery.load_part
 
-    def recording(what: Any, attempt: Any, memory: Any) -> Any:
+    def recording(source: Any, what: Any, attempt: Any, memory: Any) -> Any:
         read.append((what.part, what.source.path))
-        return load_part(what, attempt, memory)
+        return load_part(source, what, attempt, memory)
 
     recovery.load_part = recording
     assert restore(comm, directory)[0] == 3

@@ -527,7 +527,9 @@ def test_a_long_run_does_not_grow(memory: Path) -> None:
         ck.checkpoint({"step": 300}, 300).wait(timeout=30)
         ck._pipeline.drain(30)
         assert len(ck._recent) <= 3
-        assert len(ck._retention._local_steps) <= 2 and not any(ck._retention._leftovers.values())
+        assert all(len(steps) <= 2 for steps in ck._retention._steps.values()) and not any(
+            ck._retention._leftovers.values()
+        )
         with pytest.raises(StepExistsError):
             ck.checkpoint({"step": 7}, 7)
 

@@ -116,10 +116,10 @@ def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
     lineage = call_json("ls", root)["lineage"]
     (local / call_json("ls", other)["lineage"]).rename(local / lineage)
     part_path(root, 5).unlink()
-    steps = [step for step in call_json("ls", root, "--local", local)["steps"] if step["step"] == 5]
-    assert [step["state"] for step in steps] == ["recoverable", "damaged"]
-    assert steps[0]["session"] != steps[1]["session"]
-    assert [place["level"] for step in steps for place in step["places"]] == ["local"]
+    listing = call_json("ls", root, "--local", local)
+    steps = [step for step in listing["steps"] if step["step"] == 5]
+    assert [step["state"] for step in steps] == ["damaged"] and steps[0]["places"] == []
+    assert "of step 5 of another lineage" in listing["problems"][0]
 
 
 def test_a_local_part_that_the_manifest_does_not_name_does_not_count(tmp_path: Path) -> None:

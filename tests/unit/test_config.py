@@ -35,7 +35,7 @@ def write_toml(text: str) -> None:
 def test_defaults() -> None:
     config = Config()
     assert config.persistent_dir == "ckpt" and config.local_dir is None
-    assert config.every == {"local": 0, "partner": 0, "parity": 0, "persistent": 1}, "no local level without local_dir"
+    assert config.every == {"local": 0, "parity": 0, "persistent": 1}, "no local level without local_dir"
     assert config.keep == DEFAULT_KEEP
     assert (config.compression, config.capture, config.replicated, config.on_busy) == ("auto", "eager", "auto", "wait")
     assert (config.flush_bandwidth, config.node_size, config.timeout, config.kappa) == (None, None, 600.0, None)
@@ -53,6 +53,9 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "on_busy": (("wait", "wait"), ("skip", "skip"), ('"skip"', "skip")),
     "capture": (("eager", "eager"), ("eager", "eager"), ('"eager"', "eager")),
     "flush_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
+    "scrub_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
+    "parity_group": ((2, 2), ("5", 5), ("9", 9)),
+    "parity_tolerate": ((1, 1), ("2", 2), ("3", 3)),
     "node_size": ((1, 1), ("2", 2), ("3", 3)),
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
@@ -71,7 +74,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
 
 def test_every_key_is_tested() -> None:
     names = {field.name for field in dataclasses.fields(Config)}
-    assert names - set(SOURCES) == {"parity_group", "parity_tolerate"}
+    assert names == set(SOURCES)
 
 
 @pytest.mark.parametrize("key", SOURCES)
@@ -109,7 +112,8 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("timeout", 0), ("timeout", -1.0), ("timeout", None), ("timeout", math.inf), ("timeout", math.nan),
     ("timeout", "5"), ("kappa", -1), ("kappa", math.nan), ("kappa", "x"),
     ("node_size", 0), ("node_size", -2), ("node_size", 1.5), ("node_size", True), ("node_size", "2"),
-    ("parity_group", 4), ("parity_tolerate", 1),
+    ("parity_group", 1), ("parity_group", 128), ("parity_group", True), ("parity_group", 4.0),
+    ("parity_tolerate", 0), ("parity_tolerate", True), ("scrub_bandwidth", 0),
 ]  # fmt: skip
 
 
@@ -124,8 +128,8 @@ IMPOSSIBLE_TEXTS = [
     ("timeout", "soon"), ("timeout", "nan"), ("timeout", "-1"), ("node_size", "2.5"), ("node_size", "0"),
     ("every", "local"), ("every", "local=x"), ("every", "local=1,"), ("every", "local=-1"), ("every", "disk=1"),
     ("keep", "persistent=1.5"), ("flush_bandwidth", "fast"), ("flush_bandwidth", "1X"), ("flush_bandwidth", "0"),
-    ("flush_bandwidth", "1 GiB"), ("compression", "best"), ("kappa", "-1"), ("parity_group", "4"),
-    ("local_dir", "{user}"), ("on_busy", "WAIT"),
+    ("flush_bandwidth", "1 GiB"), ("compression", "best"), ("kappa", "-1"),
+    ("parity_group", "1"), ("parity_tolerate", "all"), ("local_dir", "{user}"), ("on_busy", "WAIT"),
 ]  # fmt: skip
 
 

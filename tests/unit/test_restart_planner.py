@@ -63,10 +63,10 @@ def test_a_step_with_a_missing_part_is_rejected_by_name() -> None:
     outlook = survey(inventory(*parts))
     assert outlook.candidates == ()
     ((step, reason),) = outlook.rejected
-    assert step == 10 and reason.startswith("parts 4, 5, 6, 7, 8, 9, 10, 11 ... of 20 found on no node")
+    assert step == 10 and reason.startswith("parts 4, 5, 6, 7, 8, 9, 10, 11 ... of 20: found on no node")
     whole = [[stored(attempt(10), part)] for part in range(3)]
     assert survey(inventory(*whole)).rejected == (
-        (10, "part 3 of 4 found on no node, and not committed to the persistent level"),
+        (10, "part 3 of 4: found on no node; not committed to the persistent level"),
     )
 
 

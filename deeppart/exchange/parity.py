@@ -1,0 +1,267 @@
+"""Parity over the parts of a set: every member sends its blocks to the members that encode them, row by row.
+
+In a row, member s of the set encodes stripe s (:mod:`deeppart.redundancy.stripes`): it receives k blocks from k other
+members, computes m blocks of parity, keeps the first and sends the others on. The blocks of the next row are on their
+way meanwhile. Blocks behind the end of a part are zeros and are not sent.
+
+As with copies, a rank that cannot read or write goes on to the end and raises then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from deeppart.comm.base import Comm, Operation, together
+from deeppart.erasure import ReedSolomon
+from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.exchange.memory import Arena, Bytes
+from deeppart.exchange.pacing import paced
+from deeppart.levels.files import DurableFile
+from deeppart.levels.rate import RateLimit
+from deeppart.model import Attempt, ParityIdentity, ParityMember
+from deeppart.part import FileSource, ParityWriter
+from deeppart.redundancy import ParitySet, Stripes, block_bytes_for
+
+_HEAD_BYTES = 256
+_HEAD_TAG, _DATA_TAG, _PARITY_TAG = 0, 1, 2
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part that this rank contributes to a set."""
+
+    path: str
+    nbytes: int
+    index_digest: str
+
+
+def encode_set(
+    comm: Comm,
+    which: ParitySet,
+    attempt: Attempt,
+    mine: PartFile | None,
+    open_parity: Callable[[ParityIdentity], DurableFile],
+    arena: Arena,
+    limit: RateLimit | None,
+) -> Operation[DurableFile]:
+    """Take part in encoding one set, as the member that this rank is.
+
+    Args:
+        mine: this member's part; None where it has none.
+        open_parity: begins the file for this member's share.
+
+    Returns:
+        This member's parity file, complete and not yet committed.
+
+    Raises:
+        StorageError, CorruptFileError: a file could not be read or written. What was written is given up.
+    """
+    place = which.place_of(comm.rank)
+    members = yield from _introduce(comm, which, mine)
+    blocks = block_bytes_for(len(members))
+    identity = ParityIdentity(attempt, members, which.tolerate, blocks, place)
+    encoding = _Encoding(comm, which, identity, mine, open_parity, arena, limit)
+    try:
+        yield from encoding.run()
+        return encoding.result()
+    except BaseException:
+        encoding.abort()
+        raise
+    finally:
+        encoding.close()
+
+
+def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation[tuple[ParityMember, ...]]:
+    """Every member tells the others about its part."""
+    place = which.place_of(comm.rank)
+    document = [0, ""] if mine is None else [mine.nbytes, mine.index_digest]
+    heads = [_head(document if other == place else [0, ""]) for other in range(len(which.members))]
+    others = [(other, member.rank) for other, member in enumerate(which.members) if other != place]
+    moves = [comm.receive_into(heads[other], rank, _HEAD_TAG) for other, rank in others]
+    moves += [comm.send(heads[place], rank, _HEAD_TAG) for _, rank in others]
+    yield from together(moves)
+    told = [json.loads(head.tobytes()) for head in heads]
+    return tuple(
+        ParityMember(None if member.part is None or not nbytes else member.part, nbytes, digest)
+        for member, (nbytes, digest) in zip(which.members, told, strict=True)
+    )
+
+
+def _head(document: list[object]) -> Bytes:
+    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)
+
+
+class _Row:
+    """Memory for one row: k blocks out, k blocks in, m blocks of parity computed, and what others computed for us."""
+
+    def __init__(self, stripes: Stripes, memory: list[Bytes]) -> None:
+        k, m = stripes.data_blocks, stripes.tolerate
+        self.own, self.data, self.parity, self.kept = (
+            memory[:k],
+            memory[k : 2 * k],
+            memory[2 * k : 2 * k + m],
+            memory[2 * k + m :],
+        )
+        self.coming: list[Operation[None]] = []
+        self.going: list[Operation[None]] = []
+
+
+class _Encoding:
+    """One member's part in encoding one set."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        which: ParitySet,
+        identity: ParityIdentity,
+        mine: PartFile | None,
+        open_parity: Callable[[ParityIdentity], DurableFile],
+        arena: Arena,
+        limit: RateLimit | None,
+    ) -> None:
+        self._comm, self._which, self._identity, self._limit = comm, which, identity, limit
+        self._place = identity.place
+        self._stripes = Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
+        self._code = ReedSolomon(self._stripes.data_blocks, self._stripes.tolerate)
+        self._problems: list[DeeppartError] = []
+        self._source: FileSource | None = None
+        self._file: DurableFile | None = None
+        self._writer: ParityWriter | None = None
+        k, m = self._stripes.data_blocks, self._stripes.tolerate
+        tail = self._stripes.members * _DIGEST_BYTES  # digests travel behind the parity block
+        lengths = [identity.block_bytes] * (2 * k) + [identity.block_bytes + tail] * (2 * m)
+        memory = list(arena.cut(lengths * 2))
+        self._rows = [_Row(self._stripes, memory[: len(lengths)]), _Row(self._stripes, memory[len(lengths) :])]
+        try:
+            if mine is not None:
+                self._source = FileSource(mine.path)
+                if self._source.size != mine.nbytes:
+                    raise CorruptFileError("a part file has changed its length", where=mine.path)
+        except (StorageError, CorruptFileError) as error:
+            self._lose_source(error)
+        try:
+            self._file = open_parity(identity)
+            self._writer = ParityWriter(self._file, identity)
+        except StorageError as error:
+            self._lose_file(error)
+
+    def run(self) -> Operation[None]:
+        """All rows."""
+        if self._stripes.rows:
+            yield from self._begin(0)
+        for number in range(self._stripes.rows):
+            row = self._rows[number % 2]
+            yield from together(row.coming)
+            yield True
+            if number + 1 < self._stripes.rows:
+                yield from self._begin(number + 1)
+            digests = self._encode(number, row)
+            yield from self._share(number, row, digests)
+            yield from together(row.going)
+            self._store(number, row, digests)
+            yield True
+
+    def result(self) -> DurableFile:
+        """The file, finished.
+
+        Raises:
+            DeeppartError: the first thing that went wrong.
+        """
+        if not self._problems and self._writer is not None:
+            try:
+                self._writer.finish()
+            except StorageError as error:
+                self._problems.append(error)
+        if self._problems or self._file is None:
+            raise self._problems[0]
+        return self._file
+
+    def abort(self) -> None:
+        """Give up what was written."""
+        if self._file is not None:
+            self._file.abort()
+
+    def close(self) -> None:
+        """Close what is read."""
+        if self._source is not None:
+            self._source.close()
+
+    def _begin(self, number: int) -> Operation[None]:
+        """Send this member's blocks of a row, and ask for those of the stripe it encodes."""
+        stripes, row, place, length = self._stripes, self._rows[number % 2], self._place, self._stripes.length(number)
+        row.coming, row.going = [], []
+        for i in range(stripes.data_blocks):
+            source = stripes.source(place, i)
+            block = row.data[i][:length]
+            filled = stripes.filled(number, i, self._identity.members[source].nbytes)
+            if filled < length:
+                block[filled:] = 0
+            if filled:
+                rank = self._which.members[source].rank
+                row.coming.append(self._comm.receive_into(block[:filled], rank, _DATA_TAG))
+        for i in range(stripes.data_blocks):
+            filled = stripes.filled(number, i, self._identity.members[place].nbytes)
+            if filled:
+                block = row.own[i][:filled]
+                self._read(stripes.start(number, i), block)
+                yield from paced(self._limit, filled)
+                to = self._which.members[stripes.stripe_of(place, i)].rank
+                row.going.append(self._comm.send(block, to, _DATA_TAG))
+
+    def _encode(self, number: int, row: _Row) -> Bytes:
+        """Compute the parity of this member's stripe; returns the digests of its blocks, data first."""
+        length = self._stripes.length(number)
+        data = [block[:length] for block in row.data]
+        parity = [block[:length] for block in row.parity]
+        self._code.encode(data, parity)
+        digests = b"".join(xxhash.xxh3_128_digest(block.data) for block in (*data, *parity))
+        return np.frombuffer(digests, dtype=np.uint8)
+
+    def _share(self, number: int, row: _Row, digests: Bytes) -> Operation[None]:
+        """Send parity to the members that keep it, and ask for what this one keeps for others."""
+        stripes, place, length = self._stripes, self._place, self._stripes.length(number)
+        whole = length + digests.size
+        for j in range(1, stripes.tolerate):
+            source = self._which.members[stripes.kept_stripe(place, j)].rank
+            row.going.append(self._comm.receive_into(row.kept[j][:whole], source, _PARITY_TAG))
+        for j in range(1, stripes.tolerate):
+            row.parity[j][length:whole] = digests
+            yield from paced(self._limit, length)
+            to = self._which.members[stripes.keeper(place, j)].rank
+            row.going.append(self._comm.send(row.parity[j][:whole], to, _PARITY_TAG))
+
+    def _store(self, number: int, row: _Row, digests: Bytes) -> None:
+        """Append what this member keeps of a row to its file."""
+        if self._writer is None:
+            return
+        length, whole = self._stripes.length(number), self._stripes.length(number) + digests.size
+        kept = row.kept[1 : self._stripes.tolerate]
+        table = np.stack([digests, *(block[length:whole] for block in kept)])
+        try:
+            blocks = [row.parity[0][:length], *(block[:length] for block in kept)]
+            self._writer.add_row(blocks, table.reshape(len(blocks), -1, _DIGEST_BYTES))
+        except StorageError as error:
+            self._lose_file(error)
+
+    def _read(self, offset: int, block: Bytes) -> None:
+        if self._source is not None:
+            try:
+                self._source.read_into(offset, block.data)
+            except (StorageError, CorruptFileError) as error:
+                self._lose_source(error)
+
+    def _lose_source(self, error: DeeppartError) -> None:
+        """What is sent from now on is not what it should be; the level fails in the commit round."""
+        self._problems.append(error)
+        self.close()
+        self._source = None
+
+    def _lose_file(self, error: DeeppartError) -> None:
+        self._problems.append(error)
+        self._writer = None

@@ -1,0 +1,223 @@
+"""Copies of part files to other nodes.
+
+Per copy one message with length and digest, then the file in blocks, two on their way at a time. A rank that cannot
+read or write goes on to the end with the exchange, so that nobody waits for it, and raises then: the commit round
+tells the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from deeppart.comm.base import Comm, Operation, together
+from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.exchange.memory import Arena, Bytes
+from deeppart.exchange.pacing import paced
+from deeppart.levels.files import DurableFile
+from deeppart.levels.rate import RateLimit
+from deeppart.part import FileSource
+
+#: One message; measured fastest between processes of one machine (docs/benchmarks.md).
+BLOCK_BYTES = 8 << 20
+_IN_FLIGHT = 2
+_HEAD_BYTES = 256
+_HEAD_TAG, _DATA_TAG = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A part file to send.
+
+    Attributes:
+        part: its number.
+        path: the file.
+        nbytes: its length.
+        digest: xxh3-128 of the whole file, 32 hex digits: what the copy must have.
+        to: the rank that stores the copy.
+    """
+
+    part: int
+    path: str
+    nbytes: int
+    digest: str
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A part to be stored.
+
+    Attributes:
+        part: its number.
+        source: the rank that sends it.
+    """
+
+    part: int
+    source: int
+
+
+def exchange_copies(
+    comm: Comm,
+    sends: Sequence[Outgoing],
+    receives: Sequence[Incoming],
+    open_copy: Callable[[int], DurableFile],
+    arena: Arena,
+    limit: RateLimit | None,
+) -> Operation[list[DurableFile]]:
+    """Send and receive part files side by side, each in the order given.
+
+    Args:
+        sends, receives: in the order of one list that all ranks share.
+        open_copy: begins the file for a part.
+
+    Returns:
+        The files received, complete and not yet committed, in order.
+
+    Raises:
+        StorageError, CorruptFileError: a file could not be read, or written, or has changed. What was received of the
+            others is given up.
+    """
+    pieces = list(arena.cut([BLOCK_BYTES] * (2 * _IN_FLIGHT)))
+    files: list[DurableFile] = []
+    problems: list[DeeppartError] = []
+    try:
+        yield from together(
+            [
+                _send_all(comm, sends, pieces[:_IN_FLIGHT], limit, problems),
+                _receive_all(comm, receives, pieces[_IN_FLIGHT:], open_copy, files, problems),
+            ]
+        )
+        if problems:
+            raise problems[0]
+    except BaseException:
+        for file in files:
+            file.abort()
+        raise
+    return files
+
+
+def _send_all(
+    comm: Comm, sends: Sequence[Outgoing], memory: list[Bytes], limit: RateLimit | None, problems: list[DeeppartError]
+) -> Operation[None]:
+    for outgoing in sends:
+        source: FileSource | None = None
+        try:
+            source = FileSource(outgoing.path)
+        except (StorageError, CorruptFileError) as error:
+            problems.append(error)
+        try:
+            yield from _send(comm, outgoing, source, memory, limit, problems)
+        finally:
+            if source is not None:
+                source.close()
+
+
+def _send(
+    comm: Comm,
+    outgoing: Outgoing,
+    source: FileSource | None,
+    memory: list[Bytes],
+    limit: RateLimit | None,
+    problems: list[DeeppartError],
+) -> Operation[None]:
+    head = _head({"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest})
+    yield from comm.send(head, outgoing.to, _HEAD_TAG)
+    flying: list[Operation[None]] = []
+    for number, offset in enumerate(range(0, outgoing.nbytes, BLOCK_BYTES)):
+        if len(flying) == _IN_FLIGHT:
+            yield from flying.pop(0)
+        block = memory[number % _IN_FLIGHT][: min(BLOCK_BYTES, outgoing.nbytes - offset)]
+        if source is not None:
+            try:
+                source.read_into(offset, block.data)
+            except (StorageError, CorruptFileError) as error:
+                problems.append(error)
+                source.close()
+                source = None  # what is sent from now on is not what it should be, and the level fails
+        yield from paced(limit, block.size)
+        flying.append(comm.send(block, outgoing.to, _DATA_TAG))
+        yield True
+    for operation in flying:
+        yield from operation
+
+
+def _receive_all(
+    comm: Comm,
+    receives: Sequence[Incoming],
+    memory: list[Bytes],
+    open_copy: Callable[[int], DurableFile],
+    files: list[DurableFile],
+    problems: list[DeeppartError],
+) -> Operation[None]:
+    for incoming in receives:
+        head = _head({})
+        yield from comm.receive_into(head, incoming.source, _HEAD_TAG)
+        yield True
+        told = json.loads(head.tobytes())
+        sink = _Sink(incoming.part, open_copy, problems)
+        if sink.file is not None:
+            files.append(sink.file)
+        flying: list[tuple[Operation[None], Bytes]] = []
+        for number, offset in enumerate(range(0, told["nbytes"], BLOCK_BYTES)):
+            if len(flying) == _IN_FLIGHT:
+                yield from _land(flying.pop(0), sink)
+            block = memory[number % _IN_FLIGHT][: min(BLOCK_BYTES, told["nbytes"] - offset)]
+            flying.append((comm.receive_into(block, incoming.source, _DATA_TAG), block))
+        for flight in flying:
+            yield from _land(flight, sink)
+        sink.end(told["digest"])
+
+
+def _land(flight: tuple[Operation[None], Bytes], sink: _Sink) -> Operation[None]:
+    operation, block = flight
+    yield from operation
+    sink.write(block)
+    yield True
+
+
+class _Sink:
+    """A copy being written. After an error it takes the rest and does nothing with it."""
+
+    def __init__(self, part: int, open_copy: Callable[[int], DurableFile], problems: list[DeeppartError]) -> None:
+        self._part, self._problems, self._failed = part, problems, False
+        self._digest = xxhash.xxh3_128()
+        self.file: DurableFile | None = None
+        try:
+            self.file = open_copy(part)
+        except StorageError as error:
+            self._fail(error)
+
+    def write(self, block: Bytes) -> None:
+        if self._failed or self.file is None:
+            return
+        self._digest.update(block.data)
+        try:
+            self.file.write(block.data)
+        except StorageError as error:
+            self._fail(error)
+
+    def end(self, digest: str) -> None:
+        if not self._failed and self._digest.hexdigest() != digest:
+            self._fail(
+                CorruptFileError(
+                    f"the copy of part {self._part} is not what was written on its own node",
+                    expected=f"xxh3-128 {digest}",
+                    found=self._digest.hexdigest(),
+                    where=str(self.file and self.file.path),
+                    todo="suspect that node's storage, the network or memory",
+                )
+            )
+
+    def _fail(self, error: DeeppartError) -> None:
+        self._failed = True
+        self._problems.append(error)
+
+
+def _head(document: dict[str, object]) -> Bytes:
+    """A head message: JSON filled up with spaces."""
+    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)

@@ -1,0 +1,392 @@
+"""Lost parts from parity: who sends which block to whom, and the arithmetic.
+
+Collective, in four steps: the ranks that can read parity tell everyone the digests of all blocks; every rank checks
+the blocks it can read and tells which are good; from that every rank derives, for each block that is wanted, which k
+blocks it is computed from; these are sent to the rank that wants it. So a file with some bad blocks still helps with
+its good ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.comm.base import Comm, Operation, together
+from deeppart.erasure import ReedSolomon
+from deeppart.errors import FormatError, StorageError
+from deeppart.exchange.memory import Arena, Bytes
+from deeppart.model import ParityIdentity
+from deeppart.part import FileSource, ParityReader, set_id, stripes_of
+from deeppart.redundancy import Stripes
+from deeppart.restart import Piece, Rebuild
+
+_DIGEST_BYTES = 16
+#: Wanted blocks under way at once.
+_WINDOW = 3
+_TAG = 0
+Bits = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A part to rebuild.
+
+    Attributes:
+        part: its number.
+        reader: the rank that gets it.
+        rebuild: from what.
+    """
+
+    part: int
+    reader: int
+    rebuild: Rebuild
+
+    @property
+    def name(self) -> str:
+        """Tells its parity set from others."""
+        return set_id(self.rebuild.identity)
+
+
+def padded_bytes(identity: ParityIdentity) -> int:
+    """Memory that rebuilding one part takes: its rows, whole."""
+    stripes = stripes_of(identity)
+    last = stripes.rows - 1
+    return 0 if last < 0 else stripes.start(last, 0) + stripes.data_blocks * stripes.length(last)
+
+
+def rebuild_parts(
+    comm: Comm, wanted: Sequence[Wanted], memory: Mapping[int, Bytes], arena: Arena
+) -> Operation[dict[int, str]]:
+    """Rebuild parts (collective; every rank gives the same ``wanted``).
+
+    Args:
+        memory: part -> :func:`padded_bytes` of memory, for the parts that this rank gets.
+
+    Returns:
+        part -> why it could not be rebuilt; the same on every rank. The bytes of the others are in ``memory`` and are
+        still to be checked as a part.
+    """
+    sets: dict[str, _Set] = {}
+    for each in wanted:
+        entry = sets.setdefault(each.name, _Set(each.rebuild.identity))
+        entry.add(each.rebuild)
+    files = _Files(comm.rank)
+    try:
+        told = yield from comm.allgather(_tell_digests(files, sets))
+        yield True
+        for text in told:
+            _learn_digests(text, sets)
+        checked = yield from comm.allgather(_check_pieces(files, sets))
+        yield True
+        for text in checked:
+            _learn_bits(text, sets)
+        failures: dict[int, str] = {}
+        for each in wanted:
+            recipe = _recipe(each, sets[each.name])
+            if isinstance(recipe, str):
+                failures[each.part] = recipe
+            elif recipe:
+                mine = memory[each.part] if comm.rank == each.reader else None
+                yield from _Moving(comm, each, sets[each.name], files, arena).run(recipe, mine)
+        return failures
+    finally:
+        files.close()
+
+
+@dataclass(slots=True)
+class _Set:
+    """What is known of one parity set.
+
+    Attributes:
+        identity: of the set; its place does not matter.
+        data, parity: place -> files; there may be several copies of a part.
+        digests: stripe -> digests of its blocks, (rows, k + m, 16).
+        good: ("data" or "parity", place, which file) -> which blocks are good, (rows, k or m).
+    """
+
+    identity: ParityIdentity
+    data: dict[int, list[Piece]] = field(default_factory=dict)
+    parity: dict[int, list[Piece]] = field(default_factory=dict)
+    digests: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    good: dict[tuple[str, int, int], Bits] = field(default_factory=dict)
+
+    @property
+    def stripes(self) -> Stripes:
+        return stripes_of(self.identity)
+
+    def add(self, rebuild: Rebuild) -> None:
+        for pieces, files in ((self.data, rebuild.data), (self.parity, rebuild.parity)):
+            for piece in files:
+                if piece not in pieces.setdefault(piece.place, []):
+                    pieces[piece.place].append(piece)
+
+    def pieces(self) -> Iterator[tuple[str, int, Piece]]:
+        """Every file: (kind, which of its place, file)."""
+        for kind, pieces in (("parity", self.parity), ("data", self.data)):
+            for place in sorted(pieces):
+                for which, piece in enumerate(pieces[place]):
+                    yield kind, which, piece
+
+    def piece(self, kind: str, place: int, which: int) -> Piece:
+        """One of them."""
+        return (self.data if kind == "data" else self.parity)[place][which]
+
+    def which_is_good(self, kind: str, place: int, row: int, index: int) -> int | None:
+        """A file of a place that has a good copy of a block, or None."""
+        for which in range(len((self.data if kind == "data" else self.parity).get(place, ()))):
+            bits = self.good.get((kind, place, which))
+            if bits is not None and bits[row, index]:
+                return which
+        return None
+
+    def is_empty(self, kind: str, place: int, row: int, index: int) -> bool:
+        """Whether a block lies behind the end of its part: zeros, for which nobody need be asked."""
+        return kind == "data" and not self.stripes.filled(row, index, self.identity.members[place].nbytes)
+
+
+def _holder(piece: Piece) -> int:
+    """The rank that reads a file, of those that can: spread over a node's ranks."""
+    return piece.readers[piece.place % len(piece.readers)]
+
+
+class _Files:
+    """Files of the sets that this rank reads, open."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._sources: dict[str, FileSource] = {}
+        self._readers: dict[str, ParityReader] = {}
+
+    def mine(self, piece: Piece) -> bool:
+        """Whether this rank reads it."""
+        return _holder(piece) == self._rank
+
+    def source(self, piece: Piece) -> FileSource:
+        if piece.path not in self._sources:
+            self._sources[piece.path] = FileSource(piece.path)
+        return self._sources[piece.path]
+
+    def parity(self, piece: Piece) -> ParityReader:
+        if piece.path not in self._readers:
+            self._readers[piece.path] = ParityReader(self.source(piece), where=piece.path)
+        return self._readers[piece.path]
+
+    def close(self) -> None:
+        for source in self._sources.values():
+            source.close()
+
+    def read(self, entry: _Set, kind: str, piece: Piece, row: int, index: int, block: Bytes) -> None:
+        """Read block ``index`` of a row into memory of its length; zeros behind the end of a part.
+
+        Raises:
+            StorageError, FormatError: it cannot be read.
+        """
+        if kind == "parity":
+            self.parity(piece).read_block(row, index, block)
+            return
+        filled = entry.stripes.filled(row, index, entry.identity.members[piece.place].nbytes)
+        if filled:
+            self.source(piece).read_into(entry.stripes.start(row, index), block[:filled].data)
+        block[filled:] = 0
+
+
+def _tell_digests(files: _Files, sets: dict[str, _Set]) -> bytes:
+    """The digest tables of the parity files that this rank reads."""
+    heads: list[Any] = []
+    tables: list[bytes] = []
+    for name, entry in sets.items():
+        for kind, _, piece in entry.pieces():
+            if kind == "parity" and files.mine(piece):
+                try:
+                    reader = files.parity(piece)
+                except (FormatError, StorageError):
+                    continue  # its blocks will not be good either
+                if set_id(reader.identity) == name and reader.identity.place == piece.place:
+                    heads.append([name, piece.place])
+                    tables.append(reader.digests.tobytes())
+    return _pack(heads, tables)
+
+
+def _learn_digests(text: bytes, sets: dict[str, _Set]) -> None:
+    heads, tables = _unpack(text)
+    for (name, place), table in zip(heads, tables, strict=True):
+        entry = sets[name]
+        stripes = entry.stripes
+        digests = np.frombuffer(table, dtype=np.uint8)
+        digests = digests.reshape(stripes.rows, stripes.tolerate, stripes.members, _DIGEST_BYTES)
+        for j in range(stripes.tolerate):
+            entry.digests.setdefault(stripes.kept_stripe(place, j), digests[:, j])
+
+
+def _check_pieces(files: _Files, sets: dict[str, _Set]) -> bytes:
+    """Which blocks of the files that this rank reads are good."""
+    heads: list[Any] = []
+    tables: list[bytes] = []
+    for name, entry in sets.items():
+        for kind, which, piece in entry.pieces():
+            if files.mine(piece):
+                heads.append([name, kind, piece.place, which])
+                tables.append(np.packbits(_good_blocks(files, entry, kind, piece)).tobytes())
+    return _pack(heads, tables)
+
+
+def _good_blocks(files: _Files, entry: _Set, kind: str, piece: Piece) -> Bits:
+    stripes, place = entry.stripes, piece.place
+    count = stripes.data_blocks if kind == "data" else stripes.tolerate
+    good = np.zeros((stripes.rows, count), dtype=np.bool_)
+    memory = np.empty(stripes.block_bytes, dtype=np.uint8)
+    for row in range(stripes.rows):
+        block = memory[: stripes.length(row)]
+        for index in range(count):
+            if kind == "data":
+                stripe, column = stripes.stripe_of(place, index), index
+            else:
+                stripe, column = stripes.kept_stripe(place, index), stripes.data_blocks + index
+            if stripe not in entry.digests:
+                continue  # nobody has parity of it: it takes no part in any rebuild
+            try:
+                files.read(entry, kind, piece, row, index, block)
+            except (FormatError, StorageError):
+                continue
+            good[row, index] = xxhash.xxh3_128_digest(block.data) == entry.digests[stripe][row, column].tobytes()
+    return good
+
+
+def _learn_bits(text: bytes, sets: dict[str, _Set]) -> None:
+    heads, tables = _unpack(text)
+    for (name, kind, place, which), table in zip(heads, tables, strict=True):
+        stripes = sets[name].stripes
+        count = stripes.data_blocks if kind == "data" else stripes.tolerate
+        bits = np.unpackbits(np.frombuffer(table, dtype=np.uint8), count=stripes.rows * count)
+        sets[name].good[kind, place, which] = bits.astype(np.bool_).reshape(stripes.rows, count)
+
+
+def _pack(heads: list[Any], tables: list[bytes]) -> bytes:
+    head = json.dumps([heads, [len(table) for table in tables]]).encode()
+    return len(head).to_bytes(8, "little") + head + b"".join(tables)
+
+
+def _unpack(text: bytes) -> tuple[list[Any], list[bytes]]:
+    start = 8 + int.from_bytes(text[:8], "little")
+    heads, lengths = json.loads(text[8:start])
+    tables = []
+    for length in lengths:
+        tables.append(text[start : start + length])
+        start += length
+    return heads, tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One wanted block.
+
+    Attributes:
+        row, block: which one of the part.
+        inputs: of the k blocks it is computed from, or the one good copy of it.
+    """
+
+    row: int
+    block: int
+    inputs: tuple[_Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A block to use.
+
+    Attributes:
+        kind, place, which: the file.
+        index: which block of the file's row.
+        code_row: which block of the stripe, as the code counts: data first, then parity.
+    """
+
+    kind: str
+    place: int
+    which: int
+    index: int
+    code_row: int
+
+
+def _recipe(wanted: Wanted, entry: _Set) -> list[_Step] | str:
+    """How every block of a part is computed; or why one cannot be."""
+    stripes, lost = entry.stripes, wanted.rebuild.identity.place
+    k = stripes.data_blocks
+    steps = []
+    for row in range(stripes.rows):
+        for block in range(k):
+            stripe = stripes.stripe_of(lost, block)
+            own = _input(entry, "data", lost, row, block, block)
+            if own is not None:
+                steps.append(_Step(row, block, (own,)))
+                continue
+            choice = [_input(entry, "data", stripes.source(stripe, i), row, i, i) for i in range(k) if i != block] + [
+                _input(entry, "parity", stripes.keeper(stripe, j), row, j, k + j) for j in range(stripes.tolerate)
+            ]
+            inputs = [each for each in choice if each is not None][:k]
+            if len(inputs) < k:
+                return f"rebuild from parity: of the {k} blocks needed for row {row}, {len(inputs)} are sound"
+            steps.append(_Step(row, block, tuple(inputs)))
+    return steps
+
+
+def _input(entry: _Set, kind: str, place: int, row: int, index: int, code_row: int) -> _Input | None:
+    which = entry.which_is_good(kind, place, row, index)
+    return None if which is None else _Input(kind, place, which, index, code_row)
+
+
+class _Moving:
+    """One part being rebuilt, as seen by one rank: it sends blocks, or gets them all, or neither."""
+
+    def __init__(self, comm: Comm, wanted: Wanted, entry: _Set, files: _Files, arena: Arena) -> None:
+        self._comm, self._wanted, self._entry, self._files, self._arena = comm, wanted, entry, files, arena
+        stripes = entry.stripes
+        self._code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
+
+    def run(self, recipe: list[_Step], memory: Bytes | None) -> Operation[None]:
+        """Do this rank's share of it."""
+        stripes = self._entry.stripes
+        slots = list(self._arena.cut([stripes.block_bytes] * (_WINDOW * stripes.data_blocks)))
+        flying: list[tuple[_Step, list[Bytes], list[Operation[None]]]] = []
+        for number, step in enumerate(recipe):
+            if len(flying) == _WINDOW:
+                yield from self._land(*flying.pop(0), memory)
+            blocks = [block[: stripes.length(step.row)] for block in slots[number % _WINDOW :: _WINDOW]]
+            flying.append((step, blocks[: len(step.inputs)], self._start(step, blocks)))
+        for flight in flying:
+            yield from self._land(*flight, memory)
+
+    def _start(self, step: _Step, blocks: list[Bytes]) -> list[Operation[None]]:
+        reader, moves = self._wanted.reader, []
+        for block, each in zip(blocks, step.inputs, strict=False):
+            piece = self._entry.piece(each.kind, each.place, each.which)
+            holder = reader if self._entry.is_empty(each.kind, each.place, step.row, each.index) else _holder(piece)
+            if holder == self._comm.rank:
+                try:
+                    self._files.read(self._entry, each.kind, piece, step.row, each.index, block)
+                except (FormatError, StorageError):
+                    block[:] = 0  # good a moment ago; the check of the whole part will tell
+                if holder != reader:
+                    moves.append(self._comm.send(block, reader, _TAG))
+            elif self._comm.rank == reader:
+                moves.append(self._comm.receive_into(block, holder, _TAG))
+        return moves
+
+    def _land(
+        self, step: _Step, blocks: list[Bytes], moves: list[Operation[None]], memory: Bytes | None
+    ) -> Operation[None]:
+        yield from together(moves)
+        if memory is not None:
+            stripes = self._entry.stripes
+            start = stripes.start(step.row, step.block)
+            out = memory[start : start + stripes.length(step.row)]
+            if len(blocks) == 1 and step.inputs[0].code_row == step.block:
+                out[:] = blocks[0]
+            else:
+                self._code.rebuild(blocks, [each.code_row for each in step.inputs], [step.block], [out])
+        yield True

@@ -1,0 +1,200 @@
+"""The levels on a node's own storage: `local`, the fast first copy; `partner`, copies of another node's parts;
+`parity`, this node's share of the parity of its group.
+
+There is no manifest here: a step can be restored if every part of one attempt is found on some node, or can be
+computed from what is found there. Files lie under ``local_dir/<lineage>/``, so that other experiments' leftovers in
+the same scratch directory can never be mistaken for ours; those of `partner` and `parity` in folders of these names.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deeppart.errors import DeeppartError, FormatError, StorageError
+from deeppart.levels.files import (
+    DurableFile,
+    list_steps,
+    make_directory,
+    remove_steps,
+    step_directory,
+    storage_error,
+    write_file,
+)
+from deeppart.model import Attempt, ParityIdentity
+from deeppart.part import (
+    FileSource,
+    ParityReader,
+    PartReader,
+    is_parity_file_name,
+    parity_file_name,
+    parse_part_file_name,
+    part_file_name,
+)
+from deeppart.restart import StoredParity, StoredPart
+
+#: Folder of a level below ``local_dir/<lineage>/``.
+NODE_FOLDERS = {"local": "", "partner": "partner", "parity": "parity"}
+
+
+def node_root(directory: Path, lineage: str, level: str) -> Path:
+    """Where the step directories of a level are, on a node."""
+    return directory / lineage / NODE_FOLDERS[level]
+
+
+class NodeLevel:
+    """One level on this node's storage.
+
+    Args:
+        directory: the node-local directory of this rank.
+        lineage: 32 hex digits of the persistent directory's lineage.
+        name: "local", "partner" or "parity".
+
+    Raises:
+        StorageError: the directory cannot be created or written.
+    """
+
+    def __init__(self, directory: Path, lineage: str, name: str) -> None:
+        self.name = name
+        self.root = node_root(directory, lineage, name)
+        make_directory(self.root)
+        probe = self.root / f".probe-{os.getpid()}"
+        try:
+            write_file(probe, b"")
+            os.unlink(probe)
+        except OSError as error:
+            raise storage_error("local_dir is not writable", error, self.root) from error
+
+    def part_path(self, attempt: Attempt, rank: int) -> Path:
+        return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
+
+    def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
+        return DurableFile(self.part_path(attempt, rank))
+
+    def parity_path(self, identity: ParityIdentity) -> Path:
+        """Where a share of parity lies."""
+        return step_directory(self.root, identity.attempt.step) / parity_file_name(identity)
+
+    def open_parity(self, identity: ParityIdentity) -> DurableFile:
+        """Begin a parity file.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+        return DurableFile(self.parity_path(identity))
+
+    def steps(self) -> set[int]:
+        """Steps that have anything here.
+
+        Raises:
+            StorageError: the directory cannot be read.
+        """
+        return set(list_steps(self.root))
+
+    def retire(self, steps: set[int]) -> None:
+        """Remove steps from this node.
+
+        Raises:
+            StorageError: a removal was refused; the others are still tried.
+        """
+        remove_steps(self.root, steps)
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies on a node's storage.
+
+    Attributes:
+        parts: whose header, footer and index are sound; of `local` and `partner`.
+        parity: likewise.
+        problems: a line about each file that is not sound.
+        damaged: the files that those lines are about.
+    """
+
+    parts: list[StoredPart] = field(default_factory=list)
+    parity: list[StoredParity] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    damaged: list[Path] = field(default_factory=list)
+
+
+def take_stock(directory: Path, lineage: str) -> Found:
+    """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line."""
+    found = Found()
+    for level in NODE_FOLDERS:
+        _take_stock(node_root(directory, lineage, level), level, lineage, found)
+    return found
+
+
+def _take_stock(root: Path, level: str, lineage: str, found: Found) -> None:
+    try:
+        steps = list_steps(root)
+    except StorageError as error:
+        found.problems.append(f"{error.summary}: {error.found}: {root}")
+        return
+    for step, directory in steps.items():
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError as error:
+            found.problems.append(f"cannot list {directory}: {error.strerror}")
+            continue
+        for name in names:
+            try:
+                _look_at(directory / name, step, level, lineage, found)
+            except (FormatError, StorageError) as error:
+                found.problems.append(one_line(error))
+                found.damaged.append(directory / name)
+
+
+def _look_at(path: Path, step: int, level: str, lineage: str, found: Found) -> None:
+    if parse_part_file_name(path.name) is not None:
+        part = stored_part(path, level)
+        name = part_file_name(part.rank, part.attempt.world_size)
+        if _is_ours(path, part.attempt, step, name, lineage, found):
+            found.parts.append(part)
+    elif is_parity_file_name(path.name):
+        parity = stored_parity(path)
+        if _is_ours(path, parity.identity.attempt, step, parity_file_name(parity.identity), lineage, found):
+            found.parity.append(parity)
+
+
+def _is_ours(path: Path, attempt: Attempt, step: int, name: str, lineage: str, found: Found) -> bool:
+    """Whether a sound file lies where the library would have put it; somebody may have moved or copied it.
+
+    What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
+    used as what it is. One of another lineage is not.
+    """
+    if (attempt.step, attempt.lineage, name) != (step, lineage, path.name):
+        whose = f"{name} of step {attempt.step}"
+        if attempt.lineage != lineage:
+            found.problems.append(f"{path}: ignored: by its contents it is {whose} of another lineage")
+            return False
+        found.problems.append(f"{path}: in the wrong place: by its contents it is {whose}")
+    return True
+
+
+def stored_part(path: Path, level: str) -> StoredPart:
+    """Check a part file's header, footer and index.
+
+    Raises:
+        FormatError, StorageError: it is not a sound part.
+    """
+    with FileSource(path) as source:
+        reader = PartReader(source, where=str(path))
+        return StoredPart(level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest)
+
+
+def stored_parity(path: Path) -> StoredParity:
+    """Check a parity file's header, footer and index.
+
+    Raises:
+        FormatError, StorageError: it is not a sound parity file.
+    """
+    with FileSource(path) as source:
+        reader = ParityReader(source, where=str(path))
+        return StoredParity(reader.identity, str(path), source.size)
+
+
+def one_line(error: DeeppartError) -> str:
+    """An error's summary, finding and place, for a list."""
+    return ": ".join(text for text in (error.where, error.summary, error.found) if text)

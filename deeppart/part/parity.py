@@ -1,0 +1,315 @@
+"""The bytes of a parity file, format version 1: one member's share of the parity of a set (docs/format.md).
+
+    header (4096 bytes) | payload: m blocks per row, back to back | index | footer (64 bytes)
+
+The same order of checks as for a part file: nothing is believed that does not stand under a digest that was checked.
+The index holds, besides the identity of the set, the digests of all blocks of every stripe that this member keeps a
+block of, those of data included. So a rebuild knows of every block whether it is good before it uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.errors import FormatError, NewerFormatError
+from deeppart.model import Attempt, ParityIdentity, ParityMember
+from deeppart.part import format as fmt
+from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt, is_hex32
+from deeppart.part.source import Source
+from deeppart.part.writer import Sink
+from deeppart.redundancy.stripes import ALIGNMENT, MOST_MEMBERS, Stripes
+
+PARITY_VERSION: Final = 1
+PARITY_MAGIC: Final = b"\x89DPY\r\n\x1a\n"
+INDEX_MAGIC: Final = b"DPYINDEX"
+DIGEST_BYTES: Final = 16
+MAX_BLOCK_BYTES: Final = 64 << 20
+MAX_DIGEST_TABLE_BYTES: Final = 1 << 30
+
+_HEADER = struct.Struct("<8sII16s16sQQIIIIQQ16s")
+_INDEX_HEAD = struct.Struct("<8sQQ8s32x")
+_NAME = re.compile(r"parity-([0-9a-f]{16})-([0-9]{3})-of-([0-9]{3})\.dpy", re.ASCII)
+_MEMBER_KEYS: Final = {"part", "nbytes", "index_digest"}
+
+#: ``[row, parity block kept, block of its stripe]`` -> 16 digest bytes.
+DigestTable = npt.NDArray[np.uint8]
+
+
+def set_id(identity: ParityIdentity) -> str:
+    """16 hex digits that tell sets apart: the same on all members of a set, and on no other in practice."""
+    attempt = identity.attempt
+    members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
+    document = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
+    text = json.dumps([document, members, identity.tolerate, identity.block_bytes])
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def parity_file_name(identity: ParityIdentity) -> str:
+    """Name of a parity file inside its step directory, such as ``parity-0123456789abcdef-001-of-004.dpy``."""
+    return f"parity-{set_id(identity)}-{identity.place:03d}-of-{len(identity.members):03d}.dpy"
+
+
+def is_parity_file_name(name: str) -> bool:
+    """Whether a name is one that :func:`parity_file_name` gives."""
+    return _NAME.fullmatch(name) is not None
+
+
+def stripes_of(identity: ParityIdentity) -> Stripes:
+    """How the set is laid out."""
+    return Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
+
+
+class ParityWriter:
+    """Writes one parity file, front to back: ``add_row`` for each row, then ``finish``.
+
+    Args:
+        sink: takes the bytes; its errors pass through unchanged.
+        identity: whose share this is.
+
+    Raises:
+        FormatError: the identity is outside the format's limits.
+    """
+
+    def __init__(self, sink: Sink, identity: ParityIdentity) -> None:
+        wrong = _bad_identity(identity)
+        if wrong is not None:
+            raise FormatError("a parity file cannot be written", found=wrong)
+        self._sink, self._identity = sink, identity
+        self._stripes = stripes_of(identity)
+        self._digests: list[bytes] = []
+        header = _encode_header(identity)
+        self._header_digest = header[-8:]
+        sink.write(header)
+
+    def add_row(self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8]) -> None:
+        """Append the next row.
+
+        Args:
+            blocks: m blocks of the row's length.
+            digests: of all blocks of each one's stripe, shape (m, k + m, 16).
+
+        Raises:
+            FormatError: another number or length.
+        """
+        stripes, row = self._stripes, len(self._digests)
+        expected = (stripes.tolerate, stripes.members, DIGEST_BYTES)
+        lengths = [block.size for block in blocks]
+        if row >= stripes.rows or digests.shape != expected or lengths != [stripes.length(row)] * stripes.tolerate:
+            raise FormatError(
+                "a row of parity has another shape than its set",
+                expected=f"{stripes.rows} rows, blocks of {stripes.length(row)} bytes, digests {expected}",
+                found=f"row {row}, blocks of {lengths} bytes, digests {digests.shape}",
+            )
+        for block in blocks:
+            self._sink.write(block.data)
+        self._digests.append(digests.tobytes())
+
+    def finish(self) -> str:
+        """Write index and footer; returns the index's xxh3-128, 32 hex digits.
+
+        Raises:
+            FormatError: rows are missing.
+        """
+        if len(self._digests) != self._stripes.rows:
+            raise FormatError(
+                "a parity file was finished too early",
+                expected=f"{self._stripes.rows} rows",
+                found=f"{len(self._digests)} rows",
+            )
+        members = json.dumps([_member_document(member) for member in self._identity.members]).encode()
+        table = b"".join(self._digests)
+        head = _INDEX_HEAD.pack(INDEX_MAGIC, len(members), len(table), self._header_digest)
+        index = head + members + table
+        offset = fmt.HEADER_BYTES + self._stripes.parity_bytes
+        digest = xxhash.xxh3_128_digest(index)
+        self._sink.write(index)
+        self._sink.write(PartFooter(offset, len(index), offset + len(index) + fmt.FOOTER_BYTES, digest).encode())
+        return digest.hex()
+
+
+class ParityReader:
+    """An open parity file; exists only once header, footer and index have been checked completely.
+
+    Args:
+        source: the bytes; stays open as long as blocks are read.
+        where: names the file in messages.
+
+    Attributes:
+        identity: which set, and whose share.
+        stripes: the layout.
+        digests: of all blocks of the stripes that blocks are kept of: array (rows, m, k + m, 16) of uint8.
+        index_digest: xxh3-128 of the index, 32 hex digits.
+
+    Raises:
+        CorruptFileError: the file is damaged. NewerFormatError: a newer version wrote it. StorageError: it cannot be
+            read.
+    """
+
+    def __init__(self, source: Source, *, where: str) -> None:
+        self._source, self._where = source, where
+        if source.size < fmt.MIN_FILE_BYTES:
+            raise corrupt("a parity file cannot be so short", found=f"{source.size} bytes", where=where)
+        block = bytes(source.read_at(0, fmt.HEADER_BYTES))
+        attempt, numbers = _decode_header(block, where)
+        end = source.read_at(source.size - fmt.FOOTER_BYTES, fmt.FOOTER_BYTES)
+        footer = PartFooter.decode(end, file_length=source.size, where=where)
+        if footer.index_length > MAX_DIGEST_TABLE_BYTES:
+            raise corrupt("the index of a parity file is too long", found=f"{footer.index_length} bytes", where=where)
+        index = bytes(source.read_at(footer.index_offset, footer.index_length))
+        check_digest("index", index, footer.index_digest, where=where)
+        members, table = _decode_index(index, block[-8:], where)
+        self.identity = ParityIdentity(attempt, members, numbers["tolerate"], numbers["block_bytes"], numbers["place"])
+        wrong = _bad_identity(self.identity)
+        if wrong is None and (numbers["members"], numbers["longest"]) != (len(members), self.identity.longest_bytes):
+            wrong = "header and index describe different sets"
+        if wrong is not None:
+            raise corrupt("the identity of a parity file is impossible", found=wrong, where=where)
+        self.stripes = stripes_of(self.identity)
+        shape = (self.stripes.rows, self.stripes.tolerate, self.stripes.members, DIGEST_BYTES)
+        payload = footer.index_offset - fmt.HEADER_BYTES
+        if len(table) != int(np.prod(shape)) or payload != self.stripes.parity_bytes:
+            raise corrupt(
+                "a parity file has another length than its set",
+                expected=f"{self.stripes.parity_bytes} bytes of parity",
+                found=f"{payload} bytes, and {len(table)} bytes of digests",
+                where=where,
+            )
+        self.index_digest = footer.index_digest.hex()
+        self.digests: DigestTable = np.frombuffer(table, dtype=np.uint8).reshape(shape)
+
+    def read_block(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
+        """Read a block into memory of its length; returns whether its digest holds.
+
+        Raises:
+            StorageError: it cannot be read. CorruptFileError: the file has become shorter.
+        """
+        offset = fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
+        self._source.read_into(offset, memory.data)
+        return self.block_is_good(row, index, memory)
+
+    def block_is_good(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
+        """Whether the digest of a block that the caller has read holds."""
+        expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
+        return bool(xxhash.xxh3_128_digest(memory.data) == expected)
+
+    def verify(self) -> None:
+        """Read every block and check its digest.
+
+        Raises:
+            CorruptFileError: a digest does not hold; the first one is named.
+            StorageError: the file cannot be read.
+        """
+        memory = np.empty(self.stripes.block_bytes, dtype=np.uint8)
+        for row in range(self.stripes.rows):
+            for index in range(self.stripes.tolerate):
+                block = memory[: self.stripes.length(row)]
+                if not self.read_block(row, index, block):
+                    start = fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
+                    raise corrupt(
+                        "the digest of a block of parity does not hold",
+                        where=f"{self._where}, row {row}, block {index} (bytes {start} to {start + block.size})",
+                    )
+
+
+def _encode_header(identity: ParityIdentity) -> bytes:
+    attempt = identity.attempt
+    fields = _HEADER.pack(
+        PARITY_MAGIC,
+        PARITY_VERSION,
+        fmt.HEADER_BYTES,
+        bytes.fromhex(attempt.lineage),
+        bytes.fromhex(attempt.session),
+        attempt.sequence,
+        attempt.step,
+        attempt.world_size,
+        len(identity.members),
+        identity.tolerate,
+        identity.place,
+        identity.block_bytes,
+        identity.longest_bytes,
+        bytes.fromhex(set_id(identity)).ljust(16, b"\0"),
+    )
+    body = fields.ljust(fmt.HEADER_BYTES - 8, b"\0")
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _decode_header(block: bytes, where: str) -> tuple[Attempt, dict[str, int]]:
+    magic, version, length, lineage, session, sequence, step, world_size, members, tolerate, place, each, longest, _ = (
+        _HEADER.unpack_from(block)
+    )
+    if magic != PARITY_MAGIC:
+        raise corrupt("not a deeppart parity file", expected=repr(PARITY_MAGIC), found=repr(magic), where=where)
+    check_digest("header", block[:-8], block[-8:], where=where)
+    if version > PARITY_VERSION:
+        raise NewerFormatError(
+            f"this parity file has format version {version}; this deeppart reads up to version {PARITY_VERSION}",
+            where=where,
+            todo="restore with a newer deeppart",
+        )
+    if version != PARITY_VERSION or length != fmt.HEADER_BYTES or block[_HEADER.size : -8].strip(b"\0"):
+        raise corrupt("the header is not one of parity version 1", found=f"version {version}", where=where)
+    attempt = Attempt(lineage.hex(), session.hex(), sequence, step, world_size)
+    numbers = {"members": members, "tolerate": tolerate, "place": place, "block_bytes": each, "longest": longest}
+    return attempt, numbers
+
+
+def _decode_index(index: bytes, header_digest: bytes, where: str) -> tuple[tuple[ParityMember, ...], bytes]:
+    magic, members_length, table_length, sealed = (
+        _INDEX_HEAD.unpack_from(index) if len(index) >= _INDEX_HEAD.size else (b"", 0, 0, b"")
+    )
+    whole = _INDEX_HEAD.size + members_length + table_length
+    if magic != INDEX_MAGIC or whole != len(index) or sealed != header_digest:
+        raise corrupt("the index is not one of a parity file, or not this one's", where=where)
+    try:
+        documents = json.loads(index[_INDEX_HEAD.size : _INDEX_HEAD.size + members_length])
+        members = tuple(_member(document) for document in documents)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise corrupt("the members of a parity file cannot be read", found=str(error)[:200], where=where) from error
+    return members, index[_INDEX_HEAD.size + members_length :]
+
+
+def _member_document(member: ParityMember) -> dict[str, Any]:
+    return {"part": member.part, "nbytes": member.nbytes, "index_digest": member.index_digest}
+
+
+def _member(document: dict[str, Any]) -> ParityMember:
+    if set(document) != _MEMBER_KEYS:
+        raise ValueError("unknown fields")
+    return ParityMember(document["part"], document["nbytes"], document["index_digest"])
+
+
+def _bad_identity(identity: ParityIdentity) -> str | None:
+    """What is wrong with an identity, or None."""
+    wrong = bad_attempt(identity.attempt, 0)
+    if wrong is not None:
+        return wrong
+    members, tolerate = len(identity.members), identity.tolerate
+    if not (2 <= members <= MOST_MEMBERS and 1 <= tolerate < members and 0 <= identity.place < members):
+        return f"member {identity.place} of {members}, of which {tolerate} may be lost"
+    if not 0 < identity.block_bytes <= MAX_BLOCK_BYTES or identity.block_bytes % ALIGNMENT:
+        return f"blocks of {identity.block_bytes} bytes"
+    parts = []
+    for member in identity.members:
+        if member.part is None:
+            sound = member.nbytes == 0 and member.index_digest == ""
+        else:
+            parts.append(member.part)
+            sound = type(member.part) is int and 0 <= member.part < identity.attempt.world_size
+            sound = sound and type(member.nbytes) is int and fmt.MIN_FILE_BYTES <= member.nbytes <= fmt.MAX_FILE_BYTES
+            sound = sound and is_hex32(member.index_digest)
+        if not sound:
+            return f"a member with part {fmt.short(member.part)} of {fmt.short(member.nbytes)} bytes"
+    if len(set(parts)) != len(parts) or not parts:
+        return "no part, or a part twice"
+    stripes = stripes_of(identity)
+    if stripes.rows * tolerate * members * DIGEST_BYTES > MAX_DIGEST_TABLE_BYTES // 2:
+        return f"{stripes.rows} rows, more than the digest table can hold"
+    return None

@@ -1,0 +1,96 @@
+"""Protecting: one checkpoint's copies and parity on other nodes, as one rank takes part in them.
+
+Works on the parts that the local level has stored; so it comes after that level is complete on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.errors import CheckpointError
+from deeppart.exchange.memory import Arena
+from deeppart.exchange.parity import PartFile, encode_set
+from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
+from deeppart.levels.files import DurableFile
+from deeppart.levels.node import NodeLevel
+from deeppart.levels.rate import RateLimit
+from deeppart.protection import Protection
+from deeppart.writing import Job
+
+#: Drives an operation to its end, on the thread that the MPI library wants.
+Drive = Callable[[Operation[list[DurableFile]]], list[DurableFile]]
+
+
+class Protector:
+    """The redundant levels of one rank.
+
+    Args:
+        rank: this rank.
+        protection: which nodes protect each other.
+        node_levels: the levels on this node's storage.
+        limit: bandwidth limit of what leaves this rank, or None.
+    """
+
+    def __init__(
+        self, rank: int, protection: Protection, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None
+    ) -> None:
+        self._rank, self._levels, self._limit = rank, node_levels, limit
+        self._sends = [copy for copy in protection.copies if copy.source == rank]
+        self._receives = [copy for copy in protection.copies if copy.target == rank]
+        self._sets = [each for each in protection.sets if any(member.rank == rank for member in each.members)]
+        self._arena = Arena()
+
+    def protect(self, job: Job, level: str, comm: Comm, drive: Drive) -> list[Path]:
+        """Do this rank's share of a redundant level; returns the files it stored, durable and named.
+
+        Raises:
+            StorageError, CorruptFileError: a file could not be read or written, or has changed. Nothing of this rank's
+                is left. CommError: from the exchange.
+        """
+        if job.summary is None:
+            raise CheckpointError("there is no complete local part to protect")
+        operation = self._copy(comm, job) if level == "partner" else self._encode(comm, job)
+        files = drive(operation)
+        named: list[Path] = []
+        try:
+            for file in files:
+                file.commit()
+                named.append(file.path)
+        except BaseException:
+            for file in files:
+                file.abort()
+            for path in named:
+                path.unlink(missing_ok=True)
+            raise
+        return named
+
+    def _copy(self, comm: Comm, job: Job) -> Operation[list[DurableFile]]:
+        assert job.summary is not None
+        summary, local, partner = job.summary, self._levels["local"], self._levels["partner"]
+        path = str(local.part_path(job.attempt, self._rank))
+        sends = [Outgoing(copy.part, path, summary.nbytes, summary.digest, copy.target) for copy in self._sends]
+        receives = [Incoming(copy.part, copy.source) for copy in self._receives]
+        return exchange_copies(
+            comm, sends, receives, lambda part: partner.open_part(job.attempt, part), self._arena, self._limit
+        )
+
+    def _encode(self, comm: Comm, job: Job) -> Operation[list[DurableFile]]:
+        assert job.summary is not None
+        own = PartFile(
+            str(self._levels["local"].part_path(job.attempt, self._rank)),
+            job.summary.nbytes,
+            job.summary.index_digest,
+        )
+        files: list[DurableFile] = []
+        try:
+            for each in self._sets:
+                mine = own if each.members[each.place_of(self._rank)].part == self._rank else None
+                opened = self._levels["parity"].open_parity
+                files.append((yield from encode_set(comm, each, job.attempt, mine, opened, self._arena, self._limit)))
+        except BaseException:
+            for file in files:
+                file.abort()
+            raise
+        return files
