@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from deeppart.comm.agreement import raise_together
+from deeppart.comm.base import Comm
 from deeppart.config import Config
 from deeppart.errors import (
     BackgroundFailureWarning,
@@ -19,12 +21,14 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.exchange.memory import Arena
+from deeppart.healing import Healer
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
-from deeppart.pipeline import Pipeline
+from deeppart.pipeline import Pipeline, Repair
 from deeppart.protecting import Protector
-from deeppart.recovery import recover, take_inventory
+from deeppart.recovery import Recovered, recover, take_inventory
+from deeppart.restart import Inventory, Wish, plan_healing
 from deeppart.restoring import PerRank, restore_state
 from deeppart.retention import Retention
 from deeppart.saving import Saver, collection_paused
@@ -92,6 +96,11 @@ class Checkpointer:
     def rank(self) -> int:
         """This rank."""
         return self._comm.rank
+
+    @property
+    def repairing(self) -> bool:
+        """Whether copies or parity that a restored step had lost are still being rebuilt in the background."""
+        return self._pipeline.repairing
 
     @property
     def world_size(self) -> int:
@@ -182,6 +191,7 @@ class Checkpointer:
             self._warn_unfinished(self.explanation)
             return None
         restore_state(self._comm, recovered, state, per_rank, timeout)
+        self._heal(recovered, inventory)
         self._known_steps.add(recovered.attempt.step)
         committed = {entry.attempt.step for entry in inventory.committed}
         newer = sorted(step for step in committed if step > recovered.attempt.step)
@@ -227,6 +237,34 @@ class Checkpointer:
         self._closed = True
         self._pipeline.close(0.0)
         self._session.close()
+
+    def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
+        """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
+        protection = self._session.protection
+        parity = [
+            (inventory.node_of[rank], each)
+            for rank, files in enumerate(inventory.parity)
+            for each in files
+            if each.identity.attempt == recovered.attempt
+        ]
+        group_size = protection.group_size if protection.sets else 0
+        wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
+        if not wish.partner and not wish.group_size:
+            return
+        readers = [read.reader for read in recovered.reads]
+        healing = plan_healing(recovered.candidate, readers, parity, wish)
+        if not healing:
+            return
+        step, session = recovered.attempt.step, self._session
+        self._retention.adopt(step)
+        self.explanation += (f"step {step}: rebuilding redundancy in the background: {healing.describe()}",)
+
+        def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
+            healer = Healer(channel, drive, session.node_levels, session.limit, self._arena)
+            healer.heal(healing, recovered.attempt, recovered.mine, release)
+
+        mine = any(write.rank == self.rank for write in healing.writes)
+        self._pipeline.submit_repair(Repair(step, f"rebuilding the redundancy of step {step}", run, mine))
 
     # --- the steps of checkpoint() ---
 
@@ -303,7 +341,7 @@ class Checkpointer:
             for failure in pending.failures():
                 self.failures += 1
                 warn_caller(str(failure), BackgroundFailureWarning)
-        for refusal in self._pipeline.refused_removals():
+        for refusal in self._pipeline.refusals():
             warn_caller(refusal, BackgroundFailureWarning)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))

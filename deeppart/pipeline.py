@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +52,23 @@ _LOOK_S = 0.1
 NICENESS = 10
 #: How long one call of the library goes on with moving data, where only the training thread may.
 _BULK_S = 5e-3
+
+
+@dataclass(slots=True, eq=False)
+class Repair:
+    """Redundancy to rebuild.
+
+    Attributes:
+        step: whose; it is not retired meanwhile.
+        what: for messages.
+        run: does it: given a channel, what drives operations on it, and what gives the staging memory back.
+        needs_staging: whether it begins with parts that lie there.
+    """
+
+    step: int
+    what: str
+    run: Callable[[Comm, Callable[..., Any], Callable[[], None]], None]
+    needs_staging: bool
 
 
 class Pipeline:
@@ -88,13 +106,17 @@ class Pipeline:
         self._rank = rank
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_drain: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._to_protect: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._to_protect: queue.SimpleQueue[Job | Repair | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._staging_free = True
         self._in_flight: list[Job] = []
+        self._repairs: list[Repair] = []
         self._rounds: deque[ForegroundRound[Any]] = deque()
         self._refusals: deque[str] = deque()
-        work = [("store", self._to_store, self._store), ("drain", self._to_drain, self._drain)]
+        work: list[tuple[str, queue.SimpleQueue[Any], Callable[[Job], None]]] = [
+            ("store", self._to_store, self._store),
+            ("drain", self._to_drain, self._drain),
+        ]
         if any(level in channels for level in REDUNDANT_LEVELS):
             work.append(("protect", self._to_protect, self._protect))
         self._threads = [
@@ -120,8 +142,19 @@ class Pipeline:
         self._in_flight.append(job)
         self._to_store.put(job)
 
-    def refused_removals(self) -> list[str]:
-        """What could not be removed since the last call."""
+    def submit_repair(self, repair: Repair) -> None:
+        """Take over the rebuilding of redundancy; if it needs the staging memory, that is the pipeline's until then."""
+        self._staging_free = self._staging_free and not repair.needs_staging
+        self._repairs.append(repair)
+        self._to_protect.put(repair)
+
+    @property
+    def repairing(self) -> bool:
+        """Whether redundancy is being rebuilt."""
+        return bool(self._repairs)
+
+    def refusals(self) -> list[str]:
+        """What could not be removed or rebuilt since the last call."""
         return [self._refusals.popleft() for _ in range(len(self._refusals))]
 
     def poll(self, patience_s: float = 0.0) -> None:
@@ -145,7 +178,7 @@ class Pipeline:
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
-        return self._wait_until(lambda: not self._in_flight, timeout)
+        return self._wait_until(lambda: not self._in_flight and not self._repairs, timeout)
 
     def close(self, timeout: float) -> None:
         """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""
@@ -169,9 +202,12 @@ class Pipeline:
 
     # --- the threads ---
 
-    def _run(self, jobs: queue.SimpleQueue[Job | None], work: Callable[[Job], None]) -> None:
+    def _run(self, jobs: queue.SimpleQueue[Any], work: Callable[[Job], None]) -> None:
         _lower_priority()
         while (job := jobs.get()) is not None:
+            if isinstance(job, Repair):
+                self._repair(job)
+                continue
             try:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
@@ -201,6 +237,27 @@ class Pipeline:
                 self._to_protect.put(job)
             elif redundant:
                 self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
+
+    def _repair(self, repair: Repair) -> None:
+        """Rebuild redundancy; what goes wrong is told at the next call."""
+        channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
+        try:
+            repair.run(channel, partial(self._exchange, channel, what=repair.what), partial(self._release, repair))
+        except Exception as error:
+            self._refusals.append(f"{repair.what} failed: {_as_error(error, 'background work failed')}")
+        finally:
+            self._release(repair)
+            with self._room:
+                self._repairs.remove(repair)
+                self._room.notify_all()
+
+    def _release(self, repair: Repair) -> None:
+        """The staging memory is free again, if it was taken for this."""
+        with self._room:
+            if repair.needs_staging:
+                repair.needs_staging = False
+                self._staging_free = True
+                self._room.notify_all()
 
     def _protect(self, job: Job) -> None:
         """Copies and parity, one after the other: both use the same links."""
@@ -308,7 +365,7 @@ class Pipeline:
 
         def in_flight() -> list[int]:
             others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
-            return [other.attempt.step for other in others]
+            return [other.attempt.step for other in others] + [repair.step for repair in list(self._repairs)]
 
         try:
             self._retention.committed(level, job.attempt.step, in_flight)

@@ -11,7 +11,7 @@ from pathlib import Path
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CheckpointError
 from deeppart.exchange.memory import Arena
-from deeppart.exchange.parity import PartFile, encode_set
+from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
@@ -83,14 +83,7 @@ class Protector:
             job.summary.nbytes,
             job.summary.index_digest,
         )
-        files: list[DurableFile] = []
-        try:
-            for each in self._sets:
-                mine = own if each.members[each.place_of(self._rank)].part == self._rank else None
-                opened = self._levels["parity"].open_parity
-                files.append((yield from encode_set(comm, each, job.attempt, mine, opened, self._arena, self._limit)))
-        except BaseException:
-            for file in files:
-                file.abort()
-            raise
-        return files
+        sets = [
+            (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets
+        ]
+        return encode_sets(comm, sets, job.attempt, self._levels["parity"].open_parity, self._arena, self._limit)

@@ -41,11 +41,18 @@ class LoadedPart:
         reader: index, spans and meta; its file is closed.
         payload: the encoded chunks, back to back.
         starts: where each chunk begins in ``payload``.
+        head, tail: the bytes of the file before and behind ``payload``.
     """
 
     reader: PartReader
     payload: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
+    head: bytes
+    tail: bytes
+
+    def pieces(self) -> tuple[memoryview | bytes, ...]:
+        """The bytes of the whole file, in order."""
+        return self.head, self.payload.data, self.tail
 
     def chunk(self, index: int) -> npt.NDArray[np.uint8]:
         """The raw bytes of a chunk; one stored raw is returned where it lies."""
@@ -312,4 +319,4 @@ def load_part(source: FileSource | MemorySource, read: Read, attempt: Attempt, m
             reader.check_chunk(index, encoded)
         else:
             reader.decode_chunk(index, encoded)  # so that nothing live is touched if it does not decode
-    return LoadedPart(reader, payload, starts)
+    return LoadedPart(reader, payload, starts, *reader.frame())

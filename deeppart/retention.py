@@ -57,6 +57,13 @@ class Retention:
                 for steps in self._leftovers.values():
                     steps.discard(step)
 
+    def adopt(self, step: int) -> None:
+        """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""
+        with self._lock:
+            for name, steps in self._leftovers.items():
+                if name != "persistent":
+                    steps.add(step)
+
     def abandon(self, level: str, step: int, files: Iterable[Path]) -> None:
         """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
 

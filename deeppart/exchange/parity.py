@@ -10,7 +10,7 @@ As with copies, a rank that cannot read or write goes on to the end and raises t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,42 @@ def encode_set(
         raise
     finally:
         encoding.close()
+
+
+def encode_sets(
+    comm: Comm,
+    sets: Sequence[tuple[ParitySet, PartFile | None]],
+    attempt: Attempt,
+    open_parity: Callable[[ParityIdentity], DurableFile],
+    arena: Arena,
+    limit: RateLimit | None,
+) -> Operation[list[DurableFile]]:
+    """Take part in encoding several sets, in an order that all ranks share.
+
+    Args:
+        sets: each with this member's part in it.
+
+    Returns:
+        This rank's parity files, complete and not yet committed.
+
+    Raises:
+        StorageError, CorruptFileError: as of :func:`encode_set`, after the last set; nothing of this rank's is left.
+    """
+    files: list[DurableFile] = []
+    problem: DeeppartError | None = None
+    try:
+        for which, mine in sets:
+            try:
+                files.append((yield from encode_set(comm, which, attempt, mine, open_parity, arena, limit)))
+            except (StorageError, CorruptFileError) as error:
+                problem = problem or error  # the members of the other sets are waiting all the same
+        if problem is not None:
+            raise problem
+    except BaseException:
+        for file in files:
+            file.abort()
+        raise
+    return files
 
 
 def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation[tuple[ParityMember, ...]]:

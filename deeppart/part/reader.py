@@ -74,6 +74,7 @@ class PartReader:
         self.index_digest = self._footer.index_digest.hex()
         self._expect("index digest", expected_index_digest, self.index_digest)
         data = bytes(self._read(self._footer.index_offset, self._footer.index_length))
+        self._head, self._tail = bytes(block), data + bytes(end)
         check_digest("index", data, self._footer.index_digest, where=where)
         index = PartIndex.decode(
             data, payload_end=self._footer.index_offset, header_digest=bytes(block[-8:]), where=where
@@ -197,6 +198,10 @@ class PartReader:
         whole.update(self._read(self._footer.index_offset, rest))
         self._expect("digest of the whole file", expected_digest, whole.hexdigest())
         return whole.hexdigest()
+
+    def frame(self) -> tuple[bytes, bytes]:
+        """The bytes of the file before and behind the payload, as they were checked."""
+        return self._head, self._tail
 
     def _read(self, offset: int, length: int) -> memoryview:
         """Read exactly ``length`` bytes; a source that gives fewer is not believed."""

@@ -1,5 +1,6 @@
 """What survives a failure, and the plan to come back from it. Pure: no torch, MPI, clock or file."""
 
+from deeppart.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.restart.inventory import Committed, Inventory, StoredParity, StoredPart
 from deeppart.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
 from deeppart.restart.sources import Piece, Rebuild, Source, Stock
@@ -7,6 +8,8 @@ from deeppart.restart.sources import Piece, Rebuild, Source, Stock
 __all__ = [
     "Candidate",
     "Committed",
+    "Encode",
+    "Healing",
     "Inventory",
     "Outlook",
     "Piece",
@@ -16,8 +19,12 @@ __all__ = [
     "Stock",
     "StoredParity",
     "StoredPart",
+    "Transfer",
+    "Wish",
+    "Write",
     "assign",
     "explain",
     "explain_parts",
+    "plan_healing",
     "survey",
 ]

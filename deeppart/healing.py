@@ -1,0 +1,152 @@
+"""Healing: a restored step gets back the copies and the parity that were lost with nodes, or on damaged files.
+
+Three phases, each ended by a commit round, since each works on the files of the one before: parts to their home nodes,
+copies to other nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.commit import commit_round
+from deeppart.errors import CheckpointError, DeeppartError, StorageError
+from deeppart.exchange.memory import Arena
+from deeppart.exchange.parity import PartFile, encode_sets
+from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
+from deeppart.levels.files import DurableFile
+from deeppart.levels.node import NodeLevel
+from deeppart.levels.rate import RateLimit
+from deeppart.model import Attempt, ParityMember
+from deeppart.part import FileSource, PartReader
+from deeppart.recovery import LoadedPart
+from deeppart.redundancy import ParitySet
+from deeppart.restart import Encode, Healing, Transfer
+
+#: Drives an operation to its end, on the thread that the MPI library wants.
+Drive = Callable[[Operation[object]], object]
+
+
+class Healer:
+    """One rank's share of healing one step.
+
+    Args:
+        comm: a channel that nothing else uses meanwhile.
+        drive: drives operations on it.
+        node_levels: the levels on this node's storage.
+        limit: bandwidth limit of what leaves this rank, or None.
+        arena: memory for blocks on their way.
+    """
+
+    def __init__(
+        self, comm: Comm, drive: Drive, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None, arena: Arena
+    ) -> None:
+        self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
+
+    def heal(
+        self, healing: Healing, attempt: Attempt, memory: Mapping[int, LoadedPart], release: Callable[[], None]
+    ) -> None:
+        """Do all of it (collective).
+
+        Args:
+            memory: the parts that this rank has read; of no use any more once ``release`` is called.
+            release: called when they have been written.
+
+        Raises:
+            CheckpointError: something of it failed, on any rank; what was done before that stays.
+            CommError: from the exchange.
+        """
+
+        def to_nodes() -> None:
+            problem: DeeppartError | None = None
+            try:
+                self._write(healing, attempt, memory)
+            except DeeppartError as error:
+                problem = error  # other ranks count on this one in the exchange all the same
+            finally:
+                release()
+            self._transfer(healing.moves, attempt)
+            if problem is not None:
+                raise problem
+
+        self._phase(to_nodes)
+        self._phase(partial(self._transfer, healing.copies, attempt))
+        self._phase(partial(self._encode, healing.encodes, attempt))
+
+    def _phase(self, work: Callable[[], None]) -> None:
+        problem: str | None = None
+        try:
+            work()
+        except DeeppartError as error:
+            problem = str(error)
+        told = self._drive(commit_round(self._comm, problem, None))
+        if told is not None:
+            raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
+
+    def _write(self, healing: Healing, attempt: Attempt, memory: Mapping[int, LoadedPart]) -> None:
+        for write in healing.writes:
+            if write.rank == self._comm.rank:
+                file = self._levels["local"].open_part(attempt, write.part)
+                try:
+                    for piece in memory[write.part].pieces():
+                        file.write(piece)
+                    file.commit()
+                except BaseException:
+                    file.abort()
+                    raise
+
+    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
+        rank = self._comm.rank
+        if not transfers:
+            return
+        sends, problem = [], None
+        for each in transfers:
+            if each.source == rank:
+                try:
+                    sends.append(self._outgoing(each, attempt))
+                except (DeeppartError, OSError) as error:
+                    problem = problem or error
+                    sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that nobody waits for it
+        levels = {each.part: each.level for each in transfers if each.target == rank}
+        receives = [Incoming(each.part, each.source) for each in transfers if each.target == rank]
+
+        def opened(part: int) -> DurableFile:
+            return self._levels[levels[part]].open_part(attempt, part)
+
+        self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
+        if problem is not None:
+            raise problem
+
+    def _outgoing(self, transfer: Transfer, attempt: Attempt) -> Outgoing:
+        """Check a file before copies of it are made."""
+        path = transfer.path or str(self._levels["local"].part_path(attempt, transfer.part))
+        with FileSource(path) as source:
+            reader = PartReader(source, where=path, expected_attempt=attempt, expected_rank=transfer.part)
+            return Outgoing(transfer.part, path, source.size, reader.verify(), transfer.target)
+
+    def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
+        sets: list[tuple[ParitySet, PartFile | None]] = []
+        for each in encodes:
+            for member, stored, path in zip(each.which.members, each.members, each.paths, strict=True):
+                if member.rank == self._comm.rank:
+                    sets.append((each.which, self._part_file(attempt, stored, path)))
+        opened = self._levels["parity"].open_parity
+        self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
+
+    def _part_file(self, attempt: Attempt, stored: ParityMember, path: str) -> PartFile | None:
+        if stored.part is None:
+            return None
+        path = path or str(self._levels["local"].part_path(attempt, stored.part))
+        return PartFile(path, stored.nbytes, stored.index_digest)
+
+    def _commit(self, operation: Operation[list[DurableFile]]) -> None:
+        files = self._drive(operation)
+        assert isinstance(files, list)
+        try:
+            for file in files:
+                file.commit()
+        except StorageError:
+            for file in files:
+                file.abort()
+            raise
