@@ -147,7 +147,7 @@ class Checkpointer:
         finally:
             self._saver.let_go()
         ended = time.monotonic()
-        pending.note_cost(blocked_s=ended - began, waited_s=waited)
+        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=self._saver.diverged)
         pending.note_stage("flatten", agreeing - looking)
         pending.note_stage("agree", copying - agreeing)
         pending.note_stage("capture", ended - copying)

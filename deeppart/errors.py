@@ -159,6 +159,12 @@ class PerRankNotice(DeeppartWarning):
     """Leaves differ between ranks and are saved per rank from now on."""
 
 
+class ReplicaDivergenceWarning(DeeppartWarning):
+    """Leaves that all ranks held alike until now differ: a bug in training, or silent data corruption; or buffers that
+    were filled from each rank's own data for the first time.
+    """
+
+
 class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 

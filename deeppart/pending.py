@@ -42,10 +42,11 @@ class Report:
         encoded_bytes: bytes of the share after encoding; 0 while not known.
         blocked_s: seconds ``checkpoint()`` took, waiting included.
         waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
-        stages_s: stage -> seconds of this rank: flatten, agree, capture, local, persistent.
+        stages_s: stage -> seconds of this rank: flatten, agree, capture, local, partner, parity, persistent.
         levels: level -> how it went.
         retire_error: why old checkpoints could not be removed, or None.
         retries: how often the persistent part was written again after an error that passed.
+        diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Report:
     levels: Mapping[str, LevelReport]
     retire_error: str | None = None
     retries: int = 0
+    diverged: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class _Costs:
     waited_s: float = 0.0
     retire_error: str | None = None
     retries: int = 0
+    diverged: tuple[str, ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -183,6 +186,7 @@ class Pending:
                 levels,
                 costs.retire_error,
                 costs.retries,
+                costs.diverged,
             )
 
     def failures(self) -> list[CheckpointError]:
@@ -196,7 +200,7 @@ class Pending:
 
     # --- for the checkpointer and the pipeline ---
 
-    def note_cost(self, **costs: int | float | str) -> None:
+    def note_cost(self, **costs: int | float | str | tuple[str, ...]) -> None:
         """Set figures of :class:`Report` by name."""
         with self._changed:
             for name, value in costs.items():

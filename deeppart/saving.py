@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -16,11 +16,18 @@ import torch
 from deeppart.comm.agreement import agree, raise_together
 from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
-from deeppart.errors import DeeppartError, PerRankNotice, RanksDisagreeError, StateError, warn_caller
+from deeppart.errors import (
+    DeeppartError,
+    PerRankNotice,
+    RanksDisagreeError,
+    ReplicaDivergenceWarning,
+    StateError,
+    warn_caller,
+)
 from deeppart.levels.transfer import Staged
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
-from deeppart.state.classify import Classifier, Layout
+from deeppart.state.classify import Classified, Classifier, Layout
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
@@ -46,6 +53,9 @@ class Saver:
         comm: channel of the training thread.
         config: the job's configuration.
         staging: memory for the share; reused by restores.
+
+    Attributes:
+        diverged: lines about leaves that the last :meth:`agree` found to have come to differ between ranks.
     """
 
     def __init__(self, comm: Comm, config: Config, staging: Staging) -> None:
@@ -62,6 +72,7 @@ class Saver:
         self._pinned = False
         self._fresh = False
         self._error: DeeppartError | None = None
+        self.diverged: tuple[str, ...] = ()
 
     def look(self, state: object, refusal: DeeppartError | None) -> None:
         """Take the state apart (local). Errors are kept until the ranks have heard of them in :meth:`agree`.
@@ -69,7 +80,7 @@ class Saver:
         Args:
             refusal: why this rank cannot take part anyway, or None.
         """
-        self._error, self._flat = refusal, None
+        self._error, self._flat, self.diverged = refusal, None, ()
         if refusal is not None:
             return
         try:
@@ -158,13 +169,26 @@ class Saver:
         """Something about the state is new: classify again, and plan again."""
         assert self._flat is not None
         found = self._classifier.classify(self._flat, turn, fresh, what)
-        if found and self._comm.rank == 0:
-            names = ", ".join(found[:8]) + (f" ... ({len(found)} in all)" if len(found) > 8 else "")
-            warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
+        self.diverged = tuple(map(str, found.diverged))
+        if self._comm.rank == 0:
+            self._tell(found, what)
         self._share = self._plan(what)
         self._pinned = any(data.is_cuda for data in self._flat.data if isinstance(data, torch.Tensor))
         self._capture = None
         self._fresh = False
+
+    def _tell(self, found: Classified, what: str) -> None:
+        """Warn of leaves that turn out to differ between ranks."""
+        if found.per_rank:
+            names = _some(found.per_rank, ", ")
+            warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
+        if found.diverged:
+            warn_caller(
+                f"{what}: leaves that all ranks held alike until the last checkpoint differ now. Where ranks are not "
+                "meant to differ, this is a bug in training or silent data corruption. From now on they are saved per "
+                f"rank:\n  {_some(self.diverged, chr(10) + '  ')}",
+                ReplicaDivergenceWarning,
+            )
 
     def _plan(self, what: str) -> ShareLayout:
         """This rank's share. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged."""
@@ -195,3 +219,9 @@ class Saver:
             where=f"rank {self._comm.rank}",
             todo="checkpoint() is collective: call it on all ranks, with one step",
         )
+
+
+def _some(texts: Sequence[str], separator: str) -> str:
+    """The first eight, and how many there are."""
+    more = f"{separator}... ({len(texts)} in all)" if len(texts) > 8 else ""
+    return separator.join(texts[:8]) + more

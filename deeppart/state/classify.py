@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm, finish, rank_names
 from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.fingerprint import (
     SMALL_LEAF_BYTES,
@@ -33,6 +33,8 @@ from deeppart.state.ties import find_aliases
 from deeppart.state.values import Encoded, encode_key, encode_value
 
 Flags = npt.NDArray[np.bool_]
+#: Leaves that have come to differ whose ranks are found out.
+_MOST_NAMED = 64
 
 
 @dataclass(slots=True)
@@ -125,6 +127,41 @@ def _skeleton(flat: FlatState) -> list[Any]:
     return [containers, [[kind, [encode_key(key, "a dict key") for key in path]] for kind, path in entries]]
 
 
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A leaf that ranks held alike at the last checkpoint, and no longer do.
+
+    Attributes:
+        path: of the leaf.
+        groups: the ranks that hold the same bytes, largest group first.
+    """
+
+    path: str
+    groups: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        first, *rest = self.groups
+        if len(first) == 1 and len(self.groups) > 2:
+            return f"{self.path}: every rank holds other bytes"
+        if len(rest) == 1 and len(rest[0]) == len(first):
+            return f"{self.path}: {rank_names(first)} hold other bytes than {rank_names(rest[0])}"
+        others = [rank for group in rest for rank in group]
+        return f"{self.path}: {rank_names(others)} differ{'s' if len(others) == 1 else ''} from {rank_names(first)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """What :meth:`Classifier.classify` found.
+
+    Attributes:
+        per_rank: paths of leaves and values that are found to differ for the first time, and were not alike before.
+        diverged: leaves that were.
+    """
+
+    per_rank: tuple[str, ...]
+    diverged: tuple[Divergence, ...]
+
+
 class Classifier:
     """Keeps the layout of the state a job saves, and compares it across ranks.
 
@@ -188,8 +225,11 @@ class Classifier:
             "nothing",
         )
 
-    def classify(self, flat: FlatState, turn: int, fresh: bool, what: str) -> list[str]:
-        """Find the leaves that differ between ranks (collective); returns the paths of those newly found.
+    def classify(self, flat: FlatState, turn: int, fresh: bool, what: str) -> Classified:
+        """Find the leaves that differ between ranks (collective).
+
+        Where leaves have come to differ that were alike before, all that count as replicated are compared in full: what
+        has hit one may have hit others, at elements that were not sampled.
 
         Args:
             fresh: whether the structure is new on some rank: everything is then compared in full.
@@ -204,21 +244,42 @@ class Classifier:
             layout.per_rank_values[:] = self._mode == "none"
         if self._mode == "none":
             _refresh(layout, flat)
-            return []
+            return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
         self._drop_unequal_ties(layout, flat, what)
         untyped = self._unequal(layout.type_digests, what) & ~layout.per_rank
         if self._mode == "all":
             _refuse_unequal_types(flat, untyped, what)
-            return []
+            return Classified((), ())
         layout.per_rank |= untyped
         layout.per_rank |= self._unequal(self._leaf_digests(flat, turn, fresh), what)
+        if not fresh and (layout.per_rank & ~before[0]).any():
+            layout.per_rank |= self._unequal(self._leaf_digests(flat, turn, True), what)
         digests = np.array([hash_json(value) for value in self.values], dtype=np.int64)
         layout.per_rank_values |= self._unequal(digests, what)
         _refresh(layout, flat)
-        found = [flat.arrays[i].path for i in np.flatnonzero(layout.per_rank & ~before[0])]
-        found += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
-        return [readable(path) for path in found]
+        leaves = np.flatnonzero(layout.per_rank & ~before[0]).tolist()
+        values = [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
+        own = values if not fresh else [flat.arrays[i].path for i in leaves] + values
+        return Classified(
+            tuple(readable(path) for path in own), () if fresh else self._divergences(flat, leaves[:_MOST_NAMED], what)
+        )
+
+    def _divergences(self, flat: FlatState, leaves: list[int], what: str) -> tuple[Divergence, ...]:
+        """Which ranks hold the same bytes of leaves that have come to differ (collective)."""
+        mine = [f"{leaf_type(flat.data[leaf])} {full_digest(flat.data[leaf])}" for leaf in leaves]
+        if not mine:
+            return ()
+        texts = finish(self._comm, self._comm.allgather(json.dumps(mine).encode()), what, self._timeout)
+        everyone = [json.loads(text) for text in texts]
+        found = []
+        for column, leaf in enumerate(leaves):
+            groups: dict[str, list[int]] = {}
+            for rank, theirs in enumerate(everyone):
+                groups.setdefault(theirs[column], []).append(rank)
+            ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+            found.append(Divergence(readable(flat.arrays[leaf].path), tuple(map(tuple, ordered))))
+        return tuple(found)
 
     def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> None:
         """Ties that not all ranks have are not ties of the state."""

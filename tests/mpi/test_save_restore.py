@@ -220,6 +220,7 @@ def diverging(comm: Any, directory: Path) -> list[int]:
     own = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        warnings.simplefilter("ignore", deeppart.ReplicaDivergenceWarning)
         with deeppart.Checkpointer(config(directory), comm) as ck:
             for step in range(1, 5):
                 if step == 2:

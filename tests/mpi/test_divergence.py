@@ -1,0 +1,85 @@
+"""The alarm: leaves that all ranks held alike come to differ on some of them, and the warning says where."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+ELEMENTS = 60_000
+
+
+def state(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    layers = {f"layer{number}": torch.rand(ELEMENTS, generator=generator) for number in range(4)}
+    return {"model": layers, "bias": torch.rand(10, generator=generator), "step": step}
+
+
+def training(comm: Any, directory: Path, damage: str) -> tuple[list[str], list[tuple[str, ...]], bool]:
+    """Three steps on replicas; after the second, something happens to those of some ranks."""
+    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+    reported, mine = [], {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings), comm) as ck:
+            for step in (1, 2, 3, 4):
+                mine = state(step)
+                if step >= 3:
+                    DAMAGE[damage](comm.rank, mine)
+                pending = ck.checkpoint(mine, step)
+                pending.wait(timeout=20)
+                reported.append(pending.report.diverged)
+            back = state(0)
+            assert ck.restore(back) == 4
+    same = all(torch.equal(back["model"][name], mine["model"][name]) for name in mine["model"])
+    texts = [str(each.message) for each in caught if issubclass(each.category, deeppart.ReplicaDivergenceWarning)]
+    return texts, reported, same and torch.equal(back["bias"], mine["bias"])
+
+
+def one_rank_has_gone_astray(rank: int, mine: dict[str, Any]) -> None:
+    if rank == 2:
+        mine["model"]["layer1"][: ELEMENTS // 2] += 1e-3
+        mine["model"]["layer3"][777] = torch.nextafter(mine["model"]["layer3"][777], torch.tensor(2.0))
+
+
+def every_rank_goes_its_own_way(rank: int, mine: dict[str, Any]) -> None:
+    mine["model"]["layer0"] += rank
+    mine["bias"] += rank
+
+
+def two_halves(rank: int, mine: dict[str, Any]) -> None:
+    mine["model"]["layer2"] *= 1 + rank % 2
+
+
+DAMAGE = {
+    "one rank": one_rank_has_gone_astray,
+    "every rank": every_rank_goes_its_own_way,
+    "halves": two_halves,
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "lines"),
+    [
+        # layer3 differs in a single bit, which sampling would hardly find: the alarm makes everything be compared
+        ("one rank", tuple(f"model/layer{number}: rank 2 differs from ranks 0-1 and 3" for number in (1, 3))),
+        ("every rank", ("bias: every rank holds other bytes", "model/layer0: every rank holds other bytes")),
+        ("halves", ("model/layer2: ranks 0 and 2 hold other bytes than ranks 1 and 3",)),
+    ],
+)  # fmt: skip
+def test_the_alarm_names_leaf_ranks_and_step(
+    run_on: Any, shared_path: Path, damage: str, lines: tuple[str, ...]
+) -> None:
+    results = run_on(4, training, shared_path, damage)
+    for rank, (texts, reported, same) in enumerate(results):
+        assert same, "every rank gets its own back"
+        assert [set(each) for each in reported] == [set(), set(), set(lines), set()], "once, and on every rank"
+        assert len(texts) == (rank == 0)
+    assert "checkpoint(step=3)" in results[0][0][0] and all(line in results[0][0][0] for line in lines)

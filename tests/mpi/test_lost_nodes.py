@@ -1,0 +1,208 @@
+"""Nodes are lost; what partner and parity levels hold brings every byte back, on any number of ranks.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import RestoreError
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+PARTNER = {"every": {"persistent": 0}}
+PARITY = {"every": {"persistent": 0, "partner": 0, "parity": 1}, "parity_group": 4, "parity_tolerate": 2}
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    settings = {"node_size": 1, "timeout": 20.0, **settings}
+    local = str(directory / "local" / "{node}")
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), local_dir=local, **settings)
+
+
+def state(step: int, rank: int, elements: int = 300_000) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    shared = {f"w{number}": torch.rand(elements // (number + 1), generator=generator) for number in range(3)}
+    return {"shared": shared, "own": torch.full((50 + rank,), float(100 * step + rank)), "step": step}
+
+
+def save(comm: Any, directory: Path, settings: dict[str, Any], steps: tuple[int, ...] = (1, 2)) -> dict[str, int]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+            for step in steps:
+                pending = ck.checkpoint(state(step, comm.rank), step)
+                for level, report in pending.report.levels.items():
+                    if report.state != "off":
+                        pending.wait(level, timeout=20)
+    return {level: report.nbytes for level, report in pending.report.levels.items() if report.state == "done"}
+
+
+def restore(comm: Any, directory: Path, settings: dict[str, Any]) -> tuple[int | None, bool, tuple[str, ...]]:
+    """(step, whether every byte is right, explanation); redundancy has been rebuilt when this returns."""
+    live = state(0, comm.rank)
+    saved_by = 4
+    with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+        step = ck.restore(live, per_rank="strict" if comm.size == saved_by else "drop")
+        explanation = ck.explanation
+    if step is None:
+        return None, False, explanation
+    right = state(step, comm.rank)
+    good = all(torch.equal(live["shared"][name], right["shared"][name]) for name in right["shared"])
+    own = right["own"] if comm.size == saved_by else state(0, comm.rank)["own"]
+    return step, good and torch.equal(live["own"], own), explanation
+
+
+def lose(comm: Any, directory: Path, *nodes: int) -> None:
+    comm.Barrier()
+    if comm.rank == 0:
+        for node in nodes:
+            shutil.rmtree(directory / "local" / f"node{node}", ignore_errors=True)
+    comm.Barrier()
+
+
+def any_two_of_four(comm: Any, directory: Path) -> list[tuple[tuple[int, ...], Any]]:
+    """Whichever nodes are lost, they are back when the next ones are."""
+    save(comm, directory, PARITY)
+    results = []
+    for nodes in [*itertools.combinations(range(4), 2), (0,), (3,)]:
+        lose(comm, directory, *nodes)
+        results.append((nodes, restore(comm, directory, PARITY)))
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_any_nodes_that_parity_tolerates(run_on: Any, shared_path: Path) -> None:
+    for rank_results in run_on(4, any_two_of_four, shared_path):
+        for nodes, (step, good, explanation) in rank_results:
+            assert step == 2 and good, nodes
+            assert f"{len(nodes)} of 4 parts rebuilt from parity" in explanation[0]
+            assert "rebuilding redundancy in the background" in explanation[1]
+
+
+def one_of_each_pair(comm: Any, directory: Path) -> list[tuple[tuple[int, ...], Any]]:
+    save(comm, directory, PARTNER)
+    results = []
+    for nodes in ((0,), (1, 3), (0, 2), (2,), (3,)):
+        lose(comm, directory, *nodes)
+        results.append((nodes, restore(comm, directory, PARTNER)))
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_any_nodes_that_leave_one_of_each_pair(run_on: Any, shared_path: Path) -> None:
+    for rank_results in run_on(4, one_of_each_pair, shared_path):
+        for nodes, (step, good, explanation) in rank_results:
+            assert step == 2 and good, nodes
+            assert f"{len(nodes)} of 4 parts partner" in explanation[0]
+
+
+def on_fewer(comm: Any, directory: Path, name: str) -> list[Any]:
+    """Two nodes are lost, and the job goes on with three ranks, then two, then one."""
+    settings = {"partner": PARTNER, "parity": PARITY}[name]
+    save(comm, directory, settings)
+    lose(comm, directory, 1, 3)
+    results = []
+    for ranks in (3, 2, 1):
+        fewer = comm.Split(0 if comm.rank < ranks else 1, comm.rank)
+        if comm.rank < ranks:
+            # The remaining nodes, under the names that the smaller job gives its own
+            renamed = directory / "local" / f"node{ranks - 1}"
+            last = directory / "local" / "node2"
+            if comm.rank == 0 and not renamed.exists() and ranks < 3:
+                last.rename(renamed)
+            fewer.Barrier()
+            results.append(restore(fewer, directory, {"every": {"persistent": 0}}))
+        fewer.Free()
+        comm.Barrier()
+    return results
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("name", ["partner", "parity"])
+def test_on_fewer_ranks(run_on: Any, shared_path: Path, name: str) -> None:
+    results = run_on(4, on_fewer, shared_path, name)
+    assert [len(each) for each in results] == [3, 2, 1, 0]
+    for each in results:
+        for step, good, _ in each:
+            assert step == 2 and good
+    assert ("rebuilt from parity" if name == "parity" else "partner") in results[0][0][2][0]
+
+
+def two_ranks_on_a_node(comm: Any, directory: Path) -> tuple[dict[str, int], Any]:
+    settings = {"every": {"persistent": 0, "parity": 1}, "node_size": 3, "parity_group": 2}  # ranks 0-2 and rank 3
+    written = save(comm, directory, settings)
+    lose(comm, directory, 0)
+    return written, restore(comm, directory, settings)
+
+
+def test_uneven_ranks_per_node(run_on: Any, shared_path: Path) -> None:
+    results = run_on(4, two_ranks_on_a_node, shared_path)
+    assert all(outcome[:2] == (2, True) for _, outcome in results)
+    parity = [written["parity"] for written, _ in results]
+    assert sum(parity[:3]) == parity[3], "both nodes carry the same"
+    partner = [written["partner"] for written, _ in results]
+    assert partner[1] == partner[2] == 0 < partner[0] < partner[3], "one part goes one way, three the other"
+
+
+def too_many(comm: Any, directory: Path) -> list[str]:
+    texts = []
+    for settings, nodes in ((PARITY, (0, 1, 2)), (PARTNER, (1, 2))):
+        place = directory / str(len(nodes))
+        save(comm, place, settings, (5, 7))
+        lose(comm, place, *nodes)
+        for step in (None, 7):
+            with deeppart.Checkpointer(config(place, **settings), comm) as ck, pytest.raises(RestoreError) as caught:
+                ck.restore(state(0, comm.rank), step=step)
+            texts.append(str(caught.value))
+    return texts
+
+
+def test_too_many_nodes_are_an_error_that_lists_what_is_lacking(run_on: Any, shared_path: Path) -> None:
+    for texts in run_on(4, too_many, shared_path):
+        for text in texts[:2]:
+            assert "parts 0, 1, 2 of 4: found on no node" in text
+            assert "of the 4 nodes of the set, 3 lack their part or parity; 2 may be lost" in text
+            assert "not committed to the persistent level" in text
+        for text in texts[2:]:
+            assert "part 1 of 4: found on no node; not committed to the persistent level" in text
+
+
+def flip(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def damaged_pieces(comm: Any, directory: Path) -> list[Any]:
+    """Files with a bad block here and there: their good blocks still help."""
+    save(comm, directory, PARITY, (1,))
+    local = directory / "local"
+    results = []
+    for place, nodes in ((5000, (0,)), (200_000, (0, 1)), (9000, (0, 1, 2, 3))):
+        if comm.rank == 0:
+            for node in nodes:  # a part's and a parity's byte, in other stripes
+                flip(next((local / f"node{node}").glob("*/step-*/*.dpp")), place + 30_000 * node)
+            flip(next((local / "node3").glob("*/parity/*/*.dpy")), place)
+        comm.Barrier()
+        results.append(restore(comm, directory, PARITY))
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_damaged_pieces_still_help_with_their_good_blocks(run_on: Any, shared_path: Path) -> None:
+    for results in run_on(4, damaged_pieces, shared_path):
+        for step, good, explanation in results:
+            assert step == 1 and good, explanation
+        assert "4 of 4 parts rebuilt from parity" in results[2][2][-2]
