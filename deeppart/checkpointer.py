@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from deeppart.comm.agreement import raise_together
-from deeppart.comm.base import Comm
+from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
 from deeppart.errors import (
     BackgroundFailureWarning,
@@ -21,17 +21,19 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.exchange.memory import Arena
-from deeppart.healing import Healer
+from deeppart.healing import Healer, healing_for
+from deeppart.levels.rate import RateLimit
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
 from deeppart.pipeline import Pipeline, Repair
 from deeppart.protecting import Protector
 from deeppart.recovery import Recovered, recover, take_inventory
-from deeppart.restart import Inventory, Wish, plan_healing
+from deeppart.restart import Inventory
 from deeppart.restoring import PerRank, restore_state
 from deeppart.retention import Retention
 from deeppart.saving import Saver, collection_paused
+from deeppart.scrubbing import Ground, Scrubber, ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
 from deeppart.writing import Job
@@ -84,6 +86,7 @@ class Checkpointer:
             Protector(self._comm.rank, self._session.protection, self._session.node_levels, self._session.limit),
             self.config.timeout,
         )
+        self._scrubber = self._start_scrubbing()
         self._sequence = 0
         self._known_steps = set(self._session.committed)
         self._used_steps: set[int] = set()
@@ -101,6 +104,11 @@ class Checkpointer:
     def repairing(self) -> bool:
         """Whether copies or parity that a restored step had lost are still being rebuilt in the background."""
         return self._pipeline.repairing
+
+    @property
+    def scrubbed(self) -> ScrubReport:
+        """What scrubbing (``scrub_bandwidth``) has done so far on this rank."""
+        return ScrubReport() if self._scrubber is None else self._scrubber.report
 
     @property
     def world_size(self) -> int:
@@ -184,7 +192,7 @@ class Checkpointer:
             Path(session.topology.directories[self.rank]) if session.leads_directory else None,
             session.persistent,
             session.lineage,
-            timeout,
+            lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
         )
         recovered, self.explanation = recover(self._comm, inventory, step, self._staging, self._arena, timeout)
         if recovered is None:
@@ -212,6 +220,8 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        if self._scrubber is not None:
+            self._scrubber.close(self.config.timeout)
         finished = self._pipeline.drain(self.config.timeout)
         self._report_failures()
         self._pipeline.close(0.0)
@@ -235,25 +245,42 @@ class Checkpointer:
             return
         # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
         self._closed = True
+        if self._scrubber is not None:
+            self._scrubber.abandon()
         self._pipeline.close(0.0)
         self._session.close()
 
+    def _start_scrubbing(self) -> Scrubber | None:
+        session, rank = self._session, self.rank
+        if "scrub" not in session.channels or self.config.scrub_bandwidth is None:
+            return None
+        mates = session.topology.sharing_directory(rank)
+        directory = session.topology.directories[rank]
+        ground = Ground(
+            directory=Path(directory) if directory else None,
+            share=mates.index(rank),
+            shares=len(mates),
+            leads=session.leads_directory,
+            lineage=session.lineage,
+            node_of=session.topology.node_of,
+        )
+        rate = RateLimit(self.config.scrub_bandwidth / len(session.topology.mates(rank)))
+        return Scrubber(
+            session.channels["scrub"],
+            self._pipeline,
+            ground,
+            session.protection,
+            session.node_levels,
+            session.persistent,
+            rate,
+            session.limit,
+        )
+
     def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
-        protection = self._session.protection
-        parity = [
-            (inventory.node_of[rank], each)
-            for rank, files in enumerate(inventory.parity)
-            for each in files
-            if each.identity.attempt == recovered.attempt
-        ]
-        group_size = protection.group_size if protection.sets else 0
-        wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
-        if not wish.partner and not wish.group_size:
-            return
-        readers = [read.reader for read in recovered.reads]
-        healing = plan_healing(recovered.candidate, readers, parity, wish)
+        healing = healing_for(self._session.protection, recovered, inventory)
         if not healing:
+            self._pipeline.restored(recovered.attempt)
             return
         step, session = recovered.attempt.step, self._session
         self._retention.adopt(step)
@@ -262,6 +289,7 @@ class Checkpointer:
         def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
             healer = Healer(channel, drive, session.node_levels, session.limit, self._arena)
             healer.heal(healing, recovered.attempt, recovered.mine, release)
+            self._pipeline.restored(recovered.attempt)
 
         mine = any(write.rank == self.rank for write in healing.writes)
         self._pipeline.submit_repair(Repair(step, f"rebuilding the redundancy of step {step}", run, mine))
@@ -341,8 +369,8 @@ class Checkpointer:
             for failure in pending.failures():
                 self.failures += 1
                 warn_caller(str(failure), BackgroundFailureWarning)
-        for refusal in self._pipeline.refusals():
-            warn_caller(refusal, BackgroundFailureWarning)
+        for note, category in self._pipeline.notes():
+            warn_caller(note, category)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))
 

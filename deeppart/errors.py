@@ -165,6 +165,10 @@ class ReplicaDivergenceWarning(DeeppartWarning):
     """
 
 
+class ScrubNotice(DeeppartWarning):
+    """Files on nodes were found damaged or missing when they were read again, and have been repaired, or not."""
+
+
 class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 

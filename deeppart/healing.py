@@ -6,8 +6,9 @@ copies to other nodes, parity. Files appear under their names one by one; whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from deeppart.comm.base import Comm, Operation
 from deeppart.commit import commit_round
@@ -20,12 +21,13 @@ from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.model import Attempt, ParityMember
 from deeppart.part import FileSource, PartReader
-from deeppart.recovery import LoadedPart
+from deeppart.protection import Protection
+from deeppart.recovery import LoadedPart, Recovered
 from deeppart.redundancy import ParitySet
-from deeppart.restart import Encode, Healing, Transfer
+from deeppart.restart import Encode, Healing, Inventory, Transfer, Wish, plan_healing
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
-Drive = Callable[[Operation[object]], object]
+Drive = Callable[[Operation[Any]], Any]
 
 
 class Healer:
@@ -150,3 +152,25 @@ class Healer:
             for file in files:
                 file.abort()
             raise
+
+
+def healing_for(
+    protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[str] = ()
+) -> Healing:
+    """What a step that has been read lacks of its copies and parity; nothing where no redundant level is on.
+
+    Args:
+        damaged: paths of files that do not count.
+    """
+    parity = [
+        (inventory.node_of[rank], each)
+        for rank, files in enumerate(inventory.parity)
+        for each in files
+        if each.identity.attempt == recovered.attempt and each.path not in damaged
+    ]
+    group_size = protection.group_size if protection.sets else 0
+    wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
+    if not wish.partner and not wish.group_size:
+        return Healing((), (), (), ())
+    readers = {read.part: read.reader for read in recovered.reads}
+    return plan_healing(recovered.candidate, readers, parity, wish)

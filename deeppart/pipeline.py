@@ -30,12 +30,12 @@ from deeppart.codec import Chooser
 from deeppart.comm.base import Comm, Operation, finish
 from deeppart.commit import Commit, ForegroundRound, commit_round
 from deeppart.config import REDUNDANT_LEVELS
-from deeppart.errors import CheckpointError, CommError, DeeppartError
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, DeeppartWarning
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
 from deeppart.levels.transfer import Staged
-from deeppart.model import Manifest, PartRecord
+from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, FAILED, RUNNING
 from deeppart.protecting import Protector
@@ -50,6 +50,8 @@ MOST_IN_FLIGHT = 2
 _LOOK_S = 0.1
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
+#: Checkpoints that are remembered as complete: ranks learn of that one after the other.
+_REMEMBERED = 3
 #: How long one call of the library goes on with moving data, where only the training thread may.
 _BULK_S = 5e-3
 
@@ -112,7 +114,9 @@ class Pipeline:
         self._in_flight: list[Job] = []
         self._repairs: list[Repair] = []
         self._rounds: deque[ForegroundRound[Any]] = deque()
-        self._refusals: deque[str] = deque()
+        self._notes: deque[tuple[str, type[DeeppartWarning]]] = deque()
+        self._complete: dict[int, Attempt] = {}
+        self._held: list[int] = []
         work: list[tuple[str, queue.SimpleQueue[Any], Callable[[Job], None]]] = [
             ("store", self._to_store, self._store),
             ("drain", self._to_drain, self._drain),
@@ -153,9 +157,33 @@ class Pipeline:
         """Whether redundancy is being rebuilt."""
         return bool(self._repairs)
 
-    def refusals(self) -> list[str]:
-        """What could not be removed or rebuilt since the last call."""
-        return [self._refusals.popleft() for _ in range(len(self._refusals))]
+    def note(self, text: str, category: type[DeeppartWarning]) -> None:
+        """Something to tell the caller at the next call."""
+        self._notes.append((text, category))
+
+    def notes(self) -> list[tuple[str, type[DeeppartWarning]]]:
+        """What there is to tell since the last call."""
+        return [self._notes.popleft() for _ in range(len(self._notes))]
+
+    def complete_attempts(self) -> dict[int, Attempt]:
+        """The last few checkpoints of this run that are complete on all nodes, by sequence; the restored one as -1."""
+        with self._room:
+            return dict(self._complete)
+
+    def restored(self, attempt: Attempt) -> None:
+        """A checkpoint of an earlier run is on the nodes."""
+        with self._room:
+            self._complete[-1] = attempt
+
+    def hold(self, step: int) -> None:
+        """Keep a step's local files from being retired until :meth:`release`."""
+        with self._room:
+            self._held.append(step)
+
+    def release(self, step: int) -> None:
+        """See :meth:`hold`."""
+        with self._room:
+            self._held.remove(step)
 
     def poll(self, patience_s: float = 0.0) -> None:
         """Advance exchanges that must happen in the training thread (no MPI_THREAD_MULTIPLE).
@@ -242,9 +270,10 @@ class Pipeline:
         """Rebuild redundancy; what goes wrong is told at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         try:
-            repair.run(channel, partial(self._exchange, channel, what=repair.what), partial(self._release, repair))
+            repair.run(channel, partial(self.drive, channel, what=repair.what), partial(self._release, repair))
         except Exception as error:
-            self._refusals.append(f"{repair.what} failed: {_as_error(error, 'background work failed')}")
+            text = f"{repair.what} failed: {_as_error(error, 'background work failed')}"
+            self.note(text, BackgroundFailureWarning)
         finally:
             self._release(repair)
             with self._room:
@@ -269,7 +298,7 @@ class Pipeline:
 
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, what = self._channels[level], f"step {job.attempt.step}, exchange of level {level}"
-        paths = self._protector.protect(job, level, channel, lambda each: self._exchange(channel, each, what))
+        paths = self._protector.protect(job, level, channel, lambda each: self.drive(channel, each, what))
         job.pending.note_level(level, RUNNING, nbytes=sum(path.stat().st_size for path in paths))
         return paths
 
@@ -318,7 +347,7 @@ class Pipeline:
         what = f"step {job.attempt.step}, completing level {level}"
         known = True
         try:
-            problem = self._exchange(channel, commit_round(channel, report, commit), what)
+            problem = self.drive(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:
             problem, known = str(error), failed
         complete = problem is None and not failed
@@ -340,7 +369,12 @@ class Pipeline:
         storage = self._local if level == "local" and self._local is not None else self._persistent
         return [storage.part_path(job.attempt, self._rank)]
 
-    def _exchange(self, channel: Comm, operation: Operation[T], what: str) -> T:
+    def drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
+        """Bring an exchange to its end, from a background thread, on the thread that the MPI library wants.
+
+        Raises:
+            PeerTimeoutError: nobody got any further for as long as the timeout. CommError: the channel broke earlier.
+        """
         if channel.threads:
             return finish(channel, operation, what, self._timeout, background=True)
         waiting = ForegroundRound(channel, operation, what, self._timeout)
@@ -365,14 +399,16 @@ class Pipeline:
 
         def in_flight() -> list[int]:
             others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
-            return [other.attempt.step for other in others] + [repair.step for repair in list(self._repairs)]
+            repaired = [repair.step for repair in list(self._repairs)]
+            return [other.attempt.step for other in others] + repaired + list(self._held)
 
         try:
             self._retention.committed(level, job.attempt.step, in_flight)
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"
-            self._refusals.append(f"{complete}, but what `keep` no longer wants there could not be removed: {error}")
+            text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
+            self.note(text, BackgroundFailureWarning)
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:
@@ -405,6 +441,10 @@ class Pipeline:
             with self._room:
                 if job in self._in_flight:
                     self._in_flight.remove(job)
+                if job.is_on_nodes():
+                    self._complete[job.attempt.sequence] = job.attempt
+                    for old in sorted(self._complete)[:-_REMEMBERED]:
+                        del self._complete[old]
                 self._room.notify_all()
 
 

@@ -8,6 +8,7 @@ kept for the error or the report.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm, Operation, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
@@ -29,6 +30,8 @@ from deeppart.state.capture import Staging, staging_bytes
 
 #: Lines of an error about a step that cannot be recovered.
 _MOST_REASONS = 40
+#: Drives an operation, named by a text, to its end and returns its result.
+Run = Callable[[Operation[Any], str], Any]
 #: (part, path of the source that failed, why)
 _Failure = tuple[int, str, str]
 
@@ -88,24 +91,25 @@ def take_inventory(
     local: Path | None,
     persistent: PersistentLevel,
     lineage: str,
-    timeout: float,
+    run: Run,
 ) -> Inventory:
     """List what every node and the persistent level hold (collective); the same result on every rank.
 
     Args:
         local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
+        run: drives an operation on ``comm``, named by a text, to its end.
 
     Raises:
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
-    what = "restore, taking inventory"
+    what = "taking inventory"
     stock = take_stock(local, lineage) if local is not None else Found()
     message = json.dumps(
         [[part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity], stock.problems]
     ).encode()
-    gathered = [json.loads(text) for text in finish(comm, comm.allgather(message), what, timeout)]
+    gathered = [json.loads(text) for text in run(comm.allgather(message), what)]
     committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
-    committed, unfinished, damaged = json.loads(finish(comm, comm.broadcast(committed_text), what, timeout))
+    committed, unfinished, damaged = json.loads(run(comm.broadcast(committed_text), what))
     return Inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, _, _ in gathered),
         node_of=node_of,
@@ -157,11 +161,15 @@ def recover(
     Raises:
         RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; the reasons are listed.
     """
+
+    def run(operation: Operation[Any], what: str) -> Any:
+        return finish(comm, operation, f"restore of {what}", timeout)
+
     outlook = survey(inventory, step)
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = _read_candidate(comm, candidate, staging, arena, timeout)
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -188,21 +196,34 @@ def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: 
     )
 
 
-def _read_candidate(
-    comm: Comm, candidate: Candidate, staging: Staging, arena: Arena, timeout: float
+def read_candidate(
+    comm: Comm,
+    candidate: Candidate,
+    staging: Staging,
+    arena: Arena,
+    run: Run,
+    wanted: Callable[[Read], bool] = lambda read: True,
 ) -> tuple[Recovered | None, list[str]]:
-    """Read all parts, falling back from bad sources; None if a part has no good one. With a line per decision."""
+    """Read parts, falling back from bad sources; None if a part has no good one (collective).
+
+    Args:
+        run: drives an operation on ``comm``, named by a text, to its end.
+        wanted: which parts to read.
+
+    Returns:
+        What was read, and a line for every decision.
+    """
     label = f"step {candidate.attempt.step}"
     lines: list[str] = []
     while True:
-        reads = assign(candidate, comm.size)
+        reads = tuple(read for read in assign(candidate, comm.size) if wanted(read))
         mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging)
-        failed = _gather_failures(comm, failures, f"restore of {label}, reading", timeout)
+        failed = _gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
-            what = f"restore of {label}, rebuilding"
-            rebuilt, failures = _rebuild_mine(comm, candidate.attempt, reads, space, arena, what, timeout)
+            what = f"{label}, rebuilding"
+            rebuilt, failures = _rebuild_mine(comm, candidate.attempt, reads, space, arena, what, run)
             mine |= rebuilt
-            failed = _gather_failures(comm, failures, what, timeout)
+            failed = _gather_failures(comm, failures, what, run)
         if not failed:
             return Recovered(candidate, reads, mine), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason in failed]
@@ -212,9 +233,9 @@ def _read_candidate(
         candidate = rest
 
 
-def _gather_failures(comm: Comm, failures: list[_Failure], what: str, timeout: float) -> list[_Failure]:
+def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) -> list[_Failure]:
     """Everyone's, on every rank."""
-    texts = finish(comm, comm.allgather(json.dumps(failures).encode()), what, timeout)
+    texts = run(comm.allgather(json.dumps(failures).encode()), what)
     return [(part, path, reason) for text in texts for part, path, reason in json.loads(text)]
 
 
@@ -263,11 +284,11 @@ def _rebuild_mine(
     space: dict[int, Bytes],
     arena: Arena,
     what: str,
-    timeout: float,
+    run: Run,
 ) -> tuple[dict[int, LoadedPart], list[_Failure]]:
     """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
-    refused = finish(comm, rebuild_parts(comm, wanted, space, arena), what, timeout)
+    refused = run(rebuild_parts(comm, wanted, space, arena), what)
     mine: dict[int, LoadedPart] = {}
     failures: list[_Failure] = []
     for read in reads:

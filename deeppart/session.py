@@ -53,7 +53,11 @@ class Topology:
 
     def first_in_directory(self, rank: int) -> int:
         """The first rank of the same node with the same local directory."""
-        return min(mate for mate in self.mates(rank) if self.directories[mate] == self.directories[rank])
+        return self.sharing_directory(rank)[0]
+
+    def sharing_directory(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the same node with the same local directory, ascending."""
+        return tuple(mate for mate in self.mates(rank) if self.directories[mate] == self.directories[rank])
 
     @property
     def nodes(self) -> Nodes:
@@ -73,7 +77,7 @@ class Session:
     Attributes:
         config: as given.
         comm: channel of the training thread.
-        channels: level name -> channel of its commit rounds.
+        channels: level name -> channel of its exchanges; also "scrub", where that is on.
         topology: ranks and nodes.
         lineage, session: identities, 32 hex digits each.
         owner: lock of the persistent directory, on rank 0.
@@ -141,7 +145,9 @@ def open_session(config: Config, comm: Any) -> Session:
         levels, leftovers, error = _open_levels(main, config, topology, welcome)
         raise_together(main, error, _WHAT, timeout)
         busy = [level for level in LEVELS if protection.every[level]]
-        channels = {level: finish(main, main.channel(), _WHAT, timeout) for level in busy}
+        if config.scrub_bandwidth is not None and (protection.copies or protection.sets):
+            busy.append("scrub")
+        channels = {name: finish(main, main.channel(), _WHAT, timeout) for name in busy}
     except BaseException:
         if owner is not None:
             owner.close()

@@ -20,7 +20,7 @@ from deeppart.levels.relay import Relay, SourceLostError
 from deeppart.levels.transfer import Staged, check_copy, copy_part, write_part
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
-from deeppart.pending import RUNNING, Pending
+from deeppart.pending import DONE, RUNNING, Pending
 from deeppart.state.document import PartDocument
 
 #: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
@@ -73,6 +73,11 @@ class Job:
         self.open_levels = set(self.due)
         if self.staged is not None:
             self.document = self.staged.document
+
+    def is_on_nodes(self) -> bool:
+        """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
+        levels = self.due - {"persistent"}
+        return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
 
 
 class ShareWriter:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -200,8 +200,11 @@ class ParityReader:
         expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
         return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
-    def verify(self) -> None:
+    def verify(self, *, pace: Callable[[int], None] = lambda nbytes: None) -> None:
         """Read every block and check its digest.
+
+        Args:
+            pace: called before every read with its number of bytes; may wait, or raise to give up.
 
         Raises:
             CorruptFileError: a digest does not hold; the first one is named.
@@ -211,6 +214,7 @@ class ParityReader:
         for row in range(self.stripes.rows):
             for index in range(self.stripes.tolerate):
                 block = memory[: self.stripes.length(row)]
+                pace(block.size)
                 if not self.read_block(row, index, block):
                     start = fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
                     raise corrupt(

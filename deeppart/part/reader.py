@@ -12,6 +12,8 @@ The order of the checks is in docs/format.md. A reader never changes once made: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -173,7 +175,7 @@ class PartReader:
             check_digest("decoded bytes of a chunk", raw, expected, where=self._where_chunk(i))
         return memoryview(raw)
 
-    def verify(self, *, expected_digest: str | None = None) -> str:
+    def verify(self, *, expected_digest: str | None = None, pace: Callable[[int], None] = lambda nbytes: None) -> str:
         """Read the whole file once, check and decode every chunk; return the file's xxh3-128 as 32 hex digits.
 
         Memory: one chunk, encoded and decoded. Measured, one core, from tmpfs: 4.4 GB/s stored raw, 0.9 GB/s (of raw
@@ -181,6 +183,7 @@ class PartReader:
 
         Args:
             expected_digest: the manifest's digest of this file; None: only computed.
+            pace: called before every read with its number of bytes; may wait, or raise to give up.
 
         Raises:
             CorruptFileError: a digest or length does not hold.
@@ -191,6 +194,7 @@ class PartReader:
         buffer = np.empty(longest, dtype=np.uint8).data
         for i, (offset, length) in enumerate(self.chunks[["offset", "encoded_length"]].tolist()):
             encoded = buffer[:length]
+            pace(length)
             self._source.read_into(offset, encoded)
             whole.update(encoded)
             self.decode_chunk(i, encoded)

@@ -7,7 +7,7 @@ it. From there copies go to partner nodes, and the parity sets are encoded anew 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deeppart.model import ParityIdentity, ParityMember
@@ -107,13 +107,13 @@ class Wish:
 
 
 def plan_healing(
-    candidate: Candidate, readers: Sequence[int], parity: Sequence[tuple[int, StoredParity]], wish: Wish
+    candidate: Candidate, readers: Mapping[int, int], parity: Sequence[tuple[int, StoredParity]], wish: Wish
 ) -> Healing:
     """Compare what there is with what should be.
 
     Args:
         candidate: the step, with its sound sources.
-        readers: per part, the rank that has it in memory, if no node has it.
+        readers: part -> the rank that has it in memory, at least for those that no node has.
         parity: (node, file) of the parity that is there.
     """
     node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
@@ -148,7 +148,7 @@ def _by_node(sources: Sequence[Source], node_of: dict[int, int]) -> dict[int, So
     """The cheapest file on each node that has one, in the order of the sources."""
     files: dict[int, Source] = {}
     for source in sources:
-        if source.level in ("local", "partner"):
+        if source.is_on_a_node:
             files.setdefault(node_of[source.readers[0]], source)
     return files
 

@@ -67,6 +67,11 @@ class Source:
     index_digest: str
     rebuild: Rebuild | None = None
 
+    @property
+    def is_on_a_node(self) -> bool:
+        """Whether it is a file on some node's storage."""
+        return self.level in ("local", "partner")
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -1,0 +1,279 @@
+"""Scrubbing: what lies on nodes is read again at a low rate, checked, and repaired from the other copies.
+
+One thread per rank. The ranks meet every few seconds, whatever they are at: so that all work on the same checkpoint,
+notice together that one of them closes, and repair together what any of them has found. Scrubbed is the newest
+checkpoint that is complete on all nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.errors import FormatError, ScrubNotice, StorageError
+from deeppart.exchange.memory import Arena
+from deeppart.healing import Healer, healing_for
+from deeppart.levels.node import NodeLevel, one_line, take_stock
+from deeppart.levels.persistent import PersistentLevel
+from deeppart.levels.rate import RateLimit
+from deeppart.model import Attempt
+from deeppart.part import FileSource, ParityReader, PartReader, parse_part_file_name
+from deeppart.pipeline import Pipeline
+from deeppart.protection import Protection
+from deeppart.recovery import read_candidate, take_inventory
+from deeppart.restart import Inventory, survey
+from deeppart.state.capture import Staging
+
+#: Ranks meet at least this often.
+SLICE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What scrubbing has done so far, on this rank.
+
+    Attributes:
+        cycles: how often everything has been read.
+        nbytes: bytes read.
+        damaged: files found damaged, by this rank.
+        repaired: times that copies or parity were rebuilt, by all ranks together.
+    """
+
+    cycles: int = 0
+    nbytes: int = 0
+    damaged: int = 0
+    repaired: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a rank scrubs.
+
+    Attributes:
+        directory: this rank's ``local_dir``; None without one.
+        share, shares: which part of the directory's files, of how many: ranks of a node that share it divide them.
+        leads: whether this rank lists the directory for all.
+        lineage: of the persistent directory.
+        node_of: node number of each rank.
+    """
+
+    directory: Path | None
+    share: int
+    shares: int
+    leads: bool
+    lineage: str
+    node_of: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What all ranks know after a meeting.
+
+    Attributes:
+        closing: whether a rank closes.
+        newest: the newest checkpoint that is complete, as all ranks know.
+        everyone_done: whether all ranks have read all of theirs.
+        damage: (path, reason) of what they found, of those that are done.
+    """
+
+    closing: bool
+    newest: Attempt | None
+    everyone_done: bool
+    damage: tuple[tuple[str, str], ...]
+
+
+class _Over(Exception):
+    """What is being read is of no interest any more."""
+
+
+class Scrubber:
+    """The scrubbing thread of a rank.
+
+    Args:
+        comm: a channel of its own.
+        pipeline: knows which checkpoints are complete, and drives operations.
+        ground: what this rank reads.
+        protection, node_levels, persistent: what is repaired, and from what.
+        rate: bytes per second to read, or rather the limit that says so.
+        limit: bandwidth limit of what leaves this rank, or None.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        pipeline: Pipeline,
+        ground: Ground,
+        protection: Protection,
+        node_levels: dict[str, NodeLevel],
+        persistent: PersistentLevel,
+        rate: RateLimit,
+        limit: RateLimit | None,
+    ) -> None:
+        self._comm, self._pipeline, self._ground = comm, pipeline, ground
+        self._protection, self._levels, self._persistent = protection, node_levels, persistent
+        self._rate, self._limit = rate, limit
+        self._arena = Arena()
+        self._closing = threading.Event()
+        self._met_at = 0.0
+        self._current: Attempt | None = None
+        self._damaged: list[tuple[str, str]] = []
+        self._meeting = _Meeting(False, None, False, ())
+        self.report = ScrubReport()
+        self._thread = threading.Thread(target=self._run, name="deeppart-scrub", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """End the thread (all ranks do); it takes part in one more meeting."""
+        self._closing.set()
+        deadline = time.monotonic() + timeout
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._pipeline.poll()
+            self._thread.join(0.01)
+
+    def abandon(self) -> None:
+        """End the thread without the other ranks."""
+        self._closing.set()
+
+    # --- the thread; every rank goes through the same meetings and draws the same conclusions from them ---
+
+    def _run(self) -> None:
+        try:
+            meeting = self._meet(done=False)
+            while not meeting.closing:
+                if meeting.newest is not None and self._read_all(meeting.newest):
+                    self._repair(meeting.newest, self._meeting.damage)
+                self._closing.wait(SLICE_S)
+                meeting = self._meet(done=False)
+        except Exception as error:
+            if not self._closing.is_set():
+                self._pipeline.note(f"scrubbing has ended: {error}", ScrubNotice)
+
+    def _read_all(self, attempt: Attempt) -> bool:
+        """Read everything of a checkpoint; False if it has become of no interest before all ranks were through."""
+        self._current, self._damaged = attempt, []
+        try:
+            for path in self._files(attempt):
+                self._check(path)
+            while not self._meet_about_it(done=True).everyone_done:
+                self._closing.wait(SLICE_S)
+        except _Over:
+            return False
+        self._note(cycles=1)
+        return True
+
+    def _files(self, attempt: Attempt) -> list[Path]:
+        """This rank's share of the files of a checkpoint on this node."""
+        if self._ground.directory is None:
+            return []
+        stock = take_stock(self._ground.directory, self._ground.lineage)
+        paths = [part.path for part in stock.parts if part.attempt == attempt]
+        paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
+        return [Path(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
+
+    def _check(self, path: Path) -> None:
+        try:
+            with FileSource(path) as source:
+                if parse_part_file_name(path.name) is not None:
+                    PartReader(source, where=str(path)).verify(pace=self._pace)
+                else:
+                    ParityReader(source, where=str(path)).verify(pace=self._pace)
+        except (FormatError, StorageError) as error:
+            if path.exists():  # otherwise it has been retired meanwhile
+                self._damaged.append((str(path), one_line(error)))
+                self._note(damaged=1)
+
+    def _pace(self, nbytes: int) -> None:
+        """Wait until so many bytes may be read; meet the others when it is time."""
+        until = time.monotonic() + self._rate.reserve(nbytes)
+        while True:
+            now = time.monotonic()
+            if now - self._met_at >= SLICE_S:
+                self._meet_about_it(done=False)
+            if now >= until:
+                break
+            self._closing.wait(min(until - now, SLICE_S))
+        self._note(nbytes=nbytes)
+
+    def _meet_about_it(self, *, done: bool) -> _Meeting:
+        meeting = self._meet(done=done)
+        if meeting.closing or meeting.newest != self._current:
+            raise _Over
+        return meeting
+
+    def _meet(self, *, done: bool) -> _Meeting:
+        """Exchange how far everyone is (collective)."""
+        known = self._pipeline.complete_attempts()
+        damaged = self._damaged if done else []
+        status = [self._closing.is_set(), sorted(known), done, damaged]
+        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "meeting")
+        self._met_at = time.monotonic()
+        statuses = [json.loads(text) for text in texts]
+        common = set.intersection(*(set(sequences) for _, sequences, _, _ in statuses))
+        self._meeting = _Meeting(
+            closing=any(closing for closing, *_ in statuses),
+            newest=known[max(common)] if common else None,
+            everyone_done=all(each for _, _, each, _ in statuses),
+            damage=tuple((path, reason) for *_, theirs in statuses for path, reason in theirs),
+        )
+        return self._meeting
+
+    def _repair(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
+        """Rebuild what is damaged or missing of a checkpoint (collective)."""
+        staging = Staging()
+        self._pipeline.hold(attempt.step)
+        try:
+            inventory = take_inventory(
+                self._comm,
+                self._ground.node_of,
+                self._ground.directory if self._ground.leads else None,
+                self._persistent,
+                self._ground.lineage,
+                self._drive,
+            )
+            repaired = self.report.repaired
+            problem = self._repair_from(inventory, attempt, {path for path, _ in damage}, staging)
+        finally:
+            self._pipeline.release(attempt.step)
+            staging.release()
+        if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
+            found = "; ".join(reason for _, reason in damage) or "files are missing or cannot be opened"
+            outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
+            self._pipeline.note(f"step {attempt.step}: scrubbing found damage: {found}: {outcome}", ScrubNotice)
+
+    def _repair_from(self, inventory: Inventory, attempt: Attempt, damaged: set[str], staging: Staging) -> str | None:
+        """Returns why it cannot be repaired, or None."""
+        candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
+        if not candidates:
+            return "not every part can be had any more"
+        bad = [(part, path) for path in damaged for part in range(attempt.world_size)]
+        candidate = candidates[0].without(bad)
+        if isinstance(candidate, int):
+            return f"no sound source for part {candidate}"
+        recovered, lines = read_candidate(
+            self._comm, candidate, staging, self._arena, self._drive, wanted=lambda read: not read.source.is_on_a_node
+        )
+        if recovered is None:
+            return "; ".join(lines)
+        healing = healing_for(self._protection, recovered, inventory, damaged)
+        if not healing:
+            return None
+        healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
+        healer.heal(healing, attempt, recovered.mine, lambda: None)
+        self._note(repaired=1)
+        return None
+
+    def _drive(self, operation: Operation[Any], what: str) -> Any:
+        return self._pipeline.drive(self._comm, operation, f"scrubbing, {what}")
+
+    def _drive_healing(self, operation: Operation[Any]) -> Any:
+        return self._drive(operation, "repairing")
+
+    def _note(self, **counts: int) -> None:
+        self.report = replace(
+            self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
+        )
