@@ -1,4 +1,4 @@
-"""``deeppart verify``: every byte, every digest, and the names of what is damaged."""
+"""``deeppart verify``: every byte, every digest, the names of what is damaged, and its repair."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
+from deeppart.errors import FormatError
 from deeppart.inspecting.naming import DamagedLeaf
-from deeppart.inspecting.ownership import Owner, read_owner
+from deeppart.inspecting.node_files import NodeFiles, verify_nodes
+from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
+from deeppart.inspecting.repairing import Repaired, Repairer
 from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
 from deeppart.inspecting.verifying import verify as verify_subject
+from deeppart.levels.files import list_steps, step_directory
+from deeppart.levels.persistent import read_lineage
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20
@@ -26,18 +31,52 @@ _MOST_LEAVES = 20
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
 @click.option("--all", "every", is_flag=True, help="Every step.")
+@click.option(
+    "--local",
+    "local_dirs",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Also a node-local directory (local_dir on some node): its parts, copies and parity. May be repeated.",
+)
+@click.option("--repair", is_flag=True, help="Replace damaged files from sound copies, from parity or from each other.")
+@click.option("--no-lock", is_flag=True, help="For --repair on file systems without locks: no job is running there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def verify(directory: Path, step: int | None, every: bool, as_json: bool) -> int:
+def verify(
+    directory: Path,
+    step: int | None,
+    every: bool,
+    local_dirs: tuple[Path, ...],
+    repair: bool,
+    no_lock: bool,
+    as_json: bool,
+) -> int:
     """Read all of a checkpoint in DIR and check every digest.
 
-    Goes on after damage, and names the leaves it hits. Exit code 1 if anything is damaged or incomplete.
+    Goes on after damage, and names the leaves it hits. Exit code 1 if anything is damaged or incomplete and has not
+    been repaired. --repair refuses while a job is running there: that repairs its own nodes (scrub_bandwidth).
     """
     if every and step is not None:
         raise click.UsageError("--step and --all exclude each other")
     owner = read_owner(directory)
+    if not repair:
+        return _verify(directory, step, every, local_dirs, owner, False, as_json)
+    with hold_directory(directory, without_lock=no_lock):
+        return _verify(directory, step, every, local_dirs, owner, True, as_json)
+
+
+def _verify(
+    directory: Path,
+    step: int | None,
+    every: bool,
+    local_dirs: tuple[Path, ...],
+    owner: Owner | None,
+    repair: bool,
+    as_json: bool,
+) -> int:
     timed: list[tuple[Verdict, float]] = []
     out = console()
-    subjects = choose_steps(directory, step, every=every)
+    subjects = choose_steps(directory, step, every=every) if not local_dirs or list_steps(directory) else []
     with _progress(out, shown=not as_json) as progress:
         task = progress.add_task("", total=sum(subject.nbytes for subject in subjects))
         for subject in subjects:
@@ -47,11 +86,48 @@ def verify(directory: Path, step: int | None, every: bool, as_json: bool) -> int
             timed.append((verdict, time.monotonic() - began))
             if not as_json:
                 _print(out, *timed[-1])
+        nodes = _verify_nodes(directory, local_dirs, step) if local_dirs else None
+    repaired = _repair(directory, [verdict for verdict, _ in timed], nodes) if repair else []
     if as_json:
-        print_json(_document(directory, timed, owner))
-    elif line := owner_line(owner):
-        out.print(line)
-    return GOOD if all(_is_good(verdict, owner) for verdict, _ in timed) else NOT_GOOD
+        print_json(_document(directory, timed, owner, nodes, repaired, repair))
+    else:
+        _print_nodes(out, nodes, repaired)
+        if line := owner_line(owner):
+            out.print(line)
+    return GOOD if _all_good(timed, owner, nodes, repaired) else NOT_GOOD
+
+
+def _verify_nodes(directory: Path, local_dirs: tuple[Path, ...], step: int | None) -> NodeFiles:
+    lineage = read_lineage(directory)
+    if lineage is None:
+        raise FormatError(
+            "the directory has no lineage record, so nothing tells which node-local files belong to it",
+            where=str(directory),
+            todo="leave out --local",
+        )
+    return verify_nodes(local_dirs, lineage, step)
+
+
+def _repair(directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None) -> list[Repaired]:
+    """Repair what can be: parts on the persistent level, and files on nodes."""
+    lost = {verdict.step: verdict.damaged_parts for verdict in verdicts if verdict.damaged_parts}
+    damaged = [step_directory(directory, step) / part.file for step, parts in lost.items() for part in parts]
+    repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged)
+    done = repairer.repair_nodes()
+    for step, parts in lost.items():
+        done += repairer.repair_persistent(step, [part.rank for part in parts])
+    return done
+
+
+def _all_good(
+    timed: list[tuple[Verdict, float]], owner: Owner | None, nodes: NodeFiles | None, repaired: list[Repaired]
+) -> bool:
+    if any(each.problem is not None for each in repaired):
+        return False
+    mended = {each.path for each in repaired}
+    if nodes is not None and any(each.path not in mended for each in nodes.damage):
+        return False
+    return all(_is_good(verdict, owner) or (repaired and verdict.is_only_parts) for verdict, _ in timed)
 
 
 def _is_good(verdict: Verdict, owner: Owner | None) -> bool:
@@ -75,10 +151,17 @@ def _progress(console: Console, *, shown: bool) -> Progress:
     )
 
 
-def _document(directory: Path, timed: list[tuple[Verdict, float]], owner: Owner | None) -> dict[str, Any]:
+def _document(
+    directory: Path,
+    timed: list[tuple[Verdict, float]],
+    owner: Owner | None,
+    nodes: NodeFiles | None,
+    repaired: list[Repaired],
+    repair: bool,
+) -> dict[str, Any]:
     return {
         "directory": str(directory),
-        "good": all(_is_good(verdict, owner) for verdict, _ in timed),
+        "good": _all_good(timed, owner, nodes, repaired),
         "owner": owner_document(owner),
         "steps": [
             {
@@ -93,6 +176,20 @@ def _document(directory: Path, timed: list[tuple[Verdict, float]], owner: Owner 
             }
             for verdict, seconds in timed
         ],
+        "nodes": None
+        if nodes is None
+        else {
+            "files": nodes.files,
+            "bytes": nodes.nbytes,
+            "damage": [{"file": str(each.path), "message": each.message} for each in nodes.damage],
+            "remarks": list(nodes.remarks),
+        },
+        "repairs": [
+            {"file": str(each.path), "repaired": each.problem is None, "source": each.source, "problem": each.problem}
+            for each in repaired
+        ]
+        if repair
+        else None,
     }
 
 
@@ -108,6 +205,21 @@ def _damage_document(damage: Damage) -> dict[str, Any]:
             {"path": leaf.path, "rank": leaf.rank, "start": leaf.start, "stop": leaf.stop} for leaf in damage.leaves
         ],
     }
+
+
+def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]) -> None:
+    if nodes is not None:
+        state = "damaged" if nodes.damage else "sound"
+        line = Text.assemble(("on nodes", "bold"), "  ", state_text(state))
+        line.append(f"  {count(nodes.files, 'file')}, {size(nodes.nbytes)} read")
+        out.print(line)
+        for each in nodes.damage:
+            out.print(Text("  " + printable(each.message), "red"), soft_wrap=True)
+        for remark in nodes.remarks:
+            out.print(Text("  " + printable(remark)), soft_wrap=True)
+    for done in repaired:
+        what = f"repaired from {done.source}" if done.problem is None else f"not repaired: {done.problem}"
+        out.print(Text(printable(f"{done.path}: {what}"), "green" if done.problem is None else "red"), soft_wrap=True)
 
 
 def _print(out: Console, verdict: Verdict, seconds: float) -> None:

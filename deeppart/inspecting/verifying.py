@@ -73,6 +73,7 @@ class Verdict:
         nbytes: bytes of them that were read.
         raw_bytes: what they are decoded.
         damage: everything that is wrong.
+        manifest: of the step; None where there is no sound one.
     """
 
     step: int
@@ -81,11 +82,30 @@ class Verdict:
     nbytes: int
     raw_bytes: int
     damage: tuple[Damage, ...]
+    manifest: Manifest | None = None
 
     @property
     def damaged_leaves(self) -> tuple[str, ...]:
         """Names of all leaves hit, each once, in the order found."""
         return tuple(dict.fromkeys(leaf.name for damage in self.damage for leaf in damage.leaves))
+
+    @property
+    def is_only_parts(self) -> bool:
+        """Whether all that is wrong is wrong with single part files, which other copies may replace."""
+        kinds = {damage.kind for damage in self.damage}
+        return self.manifest is not None and (kinds <= {"part", "chunk", "digest"} or self._cover_follows(kinds))
+
+    def _cover_follows(self, kinds: set[str]) -> bool:
+        """Bytes that are missing because a part is."""
+        return kinds <= {"part", "chunk", "digest", "cover"} and "part" in kinds
+
+    @property
+    def damaged_parts(self) -> tuple[PartRecord, ...]:
+        """Records of the parts that are missing or damaged, in rank order."""
+        if self.manifest is None:
+            return ()
+        ranks = {damage.rank for damage in self.damage if damage.rank is not None and damage.kind != "cover"}
+        return tuple(self.manifest.parts[rank] for rank in sorted(ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +182,8 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
     state = DAMAGED if damage_found else SOUND
     if damage_found and not (step_directory(subject.root, subject.step) / MANIFEST_NAME).exists():
         state, damage_found = REMOVED, []
-    return Verdict(subject.step, state, len(manifest.parts), checking.nbytes, checking.raw_bytes, tuple(damage_found))
+    counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
+    return Verdict(subject.step, state, *counts, tuple(damage_found), manifest)
 
 
 def _without_manifest(subject: Subject) -> Verdict:

@@ -169,8 +169,9 @@ def _describe(source: Source) -> str:
     if source.rebuild is None:
         return f"{source.level} {source.path}"
     rebuild = source.rebuild
+    data = {piece.place for piece in rebuild.data} - {rebuild.identity.place}
     return (
-        f"{source.path} ({len(rebuild.data)} parts and {len(rebuild.parity)} shares of parity are there; "
+        f"{source.path} ({len(data)} other parts and {len(rebuild.parity)} shares of parity are there; "
         f"{rebuild.identity.tolerate} of {len(rebuild.identity.members)} nodes may be lost)"
     )
 

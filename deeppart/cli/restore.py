@@ -1,0 +1,124 @@
+"""``deeppart restore --dry-run``: what a restore would do, line by line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deeppart.cli.output import GOOD, NOT_GOOD, console, print_json, printable
+from deeppart.comm import connect, finish
+from deeppart.config import expand_directory, job_name, launcher_world, node_name
+from deeppart.errors import FormatError
+from deeppart.inspecting.listing import require_directory
+from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
+from deeppart.levels.persistent import read_lineage
+from deeppart.restart import Source, explain, explain_parts
+
+_TIMEOUT_S = 120.0
+
+
+@click.command(short_help="Say what a restore would do.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Needed: the job itself restores, with Checkpointer.restore.")
+@click.option("--local", "local_dirs", metavar="DIR", multiple=True, help="Node-local directory. May be repeated.")
+@click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
+@click.option("--step", type=click.IntRange(min=0), help="Only this step; by default the newest recoverable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def restore(
+    directory: Path, dry_run: bool, local_dirs: tuple[str, ...], ranks: int | None, step: int | None, as_json: bool
+) -> int:
+    """Say which step a restore would bring back, who would read which part from where, and what stands in the way of
+    newer steps. Reads manifests, headers and indexes, no chunk; changes nothing.
+
+    In one process, each --local DIR counts as a node. Started on the nodes themselves (srun --mpi=pmi2 or mpirun, one
+    process per node), every process looks at its own --local DIR, which may hold {node} and $VARIABLES. Exit code 1 if
+    nothing can be recovered.
+    """
+    if not dry_run:
+        raise click.UsageError("only --dry-run: a job restores itself, with Checkpointer.restore(state)")
+    require_directory(directory)
+    lineage = read_lineage(directory)
+    if lineage is None:
+        raise FormatError("the directory has no lineage record: no job has checkpointed here", where=str(directory))
+    launched = launcher_world()
+    if launched is not None and launched[2] > 1:
+        return _on_nodes(directory, lineage, local_dirs, step, as_json)
+    plan = plan_here(directory, lineage, [Path(text) for text in local_dirs], ranks, step)
+    return _tell(directory, plan, as_json)
+
+
+def _on_nodes(directory: Path, lineage: str, local_dirs: tuple[str, ...], step: int | None, as_json: bool) -> int:
+    if len(local_dirs) > 1:
+        raise click.UsageError("started on the nodes, every process has one --local DIR")
+    comm = connect(None, _TIMEOUT_S)
+    name = node_name()
+    local = [expand_directory(text, node=name, rank=comm.rank, job=job_name()) for text in local_dirs]
+    texts = finish(comm, comm.allgather(json.dumps([name, *map(str, local)]).encode()), "restore --dry-run", _TIMEOUT_S)
+    places = [json.loads(text) for text in texts]
+    names = [place[0] for place in places]
+    node_of = tuple(list(dict.fromkeys(names)).index(each) for each in names)
+    leads = bool(local) and places.index(places[comm.rank]) == comm.rank
+    plan = plan_together(comm, directory, lineage, local[0] if leads else None, node_of, _TIMEOUT_S, step)
+    return _tell(directory, plan, as_json) if comm.rank == 0 else GOOD if plan.candidate else NOT_GOOD
+
+
+def _tell(directory: Path, plan: RestorePlan, as_json: bool) -> int:
+    if as_json:
+        print_json(_document(directory, plan))
+    else:
+        _print(plan)
+    return GOOD if plan.candidate is not None else NOT_GOOD
+
+
+def _print(plan: RestorePlan) -> None:
+    out = console()
+    chosen = -1 if plan.candidate is None else plan.candidate.attempt.step
+    for number, reason in plan.outlook.rejected:
+        if number > chosen:
+            out.print(printable_lines(f"step {number} cannot be recovered: {reason}"), style="red", soft_wrap=True)
+    if plan.candidate is None:
+        out.print("no step can be recovered", style="bold red")
+    else:
+        out.print(printable(explain(plan.candidate, plan.reads)), style="bold", soft_wrap=True)
+        for line in explain_parts(plan.candidate, plan.reads):
+            out.print(printable(f"  {line}"), soft_wrap=True)
+    for line in (*plan.outlook.notes, *plan.problems):
+        out.print(printable(f"note: {line}"), soft_wrap=True)
+    others = sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True)
+    if others:
+        out.print(f"could be recovered too: {', '.join(map(str, others))}")
+
+
+def printable_lines(text: str) -> str:
+    """Several lines, each made printable."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+def _document(directory: Path, plan: RestorePlan) -> dict[str, Any]:
+    candidate = plan.candidate
+    return {
+        "directory": str(directory),
+        "step": candidate.attempt.step if candidate else None,
+        "saved_by": candidate.attempt.world_size if candidate else None,
+        "parts": [
+            {
+                "part": read.part,
+                "reader": read.reader,
+                "sources": [_source_document(source) for source in candidate.sources[read.part]],
+            }
+            for read in plan.reads
+        ]
+        if candidate
+        else [],
+        "explanation": [explain(candidate, plan.reads), *explain_parts(candidate, plan.reads)] if candidate else [],
+        "rejected": [{"step": step, "reason": reason} for step, reason in plan.outlook.rejected],
+        "others": sorted({each.attempt.step for each in plan.outlook.candidates[1:]}, reverse=True),
+        "problems": [*plan.outlook.notes, *plan.problems],
+    }
+
+
+def _source_document(source: Source) -> dict[str, Any]:
+    return {"level": source.level, "path": source.path, "bytes": source.nbytes, "readers": len(source.readers)}

@@ -1,0 +1,93 @@
+"""Verifying what lies on nodes: every byte of the parts, copies and parity under node-local directories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart.errors import FormatError, StorageError
+from deeppart.levels.node import Found, one_line, take_stock
+from deeppart.part import FileSource, ParityReader, PartReader
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDamage:
+    """A file on a node that is not sound.
+
+    Attributes:
+        directory: the node-local directory that was given.
+        path: the file.
+        message: what is wrong.
+        opens: whether its header and index are sound, so that its good blocks can still help.
+    """
+
+    directory: Path
+    path: Path
+    message: str
+    opens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """What node-local directories hold, every byte of it read.
+
+    Attributes:
+        stocks: per directory, what can be opened.
+        damage: what is not sound.
+        files, nbytes: how much was read.
+        remarks: lines about files in wrong places.
+    """
+
+    stocks: tuple[tuple[Path, Found], ...]
+    damage: tuple[NodeDamage, ...]
+    files: int
+    nbytes: int
+    remarks: tuple[str, ...]
+
+
+def verify_nodes(
+    directories: Sequence[Path], lineage: str, step: int | None = None, advance: Advance = lambda nbytes: None
+) -> NodeFiles:
+    """Read everything that a lineage has under node-local directories.
+
+    Args:
+        step: only this one; None for all.
+        advance: told of every few bytes done.
+    """
+    stocks, damage, remarks = [], [], []
+    files = nbytes = 0
+    for directory in directories:
+        stock = take_stock(directory, lineage)
+        stocks.append((directory, stock))
+        remarks += [line for line in stock.problems if ": in the wrong place: " in line or ": ignored: " in line]
+        unsound = [path for path in stock.damaged if step is None or path.parent.name == f"step-{step:012d}"]
+        lines = {path: line for path in unsound for line in stock.problems if line.startswith(str(path))}
+        damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened"), False) for path in unsound]
+        for path, length in _sound(stock, step):
+            files, nbytes = files + 1, nbytes + length
+            problem = _check(path, advance)
+            if problem is not None:
+                damage.append(NodeDamage(directory, path, problem, True))
+    return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
+
+
+def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:
+    files = [(Path(part.path), part.nbytes) for part in stock.parts if step in (None, part.attempt.step)]
+    return files + [
+        (Path(each.path), each.nbytes) for each in stock.parity if step in (None, each.identity.attempt.step)
+    ]
+
+
+def _check(path: Path, advance: Advance) -> str | None:
+    try:
+        with FileSource(path) as source:
+            if path.suffix == ".dpy":
+                ParityReader(source, where=str(path)).verify(pace=advance)
+            else:
+                PartReader(source, where=str(path)).verify(pace=advance)
+    except (FormatError, StorageError) as error:
+        return one_line(error)
+    return None

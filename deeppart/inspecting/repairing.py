@@ -1,0 +1,278 @@
+"""Repairing files from others: parts from copies, from parity or from the other level, parity from the parts.
+
+One process that sees all the directories concerned; a running job repairs its own nodes itself
+(:mod:`deeppart.scrubbing`). Whatever is written was checked before, and takes the damaged file's place at once or not
+at all. Memory: one part; two where parity is computed from parts that have to be rebuilt themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from deeppart.comm.base import finish
+from deeppart.comm.single import SingleComm
+from deeppart.erasure import ReedSolomon
+from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
+from deeppart.exchange.memory import Arena
+from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
+from deeppart.inspecting.node_files import NodeFiles
+from deeppart.levels.files import DurableFile, step_directory
+from deeppart.levels.node import one_line
+from deeppart.levels.persistent import read_manifests
+from deeppart.model import Attempt, Manifest, ParityIdentity
+from deeppart.part import (
+    FileSource,
+    MemorySource,
+    ParityWriter,
+    PartReader,
+    is_parity_file_name,
+    parity_file_name,
+    parse_part_file_name,
+    set_id,
+    stripes_of,
+)
+from deeppart.recovery import LoadedPart, load_part
+from deeppart.restart import Committed, Inventory, Read, Source, Stock
+
+_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What became of one damaged file.
+
+    Attributes:
+        path: the file.
+        source: where its bytes were taken from; None if it could not be repaired.
+        problem: why not; None if it could.
+    """
+
+    path: Path
+    source: str | None
+    problem: str | None
+
+
+class Repairer:
+    """Repairs files of one persistent directory and of node-local directories that belong to it.
+
+    Args:
+        root: the persistent directory.
+        nodes: what was found on nodes, and is damaged there.
+        damaged: files on the persistent level that are damaged or missing.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+
+    def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path]) -> None:
+        self._root, self._nodes = root, nodes
+        self._manifests, _ = read_manifests(root)
+        self._bad = {str(path) for path in damaged} | {str(each.path) for each in nodes.damage}
+        self._inventory = Inventory(
+            found=(tuple(part for _, found in nodes.stocks for part in found.parts),),
+            node_of=(0,),
+            committed=tuple(self._committed(manifest) for manifest in self._manifests.values()),
+            parity=(tuple(each for _, found in nodes.stocks for each in found.parity),),
+        )
+        self._stock = Stock(self._inventory)
+        self._arena = Arena()
+
+    def repair_nodes(self) -> list[Repaired]:
+        """Everything that is damaged on the nodes: parts first, since parity is computed from them."""
+        damage = sorted(self._nodes.damage, key=lambda each: each.path.suffix == ".dpy")
+        return [self._attempted(each.path) for each in damage]
+
+    def repair_persistent(self, step: int, ranks: Sequence[int]) -> list[Repaired]:
+        """Parts of a committed step."""
+        records = [self._manifests[step].parts[rank] for rank in ranks]
+        return [self._attempted(step_directory(self._root, step) / record.file) for record in records]
+
+    def _committed(self, manifest: Manifest) -> Committed:
+        directory = step_directory(self._root, manifest.attempt.step)
+        return Committed(manifest.attempt, str(directory), manifest.parts)
+
+    def _attempted(self, path: Path) -> Repaired:
+        try:
+            source = self._repair(path)
+        except DeeppartError as error:
+            return Repaired(path, None, one_line(error))
+        self._bad.discard(str(path))  # it may serve as a source for the next one
+        return Repaired(path, source, None)
+
+    def _repair(self, path: Path) -> str:
+        if is_parity_file_name(path.name):
+            return self._repair_parity(path)
+        parsed = parse_part_file_name(path.name)
+        if parsed is None:
+            raise FormatError("not a file that can be repaired", where=str(path))
+        rank, world_size = parsed
+        attempt = self._attempt_of(path, world_size)
+        part, source = self._get(attempt, rank, path)
+        _write(path, part, self._digest(attempt, rank, path))
+        return source.path if source.rebuild is not None else f"{source.level} {source.path}"
+
+    def _attempt_of(self, path: Path, world_size: int) -> Attempt:
+        """Which checkpoint a file belongs to, by where it lies."""
+        for _, found in self._nodes.stocks:
+            for part in found.parts:
+                if part.path == str(path):
+                    return part.attempt
+        step = int(path.parent.name.removeprefix("step-"))
+        if step in self._manifests and path.parent.parent == self._root:
+            return self._manifests[step].attempt
+        known = [a for a in self._stock.attempts() if a.step == step and a.world_size == world_size]
+        committed = [attempt for attempt in known if self._stock.is_committed(attempt)]
+        if len(committed or known) != 1:
+            raise CorruptFileError(
+                "nothing tells which checkpoint this file belonged to",
+                found=f"{len(known)} at this step",
+                where=str(path),
+            )
+        return (committed or known)[0]
+
+    def _get(self, attempt: Attempt, rank: int, path: Path) -> tuple[LoadedPart, Source]:
+        """A sound copy of a part, in memory.
+
+        Raises:
+            CorruptFileError: there is none.
+        """
+        finding = self._stock.findings(attempt)[rank]
+        tried = list(finding.remarks)
+        for source in finding.sources:
+            if source.path == str(path) or source.path in self._bad:
+                continue
+            try:
+                return self._load(Read(rank, 0, source), attempt), source
+            except (FormatError, StorageError) as error:
+                tried.append(one_line(error))
+        raise CorruptFileError(
+            f"there is no sound copy of part {rank} within reach",
+            found="; ".join(tried) or "no other copy",
+            where=str(path),
+            todo="name the local_dir of more nodes with --local, or let a restored job rebuild it",
+        )
+
+    def _load(self, read: Read, attempt: Attempt) -> LoadedPart:
+        if read.source.rebuild is None:
+            memory = np.empty(read.source.nbytes, dtype=np.uint8)
+            with FileSource(read.source.path) as source:
+                return load_part(source, read, attempt, memory)
+        room = np.empty(padded_bytes(read.source.rebuild.identity), dtype=np.uint8)
+        comm = SingleComm()
+        wanted = [Wanted(read.part, 0, read.source.rebuild)]
+        refused = finish(
+            comm, rebuild_parts(comm, wanted, {read.part: room}, self._arena), "repairing from parity", _TIMEOUT_S
+        )
+        if refused:
+            raise CorruptFileError(refused[read.part], where=read.source.path)
+        return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, None)
+
+    def _digest(self, attempt: Attempt, rank: int, path: Path) -> str | None:
+        """What the whole file must hash to, where a manifest says."""
+        manifest = self._manifests.get(attempt.step)
+        if manifest is None or manifest.attempt != attempt:
+            return None
+        return manifest.parts[rank].digest
+
+    def _repair_parity(self, path: Path) -> str:
+        """Compute a share of parity again, from all parts that it protects."""
+        identity = self._identity_of(path)
+        file = DurableFile(path)
+        with ExitStack() as stack:
+            parts = {
+                place: self._open(identity.attempt, member.part, path, stack)
+                for place, member in enumerate(identity.members)
+                if member.part is not None
+            }
+            try:
+                _encode_share(identity, parts, ParityWriter(file, identity))
+                file.commit()
+            except BaseException:
+                file.abort()
+                raise
+        return f"the {len(parts)} parts that it protects"
+
+    def _open(self, attempt: Attempt, rank: int, path: Path, stack: ExitStack) -> FileSource | MemorySource:
+        """A sound copy of a part, to read blocks from: a file if there is one, else in memory."""
+        for source in self._stock.findings(attempt)[rank].sources:
+            if source.rebuild is None and source.path not in self._bad:
+                try:
+                    opened = stack.enter_context(FileSource(source.path))
+                    PartReader(opened, where=source.path, expected_index_digest=source.index_digest).verify()
+                    return opened
+                except (FormatError, StorageError):
+                    continue
+        loaded, _ = self._get(attempt, rank, path)
+        return MemorySource(b"".join(loaded.pieces()))
+
+    def _identity_of(self, path: Path) -> ParityIdentity:
+        """Whose share a parity file is, from itself or from the other members of its set."""
+        _, name, place, _, _ = path.stem.split("-")  # parity-<set>-<place>-of-<members>
+        for _, found in self._nodes.stocks:
+            for each in found.parity:
+                if set_id(each.identity) == name:
+                    identity = replace(each.identity, place=int(place))
+                    if parity_file_name(identity) == path.name:
+                        return identity
+        raise CorruptFileError(
+            "no other file of this parity set is within reach, so nothing tells what it protected",
+            where=str(path),
+            todo="name the local_dir of more nodes with --local",
+        )
+
+
+def _encode_share(
+    identity: ParityIdentity, parts: Mapping[int, FileSource | MemorySource], writer: ParityWriter
+) -> None:
+    """Write one member's share, row by row."""
+    stripes = stripes_of(identity)
+    code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
+    for row in range(stripes.rows):
+        length = stripes.length(row)
+        blocks, digests = [], []
+        for index in range(stripes.tolerate):
+            stripe = stripes.kept_stripe(identity.place, index)
+            data = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.data_blocks)]
+            for i, block in enumerate(data):
+                place = stripes.source(stripe, i)
+                filled = stripes.filled(row, i, identity.members[place].nbytes)
+                if filled:
+                    parts[place].read_into(stripes.start(row, i), block[:filled].data)
+            parity = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.tolerate)]
+            code.encode(data, parity)
+            blocks.append(parity[index])
+            whole = b"".join(xxhash.xxh3_128_digest(each.data) for each in (*data, *parity))
+            digests.append(np.frombuffer(whole, dtype=np.uint8).reshape(-1, 16))
+        writer.add_row(blocks, np.stack(digests))
+    writer.finish()
+
+
+def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
+    """Put a part in place.
+
+    Raises:
+        CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
+    """
+    whole = xxhash.xxh3_128()
+    file = DurableFile(path)
+    try:
+        for piece in part.pieces():
+            whole.update(piece)
+            file.write(piece)
+        if digest is not None and whole.hexdigest() != digest:
+            raise CorruptFileError(
+                "what was found in its place has another digest",
+                expected=digest,
+                found=whole.hexdigest(),
+                where=str(path),
+            )
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise

@@ -1,0 +1,189 @@
+"""The commands on what three real ranks wrote with copies and parity: restore --dry-run, verify --local, --repair."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import deeppart
+from tests.mpi import launch
+from tests.unit.cli_support import call, call_json, flip
+
+NODES = ("node0", "node1", "node2")
+
+
+def train(root: Path) -> int:
+    config = deeppart.Config(
+        persistent_dir=str(root / "ckpt"),
+        local_dir=str(root / "{node}"),
+        node_size=1,
+        compression="none",
+        every={"local": 1, "partner": 1, "parity": 1, "persistent": 2},
+        parity_group=3,
+    )
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2):
+            state = {"w": torch.rand(300_000, generator=torch.Generator().manual_seed(step)), "step": step}
+            pending = checkpointer.checkpoint(state, step=step)
+            for level, report in pending.report.levels.items():
+                if report.state != "off":
+                    pending.wait(level, timeout=60)
+        return checkpointer.rank
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if reason := launch.unavailable():
+        pytest.skip(reason)
+    root = tmp_path_factory.mktemp("trained")
+    assert launch.run_ranks(3, train, root).values == [0, 1, 2]
+    return root
+
+
+@pytest.fixture
+def job(trained: Path, tmp_path: Path) -> Path:
+    """A copy to damage: step 1 is on the persistent level, step 2 only on the nodes."""
+    return Path(shutil.copytree(trained, tmp_path / "job"))
+
+
+def nodes(job: Path) -> list[object]:
+    return [argument for name in NODES for argument in ("--local", job / name)]
+
+
+def find(job: Path, pattern: str) -> Path:
+    (path,) = job.glob(pattern)
+    return path
+
+
+def levels(job: Path, code: int = 0) -> list[list[str]]:
+    plan = call_json("restore", job / "ckpt", "--dry-run", *nodes(job), code=code)
+    return [[source["level"] for source in part["sources"]] for part in plan["parts"]]
+
+
+def test_a_restore_explained(job: Path) -> None:
+    assert levels(job) == [["local", "partner", "parity"]] * 3
+    text = call("restore", job / "ckpt", "--dry-run", *nodes(job))
+    assert text.startswith("step 2: 3 of 3 parts local; saved by 3 ranks") and "could be recovered too: 1" in text
+    shutil.rmtree(job / "node1")
+    assert levels(job) == [["local"], ["partner", "parity"], ["local", "partner"]]
+    text = call("restore", job / "ckpt", "--dry-run", *nodes(job))
+    assert "2 of 3 parts local, 1 of 3 parts partner" in text
+    assert "part 1" in text and "otherwise parity set of parts 0, 1, 2 (2 other parts and 2 shares of parity" in text
+    shutil.rmtree(job / "node2")
+    plan = call_json("restore", job / "ckpt", "--dry-run", *nodes(job))
+    assert plan["step"] == 1 and [each["step"] for each in plan["rejected"]] == [2]
+    assert "part 1 of 3: found on no node" in plan["rejected"][0]["reason"]
+    assert [part["sources"][0]["level"] for part in plan["parts"]] == ["persistent"] * 3
+    shutil.rmtree(job / "ckpt" / "step-000000000001")
+    text = call("restore", job / "ckpt", "--dry-run", *nodes(job), code=1)
+    assert "step 2 cannot be recovered" in text and "no step can be recovered" in text
+
+
+def test_a_restore_is_only_explained(job: Path) -> None:
+    assert "--dry-run" in call("restore", job / "ckpt", code=2)
+    assert call_json("restore", job / "ckpt", "--dry-run", "--step", 1)["step"] == 1
+    assert call_json("restore", job / "ckpt", "--dry-run", "--ranks", 5)["parts"][2]["reader"] == 2
+    assert call_json("restore", job / "ckpt", "--dry-run", "--step", 7, code=1)["step"] is None
+
+
+@pytest.mark.timeout(90)
+def test_on_the_nodes_themselves(job: Path) -> None:
+    """One process per node, each looking at its own directory."""
+    argv = [sys.executable, "-m", "deeppart.cli", "restore", str(job / "ckpt"), "--dry-run", "--local"]
+    argv += [str(job / "node{rank}")]
+    run = subprocess.run(
+        [str(launch.find_mpiexec()), "-n", "3", *argv], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("step 2: 3 of 3 parts local") == 1
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "payload of a part": ("node0/*/step-000000000002/part-*", lambda path: flip(path, 5000)),
+    "header of a part": ("node1/*/step-000000000002/part-*", lambda path: flip(path, 20)),
+    "payload of a copy": ("node1/*/partner/step-000000000002/part-*", lambda path: flip(path, 5000)),
+    "footer of a copy": ("node2/*/partner/step-000000000002/part-*", lambda path: flip(path, path.stat().st_size - 9)),
+    "payload of parity": ("node0/*/parity/step-000000000002/parity-*", lambda path: flip(path, 5000)),
+    "index of parity": ("node2/*/parity/step-000000000002/parity-*", lambda path: flip(path, path.stat().st_size - 99)),
+    "a truncated part": ("node2/*/step-000000000002/part-*", lambda path: path.write_bytes(path.read_bytes()[:5000])),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_each_damage_is_found_and_repaired(job: Path, name: str) -> None:
+    pattern, damage = DAMAGE[name]
+    path = find(job, pattern)
+    sound = path.read_bytes()
+    damage(path)
+    document = call_json("verify", job / "ckpt", *nodes(job), code=1)
+    assert [each["file"] for each in document["nodes"]["damage"]] == [str(path)] and document["repairs"] is None
+    assert path.read_bytes() != sound, "verify only reads"
+    document = call_json("verify", job / "ckpt", *nodes(job), "--repair")
+    assert [(each["file"], each["repaired"]) for each in document["repairs"]] == [(str(path), True)]
+    assert path.read_bytes() == sound
+    assert call_json("verify", job / "ckpt", *nodes(job))["good"]
+
+
+def test_everything_that_two_of_three_nodes_hold(job: Path) -> None:
+    """All damage at once; what was repaired helps with the rest."""
+    paths = [find(job, pattern) for pattern, _ in DAMAGE.values()]
+    sound = [path.read_bytes() for path in paths]
+    for path in paths[:3]:
+        flip(path, 5000)
+    text = call("verify", job / "ckpt", *nodes(job), "--repair")
+    assert text.count(": repaired from ") == 3 and "in use by" not in text
+    assert [path.read_bytes() for path in paths] == sound
+
+
+def test_the_persistent_level_is_repaired_from_nodes_and_the_other_way_round(job: Path) -> None:
+    part = find(job, "ckpt/step-000000000001/part-00001-*")
+    sound = part.read_bytes()
+    flip(part, 6000)
+    assert "not repaired" in call("verify", job / "ckpt", "--repair", code=1)
+    assert part.read_bytes() != sound
+    copies = job / "elsewhere" / find(job, "node1/*").name / "step-000000000001"
+    copies.mkdir(parents=True)
+    (copies / part.name).write_bytes(sound)
+    text = call("verify", job / "ckpt", "--repair", "--local", job / "elsewhere")
+    assert f"repaired from local {copies / part.name}" in text and part.read_bytes() == sound
+    part.unlink()
+    call("verify", job / "ckpt", "--repair", "--local", job / "elsewhere")
+    assert part.read_bytes() == sound
+    flip(copies / part.name, 6000)
+    text = call("verify", job / "ckpt", "--repair", "--local", job / "elsewhere")
+    assert f"repaired from persistent {part}" in text and (copies / part.name).read_bytes() == sound
+
+
+def test_what_cannot_be_repaired_stays_as_it_is(job: Path) -> None:
+    """Too much is damaged: said, and nothing is written over."""
+    paths = [*job.glob("node*/*/**/part-00001-*"), *job.glob("node*/*/parity/*/parity-*")]
+    for path in paths:
+        flip(path, 5000)
+    before = [path.read_bytes() for path in paths]
+    document = call_json("verify", job / "ckpt", *nodes(job), "--repair", code=1)
+    assert {each["repaired"] for each in document["repairs"]} == {False}
+    assert all("no sound copy of part 1" in each["problem"] for each in document["repairs"])
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_repair_refuses_while_a_job_is_running(job: Path) -> None:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(job / "ckpt"))):
+        assert "a running job checkpoints" in call("verify", job / "ckpt", "--repair", code=2)
+
+
+def test_files_in_wrong_places_are_named(job: Path) -> None:
+    part = find(job, "node0/*/step-000000000002/part-*")
+    other = part.parent.parent / "step-000000000009"
+    other.mkdir()
+    shutil.copy(part, other / part.name)
+    shutil.copytree(part.parent, part.parent.parent.parent / ("f" * 32) / part.parent.name)
+    document = call_json("verify", job / "ckpt", *nodes(job))
+    (remark,) = document["nodes"]["remarks"]
+    assert "in the wrong place: by its contents it is part-00000-of-00003.dpp of step 2" in remark
+    assert other.exists()
