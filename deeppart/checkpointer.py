@@ -225,6 +225,7 @@ class Checkpointer:
         finished = self._pipeline.drain(self.config.timeout)
         self._report_failures()
         self._pipeline.close(0.0)
+        self._session.drop_spares()
         self._staging.release()
         self._session.close(collective=finished)
         if not finished:

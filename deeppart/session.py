@@ -110,6 +110,12 @@ class Session:
         """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
+    def drop_spares(self) -> None:
+        """Give back storage on this node that was kept for the next checkpoint."""
+        if self.leads_directory:
+            for level in self.node_levels.values():
+                level.drop_spares()
+
     def close(self, *, collective: bool = False) -> None:
         """Give the directory back.
 

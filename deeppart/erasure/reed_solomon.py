@@ -54,7 +54,7 @@ class ReedSolomon:
         Raises:
             ValueError: another number of blocks, or blocks of different lengths.
         """
-        self._check(len(data) == self.data and len(parity) == self.parity, (*data, *parity))
+        self._check(len(data) == self.data and len(parity) == self.parity, data, parity)
         self._run(self._encoding, data, parity)
 
     def rebuild(
@@ -72,7 +72,7 @@ class ReedSolomon:
             ValueError: another number of blocks, or blocks of different lengths.
         """
         right = len(blocks) == len(rows) == len(set(rows)) == self.data and len(wanted) == len(out)
-        self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), (*blocks, *out))
+        self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), blocks, out)
         if wanted:
             self._run(self._solving(tuple(rows), tuple(wanted)), blocks, out)
 
@@ -103,7 +103,9 @@ class ReedSolomon:
             sources[0].size, len(sources), len(targets), tables.ctypes.data, _pointers(sources), _pointers(targets)
         )
 
-    def _check(self, right: bool, blocks: Sequence[Bytes]) -> None:
+    def _check(self, right: bool, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> None:
+        blocks = (*sources, *targets)
+        right = right and all(block.flags.writeable for block in targets)
         lengths = {block.size for block in blocks}
         sound = all(block.dtype == np.uint8 and block.flags.c_contiguous for block in blocks)
         if not right or not sound or len(lengths) != 1 or max(lengths) > _MOST_BLOCK_BYTES:

@@ -18,7 +18,7 @@ import xxhash
 
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
-from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.pacing import paced
 from deeppart.levels.files import DurableFile
@@ -102,7 +102,7 @@ def encode_sets(
         for which, mine in sets:
             try:
                 files.append((yield from encode_set(comm, which, attempt, mine, open_parity, arena, limit)))
-            except (StorageError, CorruptFileError) as error:
+            except (StorageError, FormatError) as error:
                 problem = problem or error  # the members of the other sets are waiting all the same
         if problem is not None:
             raise problem
@@ -184,7 +184,7 @@ class _Encoding:
         try:
             self._file = open_parity(identity)
             self._writer = ParityWriter(self._file, identity)
-        except StorageError as error:
+        except (StorageError, FormatError) as error:
             self._lose_file(error)
 
     def run(self) -> Operation[None]:

@@ -69,7 +69,7 @@ def verify_nodes(
         for path, length in _sound(stock, step):
             files, nbytes = files + 1, nbytes + length
             problem = _check(path, advance)
-            if problem is not None:
+            if problem is not None and path.exists():  # otherwise a running job has retired it meanwhile
                 damage.append(NodeDamage(directory, path, problem, True))
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
 

@@ -8,12 +8,13 @@ machines measured this is 2-3 times faster than buffered writes and takes no pro
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ SYNC_EVERY_BYTES = 256 << 20
 
 _STEP = re.compile(r"step-([0-9]{12,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+", re.ASCII)
+#: A mapping that is written through to the file, with its pages in place before the first access.
+_SHARED_AND_THERE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 #: Refusals that mean "not with O_DIRECT here" rather than "not at all".
 _NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
@@ -120,12 +123,16 @@ class DurableFile:
         path: final name. Nothing exists under it before :meth:`commit`.
         direct: bypass the page cache if the file system can.
         limit: bandwidth limit to obey, or None.
+        spares: directory of files that are not needed any more (:func:`recycle_step`); one of them is written over, if
+            there is one: its memory or blocks need not be found and cleared again.
 
     Raises:
         StorageError: from every method, when the operating system refuses.
     """
 
-    def __init__(self, path: Path, *, direct: bool = False, limit: RateLimit | None = None) -> None:
+    def __init__(
+        self, path: Path, *, direct: bool = False, limit: RateLimit | None = None, spares: Path | None = None
+    ) -> None:
         self.path = path
         self.nbytes = 0
         self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
@@ -133,13 +140,18 @@ class DurableFile:
         self._since_sync = 0
         self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
         self._filled = 0
+        self._mappable = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
             # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
             if not path.parent.is_dir():
                 path.parent.mkdir(exist_ok=True)
                 sync_directory(path.parent.parent)
+            if spares is not None and take_spare(spares, self.temporary):
+                flags = os.O_RDWR | os.O_CLOEXEC
             self._fd, self._direct = self._open(flags, direct)
+            if flags & os.O_RDWR:
+                self._mappable = _bytes_in_memory(self._fd)
         except OSError as error:
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
 
@@ -179,6 +191,9 @@ class DurableFile:
             if self._block is not None and self._filled:
                 self._flush_block(self._filled)
             found = os.fstat(self._fd).st_size
+            if found > self.nbytes:  # a spare was longer
+                os.ftruncate(self._fd, self.nbytes)
+                found = os.fstat(self._fd).st_size
             if found != self.nbytes:
                 raise StorageError(
                     "a checkpoint file did not get all that was written to it",
@@ -207,7 +222,7 @@ class DurableFile:
             os.lseek(self._fd, 0, os.SEEK_SET)
         except OSError as error:
             raise storage_error("cannot begin a checkpoint file again", error, self.temporary) from error
-        self.nbytes = self._filled = 0
+        self.nbytes = self._filled = self._mappable = 0
 
     def abort(self) -> None:
         """Give up: close and remove the temporary file, as far as the system lets us."""
@@ -241,6 +256,8 @@ class DurableFile:
         self._direct = False
 
     def _write_out(self, data: memoryview) -> None:
+        if self._mappable:
+            data = self._write_mapped(data)
         while data:
             piece = data[:BLOCK_BYTES]
             if self._limit is not None:
@@ -258,11 +275,46 @@ class DurableFile:
             self.nbytes += written
             data = data[written:]
 
+    def _write_mapped(self, data: memoryview) -> memoryview:
+        """Copy as much as lies over pages that a spare has in memory; returns the rest.
+
+        Two to three times faster than ``write`` on a tmpfs, and cannot fail for lack of space: the pages are there.
+        """
+        while data and self.nbytes < self._mappable:
+            start = self.nbytes - self.nbytes % mmap.ALLOCATIONGRANULARITY
+            skip = self.nbytes - start
+            length = min(BLOCK_BYTES, self._mappable - start)
+            piece = data[: length - skip]
+            if self._limit is not None:
+                self._limit.take(len(piece))
+            try:
+                window = mmap.mmap(self._fd, skip + len(piece), flags=_SHARED_AND_THERE, offset=start)
+            except (OSError, ValueError):
+                self._mappable = 0
+                break
+            pages = np.frombuffer(window, dtype=np.uint8)
+            pages[skip:] = np.frombuffer(piece, dtype=np.uint8)  # a copy through numpy lets other threads run
+            del pages
+            window.close()
+            self.nbytes += len(piece)
+            data = data[len(piece) :]
+        if data or self.nbytes >= self._mappable:
+            self._mappable = 0
+            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
+        return data
+
     def _start_writeback(self, written: int) -> None:
         self._since_sync += written
         if self._limit is not None and not self._direct and self._since_sync >= SYNC_EVERY_BYTES:
             os.fdatasync(self._fd)
             self._since_sync = 0
+
+
+def _bytes_in_memory(descriptor: int) -> int:
+    """Length of a file whose pages are all there, on a file system in memory; 0 of any other."""
+    status = os.fstat(descriptor)
+    whole = status.st_blocks * 512 >= status.st_size
+    return status.st_size if whole and lies_in_memory(f"/proc/self/fd/{descriptor}") else 0
 
 
 def lies_in_memory(path: Path | str) -> bool:
@@ -321,13 +373,54 @@ def is_checkpoint_file(name: str) -> bool:
     return parse_part_file_name(name) is not None or is_parity_file_name(name)
 
 
-def remove_steps(root: Path, steps: Iterable[int]) -> None:
+def take_spare(spares: Path, name: Path) -> bool:
+    """Give one of the spare files another name; False if there is none. Several processes may take them."""
+    try:
+        found = sorted(os.listdir(spares))
+    except OSError:
+        return False
+    for spare in sorted(found, key=lambda each: each != name.name.split(".tmp-")[0].lstrip(".")):
+        try:
+            os.rename(spares / spare, name)
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def drop_spares(spares: Path) -> None:
+    """Remove what nobody has taken, as far as the system lets us."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(spares):
+            if is_checkpoint_file(name):
+                os.unlink(spares / name)
+        os.rmdir(spares)
+
+
+def _set_aside(path: Path, spares: Path) -> None:
+    """Make the checkpoint files of a step directory spare ones, in place of those that nobody has taken."""
+    try:
+        names = [name for name in os.listdir(path) if is_checkpoint_file(name)]
+        drop_spares(spares)
+        os.makedirs(spares, exist_ok=True)
+        for name in names:
+            os.rename(path / name, spares / name)
+    except OSError:
+        pass  # they are removed instead
+
+
+def remove_steps(root: Path, steps: Collection[int], spares: Path | None = None) -> None:
     """Remove step directories; see :func:`remove_step`.
+
+    Args:
+        spares: where the files of the newest of them are kept to be written over; None to remove them all.
 
     Raises:
         StorageError: a removal was refused; the others are still tried.
     """
     first: StorageError | None = None
+    if spares is not None and steps:
+        _set_aside(step_directory(root, max(steps)), spares)
     for step in sorted(steps):
         try:
             remove_step(step_directory(root, step))

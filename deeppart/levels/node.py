@@ -15,6 +15,7 @@ from pathlib import Path
 from deeppart.errors import DeeppartError, FormatError, StorageError
 from deeppart.levels.files import (
     DurableFile,
+    drop_spares,
     list_steps,
     make_directory,
     remove_steps,
@@ -34,6 +35,8 @@ from deeppart.part import (
 )
 from deeppart.restart import StoredParity, StoredPart
 
+#: Folder of files that are not needed any more, and whose storage is.
+SPARES_NAME = ".spare"
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS = {"local": "", "partner": "partner", "parity": "parity"}
 
@@ -58,6 +61,7 @@ class NodeLevel:
     def __init__(self, directory: Path, lineage: str, name: str) -> None:
         self.name = name
         self.root = node_root(directory, lineage, name)
+        self._spares = self.root / SPARES_NAME
         make_directory(self.root)
         probe = self.root / f".probe-{os.getpid()}"
         try:
@@ -70,7 +74,7 @@ class NodeLevel:
         return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
-        return DurableFile(self.part_path(attempt, rank))
+        return DurableFile(self.part_path(attempt, rank), spares=self._spares)
 
     def parity_path(self, identity: ParityIdentity) -> Path:
         """Where a share of parity lies."""
@@ -82,7 +86,7 @@ class NodeLevel:
         Raises:
             StorageError: it cannot be created.
         """
-        return DurableFile(self.parity_path(identity))
+        return DurableFile(self.parity_path(identity), spares=self._spares)
 
     def steps(self) -> set[int]:
         """Steps that have anything here.
@@ -93,12 +97,16 @@ class NodeLevel:
         return set(list_steps(self.root))
 
     def retire(self, steps: set[int]) -> None:
-        """Remove steps from this node.
+        """Remove steps from this node; the files of the newest are kept to be written over by the next checkpoint.
 
         Raises:
             StorageError: a removal was refused; the others are still tried.
         """
-        remove_steps(self.root, steps)
+        remove_steps(self.root, steps, self._spares)
+
+    def drop_spares(self) -> None:
+        """Give back the storage of files that were kept to be written over."""
+        drop_spares(self._spares)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ MAX_BLOCK_BYTES: Final = 64 << 20
 MAX_DIGEST_TABLE_BYTES: Final = 1 << 30
 
 _HEADER = struct.Struct("<8sII16s16sQQIIIIQQ16s")
-_INDEX_HEAD = struct.Struct("<8sQQ8s32x")
+_INDEX_HEAD = struct.Struct("<8sQQ8s32s")
 _NAME = re.compile(r"parity-([0-9a-f]{16})-([0-9]{3})-of-([0-9]{3})\.dpy", re.ASCII)
 _MEMBER_KEYS: Final = {"part", "nbytes", "index_digest"}
 
@@ -85,6 +85,7 @@ class ParityWriter:
         self._sink, self._identity = sink, identity
         self._stripes = stripes_of(identity)
         self._digests: list[bytes] = []
+        self._finished = False
         header = _encode_header(identity)
         self._header_digest = header[-8:]
         sink.write(header)
@@ -101,8 +102,9 @@ class ParityWriter:
         """
         stripes, row = self._stripes, len(self._digests)
         expected = (stripes.tolerate, stripes.members, DIGEST_BYTES)
-        lengths = [block.size for block in blocks]
-        if row >= stripes.rows or digests.shape != expected or lengths != [stripes.length(row)] * stripes.tolerate:
+        lengths = [block.nbytes for block in blocks]
+        right = digests.dtype == np.uint8 and digests.shape == expected
+        if row >= stripes.rows or not right or lengths != [stripes.length(row)] * stripes.tolerate:
             raise FormatError(
                 "a row of parity has another shape than its set",
                 expected=f"{stripes.rows} rows, blocks of {stripes.length(row)} bytes, digests {expected}",
@@ -118,15 +120,16 @@ class ParityWriter:
         Raises:
             FormatError: rows are missing.
         """
-        if len(self._digests) != self._stripes.rows:
+        if len(self._digests) != self._stripes.rows or self._finished:
             raise FormatError(
-                "a parity file was finished too early",
+                "a parity file was finished too early, or twice",
                 expected=f"{self._stripes.rows} rows",
                 found=f"{len(self._digests)} rows",
             )
         members = json.dumps([_member_document(member) for member in self._identity.members]).encode()
+        self._finished = True
         table = b"".join(self._digests)
-        head = _INDEX_HEAD.pack(INDEX_MAGIC, len(members), len(table), self._header_digest)
+        head = _INDEX_HEAD.pack(INDEX_MAGIC, len(members), len(table), self._header_digest, bytes(32))
         index = head + members + table
         offset = fmt.HEADER_BYTES + self._stripes.parity_bytes
         digest = xxhash.xxh3_128_digest(index)
@@ -166,10 +169,12 @@ class ParityReader:
         index = bytes(source.read_at(footer.index_offset, footer.index_length))
         check_digest("index", index, footer.index_digest, where=where)
         members, table = _decode_index(index, block[-8:], where)
-        self.identity = ParityIdentity(attempt, members, numbers["tolerate"], numbers["block_bytes"], numbers["place"])
+        self.identity = ParityIdentity(attempt, members, numbers.tolerate, numbers.block_bytes, numbers.place)
         wrong = _bad_identity(self.identity)
-        if wrong is None and (numbers["members"], numbers["longest"]) != (len(members), self.identity.longest_bytes):
-            wrong = "header and index describe different sets"
+        if wrong is None:
+            expected = (len(members), self.identity.longest_bytes, _encode_name(self.identity))
+            if (numbers.members, numbers.longest_bytes, numbers.name) != expected:
+                wrong = "header and index describe different sets"
         if wrong is not None:
             raise corrupt("the identity of a parity file is impossible", found=wrong, where=where)
         self.stripes = stripes_of(self.identity)
@@ -223,6 +228,10 @@ class ParityReader:
                     )
 
 
+def _encode_name(identity: ParityIdentity) -> bytes:
+    return bytes.fromhex(set_id(identity)).ljust(16, b"\0")
+
+
 def _encode_header(identity: ParityIdentity) -> bytes:
     attempt = identity.attempt
     fields = _HEADER.pack(
@@ -239,16 +248,25 @@ def _encode_header(identity: ParityIdentity) -> bytes:
         identity.place,
         identity.block_bytes,
         identity.longest_bytes,
-        bytes.fromhex(set_id(identity)).ljust(16, b"\0"),
+        _encode_name(identity),
     )
     body = fields.ljust(fmt.HEADER_BYTES - 8, b"\0")
     return body + xxhash.xxh3_64_digest(body)
 
 
-def _decode_header(block: bytes, where: str) -> tuple[Attempt, dict[str, int]]:
-    magic, version, length, lineage, session, sequence, step, world_size, members, tolerate, place, each, longest, _ = (
-        _HEADER.unpack_from(block)
-    )
+class _Numbers(NamedTuple):
+    """What the header says besides the attempt: for those who list files by their headers; the index has it all."""
+
+    members: int
+    tolerate: int
+    place: int
+    block_bytes: int
+    longest_bytes: int
+    name: bytes
+
+
+def _decode_header(block: bytes, where: str) -> tuple[Attempt, _Numbers]:
+    magic, version, length, lineage, session, sequence, step, world_size, *numbers, name = _HEADER.unpack_from(block)
     if magic != PARITY_MAGIC:
         raise corrupt("not a deeppart parity file", expected=repr(PARITY_MAGIC), found=repr(magic), where=where)
     check_digest("header", block[:-8], block[-8:], where=where)
@@ -261,16 +279,15 @@ def _decode_header(block: bytes, where: str) -> tuple[Attempt, dict[str, int]]:
     if version != PARITY_VERSION or length != fmt.HEADER_BYTES or block[_HEADER.size : -8].strip(b"\0"):
         raise corrupt("the header is not one of parity version 1", found=f"version {version}", where=where)
     attempt = Attempt(lineage.hex(), session.hex(), sequence, step, world_size)
-    numbers = {"members": members, "tolerate": tolerate, "place": place, "block_bytes": each, "longest": longest}
-    return attempt, numbers
+    return attempt, _Numbers._make([*numbers, name])
 
 
 def _decode_index(index: bytes, header_digest: bytes, where: str) -> tuple[tuple[ParityMember, ...], bytes]:
-    magic, members_length, table_length, sealed = (
-        _INDEX_HEAD.unpack_from(index) if len(index) >= _INDEX_HEAD.size else (b"", 0, 0, b"")
+    magic, members_length, table_length, sealed, reserved = (
+        _INDEX_HEAD.unpack_from(index) if len(index) >= _INDEX_HEAD.size else (b"", 0, 0, b"", b"")
     )
     whole = _INDEX_HEAD.size + members_length + table_length
-    if magic != INDEX_MAGIC or whole != len(index) or sealed != header_digest:
+    if magic != INDEX_MAGIC or whole != len(index) or sealed != header_digest or reserved.strip(b"\0"):
         raise corrupt("the index is not one of a parity file, or not this one's", where=where)
     try:
         documents = json.loads(index[_INDEX_HEAD.size : _INDEX_HEAD.size + members_length])
@@ -303,7 +320,7 @@ def _bad_identity(identity: ParityIdentity) -> str | None:
     parts = []
     for member in identity.members:
         if member.part is None:
-            sound = member.nbytes == 0 and member.index_digest == ""
+            sound = type(member.nbytes) is int and member.nbytes == 0 and member.index_digest == ""
         else:
             parts.append(member.part)
             sound = type(member.part) is int and 0 <= member.part < identity.attempt.world_size

@@ -58,7 +58,7 @@ def partner_nodes(nodes: Nodes) -> tuple[int, ...]:
     if len(nodes) < 2:
         raise ValueError("a partner needs a second node")
     order = nodes.by_domain()
-    shift = min(nodes.largest_domain(), len(order) - 1)
+    shift = nodes.largest_domain()
     partners = [0] * len(order)
     for place, node in enumerate(order):
         partners[node] = order[(place + shift) % len(order)]

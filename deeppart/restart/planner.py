@@ -15,6 +15,7 @@ from deeppart.model import LEVELS, Attempt
 from deeppart.restart.inventory import Inventory
 from deeppart.restart.sources import Finding, Source, Stock
 
+_NOT_COMMITTED = "not committed to the persistent level"
 _LEVEL_WORDS = {"parity": "rebuilt from parity"}
 
 
@@ -89,7 +90,7 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
         findings = stock.findings(attempt)
         lacking = [part for part, finding in enumerate(findings) if not finding.sources]
         if lacking:
-            rejected.append((attempt.step, _why_lacking(attempt, lacking, findings, stock.is_committed(attempt))))
+            rejected.append((attempt.step, _why_lacking(attempt, lacking, findings)))
             lost += [attempt.step] if stock.was_complete(attempt) else []
             continue
         notes += [f"step {attempt.step}: {remark}" for finding in findings for remark in finding.contradictions]
@@ -169,22 +170,22 @@ def _describe(source: Source) -> str:
     if source.rebuild is None:
         return f"{source.level} {source.path}"
     rebuild = source.rebuild
-    data = {piece.place for piece in rebuild.data} - {rebuild.identity.place}
+    data = {piece.place for piece in rebuild.data if piece.path} - {rebuild.identity.place}
+    shares = {piece.place for piece in rebuild.parity}
     return (
-        f"{source.path} ({len(data)} other parts and {len(rebuild.parity)} shares of parity are there; "
+        f"{source.path} ({len(data)} other parts and {len(shares)} shares of parity are there; "
         f"{rebuild.identity.tolerate} of {len(rebuild.identity.members)} nodes may be lost)"
     )
 
 
-def _why_lacking(attempt: Attempt, lacking: list[int], findings: Sequence[Finding], committed: bool) -> str:
+def _why_lacking(attempt: Attempt, lacking: list[int], findings: Sequence[Finding]) -> str:
     """One line per part that cannot be had, with everything that is known of it; parts with the same story together."""
     stories: dict[tuple[str, ...], list[int]] = {}
     for part in lacking:
         stories.setdefault(findings[part].remarks, []).append(part)
-    last = "unreadable on the persistent level" if committed else "not committed to the persistent level"
     lines = []
     for remarks, parts in stories.items():
         names = ", ".join(map(str, parts[:8])) + (" ..." if len(parts) > 8 else "")
         noun = "part" if len(parts) == 1 else "parts"
-        lines.append(f"{noun} {names} of {attempt.world_size}: {'; '.join((*remarks, last))}")
+        lines.append(f"{noun} {names} of {attempt.world_size}: {'; '.join((*remarks, _NOT_COMMITTED))}")
     return "\n    ".join(lines)

@@ -102,7 +102,7 @@ class _Encoded:
 
     identity: ParityIdentity
     place: int
-    shares: dict[int, Piece]
+    shares: list[Piece]
 
     @property
     def index_digest(self) -> str:
@@ -122,7 +122,7 @@ class Stock:
         self._committed = {entry.attempt: entry for entry in inventory.committed}
         mates = _mates(inventory.node_of)
         self._parts: dict[Attempt, dict[int, list[_Placed]]] = {}
-        self._parity: dict[Attempt, dict[ParityIdentity, dict[int, Piece]]] = {}
+        self._parity: dict[Attempt, dict[ParityIdentity, list[Piece]]] = {}
         seen: set[tuple[int, str]] = set()
         for rank, node in enumerate(inventory.node_of):
             files = inventory.found[rank] if rank < len(inventory.found) else ()
@@ -137,8 +137,10 @@ class Stock:
 
     def _add_parity(self, parity: StoredParity, readers: tuple[int, ...]) -> None:
         identity, place = replace(parity.identity, place=0), parity.identity.place
-        shares = self._parity.setdefault(identity.attempt, {}).setdefault(identity, {})
-        shares.setdefault(place, Piece(place, parity.path, readers))
+        shares = self._parity.setdefault(identity.attempt, {}).setdefault(identity, [])
+        piece = Piece(place, parity.path, readers)
+        if piece not in shares:
+            shares.append(piece)
 
     def attempts(self) -> list[Attempt]:
         """All attempts that anything is known of, in order of step, session and sequence."""
@@ -178,14 +180,15 @@ class Stock:
             if digest is not None and each.file.index_digest == digest
         ]
         remarks = list(contradictions)
-        if not sources:
+        if not files:
             remarks.append("found on no node")
-        for each in encoded:
+        for number, each in enumerate(encoded):
             if digest is not None and each.index_digest == digest:
                 rebuild = self._rebuild(each, placed)
                 problem = lacking(rebuild)
                 if problem is None:
-                    name = f"parity set {_set_name(each.identity)}"
+                    which = f" no. {number + 1}" if len(encoded) > 1 else ""
+                    name = f"parity set{which} {_set_name(each.identity)}"
                     nbytes = each.identity.members[each.place].nbytes
                     sources.append(Source("parity", name, self.everyone, nbytes, digest, rebuild))
                 else:
@@ -203,7 +206,7 @@ class Stock:
             else:
                 files = [each for each in placed.get(member.part, ()) if each.file.index_digest == member.index_digest]
                 data += [Piece(place, each.file.path, each.readers) for each in files]
-        parity = tuple(wanted.shares[place] for place in sorted(wanted.shares))
+        parity = tuple(sorted(wanted.shares, key=lambda piece: piece.place))
         return Rebuild(replace(wanted.identity, place=wanted.place), tuple(data), parity)
 
 

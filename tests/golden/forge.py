@@ -1,4 +1,4 @@
-"""Part files and manifests made by hand, after docs/format.md, without one line of the library under test.
+"""Part, parity and manifest files made by hand, after docs/format.md, without one line of the library under test.
 
 With its default arguments a function makes what is sound; a test replaces one value and gets a file that is wrong
 in that one place while every digest in it holds.
@@ -6,6 +6,7 @@ in that one place while every digest in it holds.
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from typing import Any
@@ -139,3 +140,137 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
         ],
         "structure": {"leaves": [["w", 1, -2.5, None, True, "\u00e9\u2603"]], "kind": "dict"},
     }
+
+
+# --- parity files -----------------------------------------------------------------------------------------------------
+
+
+def gf_multiply(a: int, b: int) -> int:
+    """Product in the field of 256 elements, with the polynomial x^8 + x^4 + x^3 + x^2 + 1."""
+    product = 0
+    while b:
+        product ^= a if b & 1 else 0
+        a = a << 1 ^ (0x11D if a & 0x80 else 0)
+        b >>= 1
+    return product
+
+
+@functools.cache
+def gf_inverse(a: int) -> int:
+    """The element that gives 1 with ``a``, looked for."""
+    return next(b for b in range(1, 256) if gf_multiply(a, b) == 1)
+
+
+@functools.cache
+def gf_products(factor: int) -> bytes:
+    """Of ``factor`` with every element, as a table for ``bytes.translate``."""
+    return bytes(gf_multiply(factor, byte) for byte in range(256))
+
+
+def parity_of(data: list[bytes], tolerate: int) -> list[bytes]:
+    """Blocks of parity of one stripe: block j is the sum of all data blocks i, each times 1 / ((k + j) xor i)."""
+    length, blocks = len(data[0]), []
+    for row in range(len(data), len(data) + tolerate):
+        total = 0
+        for column, block in enumerate(data):
+            total ^= int.from_bytes(block.translate(gf_products(gf_inverse(row ^ column))))
+        blocks.append(total.to_bytes(length))
+    return blocks
+
+
+def parity_share(parts: list[bytes], *, tolerate: int, block_bytes: int, place: int) -> tuple[bytes, bytes]:
+    """What the member at ``place`` stores of the parity of ``parts`` (b"" for none), and the table of digests.
+
+    In every row, stripe s has its k blocks of data from members s + m, ..., s + m + k - 1 and its m blocks of parity on
+    members s, ..., s + m - 1, counted modulo their number; so a member keeps block j of stripe ``place`` - j.
+    """
+    count = len(parts)
+    k = count - tolerate
+    rest, start = max(map(len, parts)), 0
+    payload = digests = b""
+    while rest > 0:
+        each = min(block_bytes, (rest + 64 * k - 1) // (64 * k) * 64)
+        for j in range(tolerate):
+            stripe = place - j
+            data = []
+            for i in range(k):
+                first = start + i * each
+                data.append(parts[(stripe + tolerate + i) % count][first : first + each].ljust(each, b"\0"))
+            parity = parity_of(data, tolerate)
+            payload += parity[j]
+            digests += b"".join(xxhash.xxh3_128_digest(block) for block in (*data, *parity))
+        start, rest = start + k * each, rest - k * each
+    return payload, digests
+
+
+def parity_member(part: int | None, data: bytes = b"") -> dict[str, Any]:
+    """What the index says of a member: its part file, or nothing."""
+    return {"part": part, "nbytes": len(data), "index_digest": data[-32:-16].hex()}
+
+
+def parity_set_id(
+    members: list[dict[str, Any]], *, tolerate: int, block_bytes: int, sequence: int, step: int, world_size: int
+) -> str:
+    """16 hex digits for one set of one checkpoint."""
+    rows = [[member["part"], member["nbytes"], member["index_digest"]] for member in members]
+    attempt = [LINEAGE.hex(), SESSION.hex(), sequence, step, world_size]
+    return xxhash.xxh3_64_hexdigest(json.dumps([attempt, rows, tolerate, block_bytes]).encode("ascii"))
+
+
+def parity_header(
+    set_id: str,
+    *,
+    magic: bytes = b"\x89DPY\r\n\x1a\n",
+    version: int = 1,
+    length: int = 4096,
+    sequence: int = 7,
+    step: int = 1200,
+    world_size: int = 2,
+    members: int = 4,
+    tolerate: int = 2,
+    place: int = 2,
+    block_bytes: int = 1024,
+    longest: int = 4801,
+    id_padding: bytes = bytes(8),
+    padding: bytes = b"",
+) -> bytes:
+    fields = magic + struct.pack("<II", version, length) + LINEAGE + SESSION
+    fields += struct.pack("<QQI", sequence, step, world_size)
+    fields += struct.pack("<IIIQQ", members, tolerate, place, block_bytes, longest)
+    body = (fields + bytes.fromhex(set_id) + id_padding + padding).ljust(4088, b"\0")
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def parity_file(
+    payload: bytes,
+    digests: bytes,
+    members: Any,
+    head: bytes,
+    *,
+    index_magic: bytes = b"DPYINDEX",
+    index_reserved: bytes = bytes(32),
+    members_length: int | None = None,
+    table_length: int | None = None,
+    header_digest: bytes | None = None,
+    footer_magic: bytes = b"DPPFOOTR",
+    footer_reserved: bytes = bytes(8),
+    index_offset: int | None = None,
+    index_length: int | None = None,
+    file_length: int | None = None,
+) -> bytes:
+    """A parity file around ``members``: bytes as they are, anything else as JSON."""
+    text = members if isinstance(members, bytes) else json.dumps(members).encode("ascii")
+    index = index_magic + struct.pack(
+        "<QQ",
+        len(text) if members_length is None else members_length,
+        len(digests) if table_length is None else table_length,
+    )
+    index += (head[-8:] if header_digest is None else header_digest) + index_reserved + text + digests
+    end = footer_magic + struct.pack(
+        "<QQQ",
+        len(head) + len(payload) if index_offset is None else index_offset,
+        len(index) if index_length is None else index_length,
+        len(head) + len(payload) + len(index) + 64 if file_length is None else file_length,
+    )
+    end += xxhash.xxh3_128_digest(index) + footer_reserved
+    return head + payload + index + end + xxhash.xxh3_64_digest(end)
