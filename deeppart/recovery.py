@@ -220,10 +220,13 @@ def read_candidate(
         mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging)
         failed = _gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
-            what = f"{label}, rebuilding"
-            rebuilt, failures = _rebuild_mine(comm, candidate.attempt, reads, space, arena, what, run)
-            mine |= rebuilt
-            failed = _gather_failures(comm, failures, what, run)
+            for careful in (False, True):  # nearly always, the files are as good as they look
+                what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
+                rebuilt, failures = _rebuild_mine(comm, candidate.attempt, reads, space, arena, careful, what, run)
+                failed = _gather_failures(comm, failures, what, run)
+                mine |= rebuilt
+                if not failed:
+                    break
         if not failed:
             return Recovered(candidate, reads, mine), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason in failed]
@@ -283,12 +286,13 @@ def _rebuild_mine(
     reads: tuple[Read, ...],
     space: dict[int, Bytes],
     arena: Arena,
+    careful: bool,
     what: str,
     run: Run,
 ) -> tuple[dict[int, LoadedPart], list[_Failure]]:
     """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
-    refused = run(rebuild_parts(comm, wanted, space, arena), what)
+    refused = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
     mine: dict[int, LoadedPart] = {}
     failures: list[_Failure] = []
     for read in reads:

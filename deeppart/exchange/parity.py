@@ -19,16 +19,19 @@ import xxhash
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
+from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.pacing import paced
 from deeppart.levels.files import DurableFile
 from deeppart.levels.rate import RateLimit
 from deeppart.model import Attempt, ParityIdentity, ParityMember
-from deeppart.part import FileSource, ParityWriter
+from deeppart.part import ParityWriter
 from deeppart.redundancy import ParitySet, Stripes, block_bytes_for
 
 _HEAD_BYTES = 256
-_HEAD_TAG, _DATA_TAG, _PARITY_TAG = 0, 1, 2
+_HEAD_TAG, _DATA_TAG, _PARITY_TAG, _DIGEST_TAG = 0, 1, 2, 3
+#: Encoded and digested so many bytes at a time, while they are in the processor's caches.
+_SLICE_BYTES = 128 << 10
 _DIGEST_BYTES = 16
 
 
@@ -134,18 +137,21 @@ def _head(document: list[object]) -> Bytes:
 
 
 class _Row:
-    """Memory for one row: k blocks out, k blocks in, m blocks of parity computed, and what others computed for us."""
+    """Memory for one row: k blocks out, k blocks in, m blocks of parity computed, and m that this member keeps."""
 
     def __init__(self, stripes: Stripes, memory: list[Bytes]) -> None:
         k, m = stripes.data_blocks, stripes.tolerate
-        self.own, self.data, self.parity, self.kept = (
-            memory[:k],
-            memory[k : 2 * k],
-            memory[2 * k : 2 * k + m],
-            memory[2 * k + m :],
-        )
+        self.own, self.data = memory[:k], memory[k : 2 * k]
+        self.parity, self._kept = memory[2 * k : 2 * k + m], memory[2 * k + m :]
+        self.kept, self.in_place = self._kept, False
+        self.digests = np.zeros((m, stripes.members * _DIGEST_BYTES), dtype=np.uint8)
         self.coming: list[Operation[None]] = []
         self.going: list[Operation[None]] = []
+
+    def keep_in(self, memory: list[Bytes] | None, length: int) -> None:
+        """Where the parity that this member keeps goes: memory of its file, or a buffer."""
+        self.in_place = memory is not None
+        self.kept = [block[:length] for block in self._kept] if memory is None else memory
 
 
 class _Encoding:
@@ -166,18 +172,17 @@ class _Encoding:
         self._stripes = Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
         self._code = ReedSolomon(self._stripes.data_blocks, self._stripes.tolerate)
         self._problems: list[DeeppartError] = []
-        self._source: FileSource | None = None
+        self._source: Blocks | None = None
         self._file: DurableFile | None = None
         self._writer: ParityWriter | None = None
         k, m = self._stripes.data_blocks, self._stripes.tolerate
-        tail = self._stripes.members * _DIGEST_BYTES  # digests travel behind the parity block
-        lengths = [identity.block_bytes] * (2 * k) + [identity.block_bytes + tail] * (2 * m)
+        lengths = [identity.block_bytes] * (2 * k + 2 * m)
         memory = list(arena.cut(lengths * 2))
         self._rows = [_Row(self._stripes, memory[: len(lengths)]), _Row(self._stripes, memory[len(lengths) :])]
         try:
             if mine is not None:
-                self._source = FileSource(mine.path)
-                if self._source.size != mine.nbytes:
+                self._source = Blocks(mine.path)
+                if self._source.source.size != mine.nbytes:
                     raise CorruptFileError("a part file has changed its length", where=mine.path)
         except (StorageError, CorruptFileError) as error:
             self._lose_source(error)
@@ -197,10 +202,11 @@ class _Encoding:
             yield True
             if number + 1 < self._stripes.rows:
                 yield from self._begin(number + 1)
-            digests = self._encode(number, row)
-            yield from self._share(number, row, digests)
+            row.keep_in(None if self._writer is None else self._writer.row_memory(), self._stripes.length(number))
+            self._encode(number, row)
+            yield from self._share(number, row)
             yield from together(row.going)
-            self._store(number, row, digests)
+            self._store(row)
             yield True
 
     def result(self) -> DurableFile:
@@ -244,53 +250,55 @@ class _Encoding:
         for i in range(stripes.data_blocks):
             filled = stripes.filled(number, i, self._identity.members[place].nbytes)
             if filled:
-                block = row.own[i][:filled]
-                self._read(stripes.start(number, i), block)
+                block = self._read(stripes.start(number, i), row.own[i][:filled])
                 yield from paced(self._limit, filled)
                 to = self._which.members[stripes.stripe_of(place, i)].rank
                 row.going.append(self._comm.send(block, to, _DATA_TAG))
 
-    def _encode(self, number: int, row: _Row) -> Bytes:
-        """Compute the parity of this member's stripe; returns the digests of its blocks, data first."""
+    def _encode(self, number: int, row: _Row) -> None:
+        """Compute the parity of this member's stripe, and the digests of its blocks."""
         length = self._stripes.length(number)
         data = [block[:length] for block in row.data]
-        parity = [block[:length] for block in row.parity]
-        self._code.encode(data, parity)
-        digests = b"".join(xxhash.xxh3_128_digest(block.data) for block in (*data, *parity))
-        return np.frombuffer(digests, dtype=np.uint8)
+        parity = [row.kept[0], *(block[:length] for block in row.parity[1:])]
+        hashers = [xxhash.xxh3_128() for _ in range(self._stripes.members)]
+        for at in range(0, length, _SLICE_BYTES):
+            ins = [block[at : at + _SLICE_BYTES] for block in data]
+            outs = [block[at : at + _SLICE_BYTES] for block in parity]
+            self._code.encode(ins, outs)
+            for hasher, block in zip(hashers, (*ins, *outs), strict=True):
+                hasher.update(block.data)
+        row.digests[0] = np.frombuffer(b"".join(hasher.digest() for hasher in hashers), dtype=np.uint8)
 
-    def _share(self, number: int, row: _Row, digests: Bytes) -> Operation[None]:
+    def _share(self, number: int, row: _Row) -> Operation[None]:
         """Send parity to the members that keep it, and ask for what this one keeps for others."""
         stripes, place, length = self._stripes, self._place, self._stripes.length(number)
-        whole = length + digests.size
         for j in range(1, stripes.tolerate):
             source = self._which.members[stripes.kept_stripe(place, j)].rank
-            row.going.append(self._comm.receive_into(row.kept[j][:whole], source, _PARITY_TAG))
+            row.going.append(self._comm.receive_into(row.kept[j], source, _PARITY_TAG))
+            row.going.append(self._comm.receive_into(row.digests[j], source, _DIGEST_TAG))
         for j in range(1, stripes.tolerate):
-            row.parity[j][length:whole] = digests
             yield from paced(self._limit, length)
             to = self._which.members[stripes.keeper(place, j)].rank
-            row.going.append(self._comm.send(row.parity[j][:whole], to, _PARITY_TAG))
+            row.going.append(self._comm.send(row.parity[j][:length], to, _PARITY_TAG))
+            row.going.append(self._comm.send(row.digests[0], to, _DIGEST_TAG))
 
-    def _store(self, number: int, row: _Row, digests: Bytes) -> None:
+    def _store(self, row: _Row) -> None:
         """Append what this member keeps of a row to its file."""
         if self._writer is None:
             return
-        length, whole = self._stripes.length(number), self._stripes.length(number) + digests.size
-        kept = row.kept[1 : self._stripes.tolerate]
-        table = np.stack([digests, *(block[length:whole] for block in kept)])
+        table = row.digests.reshape(self._stripes.tolerate, -1, _DIGEST_BYTES)
         try:
-            blocks = [row.parity[0][:length], *(block[:length] for block in kept)]
-            self._writer.add_row(blocks, table.reshape(len(blocks), -1, _DIGEST_BYTES))
+            self._writer.add_row(row.kept, table, in_place=row.in_place)
         except StorageError as error:
             self._lose_file(error)
 
-    def _read(self, offset: int, block: Bytes) -> None:
+    def _read(self, offset: int, block: Bytes) -> Bytes:
         if self._source is not None:
             try:
-                self._source.read_into(offset, block.data)
+                return self._source.get(offset, block.size, block)
             except (StorageError, CorruptFileError) as error:
                 self._lose_source(error)
+        return block
 
     def _lose_source(self, error: DeeppartError) -> None:
         """What is sent from now on is not what it should be; the level fails in the commit round."""

@@ -16,11 +16,11 @@ import xxhash
 
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.pacing import paced
 from deeppart.levels.files import DurableFile
 from deeppart.levels.rate import RateLimit
-from deeppart.part import FileSource
 
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
@@ -105,9 +105,9 @@ def _send_all(
     comm: Comm, sends: Sequence[Outgoing], memory: list[Bytes], limit: RateLimit | None, problems: list[DeeppartError]
 ) -> Operation[None]:
     for outgoing in sends:
-        source: FileSource | None = None
+        source: Blocks | None = None
         try:
-            source = FileSource(outgoing.path)
+            source = Blocks(outgoing.path)
         except (StorageError, CorruptFileError) as error:
             problems.append(error)
         try:
@@ -120,7 +120,7 @@ def _send_all(
 def _send(
     comm: Comm,
     outgoing: Outgoing,
-    source: FileSource | None,
+    source: Blocks | None,
     memory: list[Bytes],
     limit: RateLimit | None,
     problems: list[DeeppartError],
@@ -134,7 +134,7 @@ def _send(
         block = memory[number % _IN_FLIGHT][: min(BLOCK_BYTES, outgoing.nbytes - offset)]
         if source is not None:
             try:
-                source.read_into(offset, block.data)
+                block = source.get(offset, block.size, block)
             except (StorageError, CorruptFileError) as error:
                 problems.append(error)
                 source.close()
@@ -162,21 +162,23 @@ def _receive_all(
         sink = _Sink(incoming.part, open_copy, problems)
         if sink.file is not None:
             files.append(sink.file)
-        flying: list[tuple[Operation[None], Bytes]] = []
+        flying: list[tuple[Operation[None], Bytes, bool]] = []
         for number, offset in enumerate(range(0, told["nbytes"], BLOCK_BYTES)):
             if len(flying) == _IN_FLIGHT:
                 yield from _land(flying.pop(0), sink)
-            block = memory[number % _IN_FLIGHT][: min(BLOCK_BYTES, told["nbytes"] - offset)]
-            flying.append((comm.receive_into(block, incoming.source, _DATA_TAG), block))
+            length = min(BLOCK_BYTES, told["nbytes"] - offset)
+            there = sink.memory(offset, length)
+            block = memory[number % _IN_FLIGHT][:length] if there is None else there
+            flying.append((comm.receive_into(block, incoming.source, _DATA_TAG), block, there is not None))
         for flight in flying:
             yield from _land(flight, sink)
         sink.end(told["digest"])
 
 
-def _land(flight: tuple[Operation[None], Bytes], sink: _Sink) -> Operation[None]:
-    operation, block = flight
+def _land(flight: tuple[Operation[None], Bytes, bool], sink: _Sink) -> Operation[None]:
+    operation, block, in_place = flight
     yield from operation
-    sink.write(block)
+    sink.write(block, in_place=in_place)
     yield True
 
 
@@ -192,12 +194,20 @@ class _Sink:
         except StorageError as error:
             self._fail(error)
 
-    def write(self, block: Bytes) -> None:
+    def memory(self, offset: int, length: int) -> Bytes | None:
+        """Where a block can be received, if the file has memory for it."""
+        return None if self._failed or self.file is None else self.file.memory(offset, length)
+
+    def write(self, block: Bytes, *, in_place: bool) -> None:
+        """Append a block, which may be there already."""
         if self._failed or self.file is None:
             return
         self._digest.update(block.data)
         try:
-            self.file.write(block.data)
+            if in_place:
+                self.file.skip(block.size)
+            else:
+                self.file.write(block.data)
         except StorageError as error:
             self._fail(error)
 

@@ -1,9 +1,10 @@
 """Lost parts from parity: who sends which block to whom, and the arithmetic.
 
-Collective, in four steps: the ranks that can read parity tell everyone the digests of all blocks; every rank checks
-the blocks it can read and tells which are good; from that every rank derives, for each block that is wanted, which k
-blocks it is computed from; these are sent to the rank that wants it. So a file with some bad blocks still helps with
-its good ones.
+Collective. From what is known of the files, every rank derives, for each block that is wanted, which k blocks it is
+computed from; these are sent to the rank that wants it. Whether the result is right is for the digests of the part to
+tell. If it is not, a careful second try finds out more first: the ranks that can read parity tell everyone the digests
+of all blocks, and every rank checks the blocks it can read and tells which are good. So a file with some bad blocks
+still helps with its good ones.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import xxhash
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
 from deeppart.errors import FormatError, StorageError
+from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.model import ParityIdentity
-from deeppart.part import FileSource, ParityReader, set_id, stripes_of
+from deeppart.part import ParityReader, set_id, stripes_of
 from deeppart.redundancy import Stripes
 from deeppart.restart import Piece, Rebuild
 
@@ -61,12 +63,13 @@ def padded_bytes(identity: ParityIdentity) -> int:
 
 
 def rebuild_parts(
-    comm: Comm, wanted: Sequence[Wanted], memory: Mapping[int, Bytes], arena: Arena
+    comm: Comm, wanted: Sequence[Wanted], memory: Mapping[int, Bytes], arena: Arena, *, careful: bool
 ) -> Operation[dict[int, str]]:
     """Rebuild parts (collective; every rank gives the same ``wanted``).
 
     Args:
         memory: part -> :func:`padded_bytes` of memory, for the parts that this rank gets.
+        careful: find out first which blocks are good; otherwise the files are taken for good.
 
     Returns:
         part -> why it could not be rebuilt; the same on every rank. The bytes of the others are in ``memory`` and are
@@ -76,16 +79,11 @@ def rebuild_parts(
     for each in wanted:
         entry = sets.setdefault(each.name, _Set(each.rebuild.identity))
         entry.add(each.rebuild)
+        entry.doubtful.add(("data", each.rebuild.identity.place))
     files = _Files(comm.rank)
     try:
-        told = yield from comm.allgather(_tell_digests(files, sets))
-        yield True
-        for text in told:
-            _learn_digests(text, sets)
-        checked = yield from comm.allgather(_check_pieces(files, sets))
-        yield True
-        for text in checked:
-            _learn_bits(text, sets)
+        if careful:
+            yield from _find_good_blocks(comm, files, sets)
         failures: dict[int, str] = {}
         for each in wanted:
             recipe = _recipe(each, sets[each.name])
@@ -99,6 +97,19 @@ def rebuild_parts(
         files.close()
 
 
+def _find_good_blocks(comm: Comm, files: _Files, sets: dict[str, _Set]) -> Operation[None]:
+    told = yield from comm.allgather(_tell_digests(files, sets))
+    yield True
+    for text in told:
+        _learn_digests(text, sets)
+    checked = yield from comm.allgather(_check_pieces(files, sets))
+    yield True
+    for entry in sets.values():
+        entry.good = {}
+    for text in checked:
+        _learn_bits(text, sets)
+
+
 @dataclass(slots=True)
 class _Set:
     """What is known of one parity set.
@@ -107,14 +118,17 @@ class _Set:
         identity: of the set; its place does not matter.
         data, parity: place -> files; there may be several copies of a part.
         digests: stripe -> digests of its blocks, (rows, k + m, 16).
-        good: ("data" or "parity", place, which file) -> which blocks are good, (rows, k or m).
+        good: ("data" or "parity", place, which file) -> which blocks are good, (rows, k or m); None before anyone has
+            looked.
+        doubtful: places whose parts are being rebuilt: their files, if there are any, are not taken for good.
     """
 
     identity: ParityIdentity
     data: dict[int, list[Piece]] = field(default_factory=dict)
     parity: dict[int, list[Piece]] = field(default_factory=dict)
     digests: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
-    good: dict[tuple[str, int, int], Bits] = field(default_factory=dict)
+    good: dict[tuple[str, int, int], Bits] | None = None
+    doubtful: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def stripes(self) -> Stripes:
@@ -139,7 +153,10 @@ class _Set:
 
     def which_is_good(self, kind: str, place: int, row: int, index: int) -> int | None:
         """A file of a place that has a good copy of a block, or None."""
-        for which in range(len((self.data if kind == "data" else self.parity).get(place, ()))):
+        files = (self.data if kind == "data" else self.parity).get(place, ())
+        if self.good is None:
+            return 0 if files and (kind, place) not in self.doubtful else None
+        for which in range(len(files)):
             bits = self.good.get((kind, place, which))
             if bits is not None and bits[row, index]:
                 return which
@@ -160,40 +177,44 @@ class _Files:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._sources: dict[str, FileSource] = {}
+        self._sources: dict[str, Blocks] = {}
         self._readers: dict[str, ParityReader] = {}
 
     def mine(self, piece: Piece) -> bool:
         """Whether this rank reads it."""
         return _holder(piece) == self._rank
 
-    def source(self, piece: Piece) -> FileSource:
+    def _open(self, piece: Piece) -> Blocks:
         if piece.path not in self._sources:
-            self._sources[piece.path] = FileSource(piece.path)
+            self._sources[piece.path] = Blocks(piece.path)
         return self._sources[piece.path]
 
     def parity(self, piece: Piece) -> ParityReader:
         if piece.path not in self._readers:
-            self._readers[piece.path] = ParityReader(self.source(piece), where=piece.path)
+            self._readers[piece.path] = ParityReader(self._open(piece).source, where=piece.path)
         return self._readers[piece.path]
 
     def close(self) -> None:
         for source in self._sources.values():
             source.close()
 
-    def read(self, entry: _Set, kind: str, piece: Piece, row: int, index: int, block: Bytes) -> None:
-        """Read block ``index`` of a row into memory of its length; zeros behind the end of a part.
+    def get(self, entry: _Set, kind: str, piece: Piece, row: int, index: int, memory: Bytes) -> Bytes:
+        """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros.
 
         Raises:
             StorageError, FormatError: it cannot be read.
         """
+        length = entry.stripes.length(row)
         if kind == "parity":
-            self.parity(piece).read_block(row, index, block)
-            return
+            return self._open(piece).get(self.parity(piece).offset(row, index), length, memory)
         filled = entry.stripes.filled(row, index, entry.identity.members[piece.place].nbytes)
+        if filled == length:
+            return self._open(piece).get(entry.stripes.start(row, index), length, memory)
+        block = memory[:length]
         if filled:
-            self.source(piece).read_into(entry.stripes.start(row, index), block[:filled].data)
+            self._open(piece).source.read_into(entry.stripes.start(row, index), block[:filled].data)
         block[filled:] = 0
+        return block
 
 
 def _tell_digests(files: _Files, sets: dict[str, _Set]) -> bytes:
@@ -242,7 +263,6 @@ def _good_blocks(files: _Files, entry: _Set, kind: str, piece: Piece) -> Bits:
     good = np.zeros((stripes.rows, count), dtype=np.bool_)
     memory = np.empty(stripes.block_bytes, dtype=np.uint8)
     for row in range(stripes.rows):
-        block = memory[: stripes.length(row)]
         for index in range(count):
             if kind == "data":
                 stripe, column = stripes.stripe_of(place, index), index
@@ -251,7 +271,7 @@ def _good_blocks(files: _Files, entry: _Set, kind: str, piece: Piece) -> Bits:
             if stripe not in entry.digests:
                 continue  # nobody has parity of it: it takes no part in any rebuild
             try:
-                files.read(entry, kind, piece, row, index, block)
+                block = files.get(entry, kind, piece, row, index, memory)
             except (FormatError, StorageError):
                 continue
             good[row, index] = xxhash.xxh3_128_digest(block.data) == entry.digests[stripe][row, column].tobytes()
@@ -264,7 +284,9 @@ def _learn_bits(text: bytes, sets: dict[str, _Set]) -> None:
         stripes = sets[name].stripes
         count = stripes.data_blocks if kind == "data" else stripes.tolerate
         bits = np.unpackbits(np.frombuffer(table, dtype=np.uint8), count=stripes.rows * count)
-        sets[name].good[kind, place, which] = bits.astype(np.bool_).reshape(stripes.rows, count)
+        good = sets[name].good
+        assert good is not None
+        good[kind, place, which] = bits.astype(np.bool_).reshape(stripes.rows, count)
 
 
 def _pack(heads: list[Any], tables: list[bytes]) -> bytes:
@@ -357,25 +379,28 @@ class _Moving:
             if len(flying) == _WINDOW:
                 yield from self._land(*flying.pop(0), memory)
             blocks = [block[: stripes.length(step.row)] for block in slots[number % _WINDOW :: _WINDOW]]
-            flying.append((step, blocks[: len(step.inputs)], self._start(step, blocks)))
+            flying.append((step, *self._start(step, blocks)))
         for flight in flying:
             yield from self._land(*flight, memory)
 
-    def _start(self, step: _Step, blocks: list[Bytes]) -> list[Operation[None]]:
-        reader, moves = self._wanted.reader, []
-        for block, each in zip(blocks, step.inputs, strict=False):
+    def _start(self, step: _Step, memory: list[Bytes]) -> tuple[list[Bytes], list[Operation[None]]]:
+        """Send what this rank has of a step, or ask for it; the blocks it is computed from, and what is under way."""
+        reader, blocks = self._wanted.reader, []
+        moves: list[Operation[None]] = []
+        for block, each in zip(memory, step.inputs, strict=False):
             piece = self._entry.piece(each.kind, each.place, each.which)
             holder = reader if self._entry.is_empty(each.kind, each.place, step.row, each.index) else _holder(piece)
             if holder == self._comm.rank:
                 try:
-                    self._files.read(self._entry, each.kind, piece, step.row, each.index, block)
+                    block = self._files.get(self._entry, each.kind, piece, step.row, each.index, block)
                 except (FormatError, StorageError):
                     block[:] = 0  # good a moment ago; the check of the whole part will tell
                 if holder != reader:
                     moves.append(self._comm.send(block, reader, _TAG))
             elif self._comm.rank == reader:
                 moves.append(self._comm.receive_into(block, holder, _TAG))
-        return moves
+            blocks.append(block)
+        return blocks, moves
 
     def _land(
         self, step: _Step, blocks: list[Bytes], moves: list[Operation[None]], memory: Bytes | None

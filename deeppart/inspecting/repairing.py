@@ -166,9 +166,8 @@ class Repairer:
         room = np.empty(padded_bytes(read.source.rebuild.identity), dtype=np.uint8)
         comm = SingleComm()
         wanted = [Wanted(read.part, 0, read.source.rebuild)]
-        refused = finish(
-            comm, rebuild_parts(comm, wanted, {read.part: room}, self._arena), "repairing from parity", _TIMEOUT_S
-        )
+        operation = rebuild_parts(comm, wanted, {read.part: room}, self._arena, careful=True)
+        refused = finish(comm, operation, "repairing from parity", _TIMEOUT_S)
         if refused:
             raise CorruptFileError(refused[read.part], where=read.source.path)
         return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, None)

@@ -275,32 +275,43 @@ class DurableFile:
             self.nbytes += written
             data = data[written:]
 
+    def memory(self, start: int, length: int) -> npt.NDArray[np.uint8] | None:
+        """Memory to fill instead of writing: the bytes of the file from ``start``; None where it has no such.
+
+        Only what a spare has in memory is given out. What was filled, in the order of the file, is to be told to
+        :meth:`skip`.
+        """
+        if start + length > self._mappable or not length:
+            return None
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        try:
+            window = mmap.mmap(self._fd, start - first + length, flags=_SHARED_AND_THERE, offset=first)
+        except (OSError, ValueError):
+            return None
+        return np.frombuffer(window, dtype=np.uint8)[start - first :]
+
+    def skip(self, length: int) -> None:
+        """The next ``length`` bytes have been filled in by way of :meth:`memory`."""
+        self.nbytes += length
+        os.lseek(self._fd, self.nbytes, os.SEEK_SET)
+
     def _write_mapped(self, data: memoryview) -> memoryview:
         """Copy as much as lies over pages that a spare has in memory; returns the rest.
 
         Two to three times faster than ``write`` on a tmpfs, and cannot fail for lack of space: the pages are there.
         """
         while data and self.nbytes < self._mappable:
-            start = self.nbytes - self.nbytes % mmap.ALLOCATIONGRANULARITY
-            skip = self.nbytes - start
-            length = min(BLOCK_BYTES, self._mappable - start)
-            piece = data[: length - skip]
-            if self._limit is not None:
-                self._limit.take(len(piece))
-            try:
-                window = mmap.mmap(self._fd, skip + len(piece), flags=_SHARED_AND_THERE, offset=start)
-            except (OSError, ValueError):
+            piece = data[: min(BLOCK_BYTES, self._mappable - self.nbytes)]
+            pages = self.memory(self.nbytes, len(piece))
+            if pages is None:
                 self._mappable = 0
                 break
-            pages = np.frombuffer(window, dtype=np.uint8)
-            pages[skip:] = np.frombuffer(piece, dtype=np.uint8)  # a copy through numpy lets other threads run
-            del pages
-            window.close()
+            if self._limit is not None:
+                self._limit.take(len(piece))
+            pages[:] = np.frombuffer(piece, dtype=np.uint8)  # a copy through numpy lets other threads run
             self.nbytes += len(piece)
             data = data[len(piece) :]
-        if data or self.nbytes >= self._mappable:
-            self._mappable = 0
-            os.lseek(self._fd, self.nbytes, os.SEEK_SET)
+        os.lseek(self._fd, self.nbytes, os.SEEK_SET)
         return data
 
     def _start_writeback(self, written: int) -> None:

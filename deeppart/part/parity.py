@@ -90,12 +90,28 @@ class ParityWriter:
         self._header_digest = header[-8:]
         sink.write(header)
 
-    def add_row(self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8]) -> None:
+    def row_memory(self) -> list[npt.NDArray[np.uint8]] | None:
+        """Where the blocks of the next row may be put, so that they need not be copied; None if nowhere.
+
+        For sinks that have ``memory`` and ``skip`` (:class:`deeppart.levels.files.DurableFile`).
+        """
+        row, length = len(self._digests), self._stripes.length(len(self._digests))
+        start = fmt.HEADER_BYTES + self._stripes.parity_start(row, 0)
+        memory = getattr(self._sink, "memory", None)
+        whole = None if memory is None else memory(start, self._stripes.tolerate * length)
+        if whole is None:
+            return None
+        return [whole[index * length : (index + 1) * length] for index in range(self._stripes.tolerate)]
+
+    def add_row(
+        self, blocks: Sequence[npt.NDArray[np.uint8]], digests: npt.NDArray[np.uint8], *, in_place: bool = False
+    ) -> None:
         """Append the next row.
 
         Args:
             blocks: m blocks of the row's length.
             digests: of all blocks of each one's stripe, shape (m, k + m, 16).
+            in_place: the blocks are what :meth:`row_memory` gave.
 
         Raises:
             FormatError: another number or length.
@@ -110,8 +126,11 @@ class ParityWriter:
                 expected=f"{stripes.rows} rows, blocks of {stripes.length(row)} bytes, digests {expected}",
                 found=f"row {row}, blocks of {lengths} bytes, digests {digests.shape}",
             )
-        for block in blocks:
-            self._sink.write(block.data)
+        if in_place:
+            self._sink.skip(sum(lengths))  # type: ignore[attr-defined]
+        else:
+            for block in blocks:
+                self._sink.write(block.data)
         self._digests.append(digests.tobytes())
 
     def finish(self) -> str:
@@ -196,9 +215,12 @@ class ParityReader:
         Raises:
             StorageError: it cannot be read. CorruptFileError: the file has become shorter.
         """
-        offset = fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
-        self._source.read_into(offset, memory.data)
+        self._source.read_into(self.offset(row, index), memory.data)
         return self.block_is_good(row, index, memory)
+
+    def offset(self, row: int, index: int) -> int:
+        """Where a block begins in the file, in bytes."""
+        return fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
 
     def block_is_good(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
         """Whether the digest of a block that the caller has read holds."""
@@ -221,7 +243,7 @@ class ParityReader:
                 block = memory[: self.stripes.length(row)]
                 pace(block.size)
                 if not self.read_block(row, index, block):
-                    start = fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
+                    start = self.offset(row, index)
                     raise corrupt(
                         "the digest of a block of parity does not hold",
                         where=f"{self._where}, row {row}, block {index} (bytes {start} to {start + block.size})",
