@@ -17,6 +17,7 @@ from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import finish_quietly
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
+from deeppart.erasure import check_available
 from deeppart.errors import ConfigError, DeeppartError, StorageError
 from deeppart.levels.files import list_steps, make_directory, storage_error
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
@@ -148,7 +149,7 @@ def open_session(config: Config, comm: Any) -> Session:
     try:
         shared = _shared_directories(main, config, topology, welcome)
         protection = protect(config, topology.nodes, topology.node_names, shared)
-        levels, leftovers, error = _open_levels(main, config, topology, welcome)
+        levels, leftovers, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
         raise_together(main, error, _WHAT, timeout)
         busy = [level for level in LEVELS if protection.every[level]]
         if config.scrub_bandwidth is not None and (protection.copies or protection.sets):
@@ -244,7 +245,7 @@ def _open_persistent(
 
 
 def _open_levels(
-    comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any]
+    comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any], *, parity: bool
 ) -> tuple[dict[str, NodeLevel], dict[str, set[int]], DeeppartError | None]:
     """This rank's view of both directories, and the steps on its node; an error is for every rank to hear of."""
     node, rank = topology.names[comm.rank], comm.rank
@@ -260,6 +261,8 @@ def _open_levels(
             )
         if config.local_dir is None:
             return {}, {}, None
+        if parity:
+            check_available()
         local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
         # All of them, also those that are off: what earlier runs left there is to be found and retired.
         levels = {name: NodeLevel(local, welcome["lineage"], name) for name in NODE_FOLDERS}

@@ -1,5 +1,15 @@
 """Reed-Solomon coding over blocks of memory."""
 
+from deeppart.erasure.isal import library
 from deeppart.erasure.reed_solomon import ReedSolomon
 
-__all__ = ["ReedSolomon"]
+__all__ = ["ReedSolomon", "check_available"]
+
+
+def check_available() -> None:
+    """Find out at start-up rather than at the first use.
+
+    Raises:
+        ConfigError: the library that computes parity is not installed.
+    """
+    library()
