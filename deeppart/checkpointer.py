@@ -281,7 +281,7 @@ class Checkpointer:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
         healing = healing_for(self._session.protection, recovered, inventory)
         if not healing:
-            self._pipeline.restored(recovered.attempt)
+            self._pipeline.ledger.restored(recovered.attempt)
             return
         step, session = recovered.attempt.step, self._session
         self._retention.adopt(step)
@@ -290,7 +290,7 @@ class Checkpointer:
         def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
             healer = Healer(channel, drive, session.node_levels, session.limit, self._arena)
             healer.heal(healing, recovered.attempt, recovered.mine, release)
-            self._pipeline.restored(recovered.attempt)
+            self._pipeline.ledger.restored(recovered.attempt)
 
         mine = any(write.rank == self.rank for write in healing.writes)
         self._pipeline.submit_repair(Repair(step, f"rebuilding the redundancy of step {step}", run, mine))
@@ -370,7 +370,7 @@ class Checkpointer:
             for failure in pending.failures():
                 self.failures += 1
                 warn_caller(str(failure), BackgroundFailureWarning)
-        for note, category in self._pipeline.notes():
+        for note, category in self._pipeline.ledger.take_notes():
             warn_caller(note, category)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))

@@ -19,7 +19,6 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -27,15 +26,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart.codec import Chooser
-from deeppart.comm.base import Comm, Operation, finish
-from deeppart.commit import Commit, ForegroundRound, commit_round
+from deeppart.comm.base import Comm
+from deeppart.commit import Commit, commit_round
 from deeppart.config import REDUNDANT_LEVELS
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, DeeppartWarning
+from deeppart.driving import Driver
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError
+from deeppart.ledger import Ledger
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
 from deeppart.levels.transfer import Staged
-from deeppart.model import Attempt, Manifest, PartRecord
+from deeppart.model import Manifest, PartRecord
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, FAILED, RUNNING
 from deeppart.protecting import Protector
@@ -46,14 +47,8 @@ from deeppart.writing import Job, ShareWriter
 T = TypeVar("T")
 #: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
 MOST_IN_FLIGHT = 2
-#: How often a background thread looks whether the round that the training thread advances for it has been given up.
-_LOOK_S = 0.1
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
-#: Checkpoints that are remembered as complete: ranks learn of that one after the other.
-_REMEMBERED = 3
-#: How long one call of the library goes on with moving data, where only the training thread may.
-_BULK_S = 5e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +99,6 @@ class Pipeline:
         self._local, self._persistent, self._owner = local, persistent, owner
         self._writer = ShareWriter(local, persistent, chooser, rank, self._claim_staging)
         self._retention, self._protector = retention, protector
-        self._timeout = timeout
         self._rank = rank
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_drain: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -113,10 +107,7 @@ class Pipeline:
         self._staging_free = True
         self._in_flight: list[Job] = []
         self._repairs: list[Repair] = []
-        self._rounds: deque[ForegroundRound[Any]] = deque()
-        self._notes: deque[tuple[str, type[DeeppartWarning]]] = deque()
-        self._complete: dict[int, Attempt] = {}
-        self._held: list[int] = []
+        self.ledger, self.driver = Ledger(), Driver(timeout)
         work: list[tuple[str, queue.SimpleQueue[Any], Callable[[Job], None]]] = [
             ("store", self._to_store, self._store),
             ("drain", self._to_drain, self._drain),
@@ -150,6 +141,7 @@ class Pipeline:
         """Take over the rebuilding of redundancy; if it needs the staging memory, that is the pipeline's until then."""
         self._staging_free = self._staging_free and not repair.needs_staging
         self._repairs.append(repair)
+        self.ledger.hold(repair.step)
         self._to_protect.put(repair)
 
     @property
@@ -157,52 +149,9 @@ class Pipeline:
         """Whether redundancy is being rebuilt."""
         return bool(self._repairs)
 
-    def note(self, text: str, category: type[DeeppartWarning]) -> None:
-        """Something to tell the caller at the next call."""
-        self._notes.append((text, category))
-
-    def notes(self) -> list[tuple[str, type[DeeppartWarning]]]:
-        """What there is to tell since the last call."""
-        return [self._notes.popleft() for _ in range(len(self._notes))]
-
-    def complete_attempts(self) -> dict[int, Attempt]:
-        """The last few checkpoints of this run that are complete on all nodes, by sequence; the restored one as -1."""
-        with self._room:
-            return dict(self._complete)
-
-    def restored(self, attempt: Attempt) -> None:
-        """A checkpoint of an earlier run is on the nodes."""
-        with self._room:
-            self._complete[-1] = attempt
-
-    def hold(self, step: int) -> None:
-        """Keep a step's local files from being retired until :meth:`release`."""
-        with self._room:
-            self._held.append(step)
-
-    def release(self, step: int) -> None:
-        """See :meth:`hold`."""
-        with self._room:
-            self._held.remove(step)
-
     def poll(self, patience_s: float = 0.0) -> None:
-        """Advance exchanges that must happen in the training thread (no MPI_THREAD_MULTIPLE).
-
-        Args:
-            patience_s: seconds to go on while there are any: a commit round takes several exchanges. Whatever it is,
-                goes on for up to :data:`_BULK_S` as long as data is moving.
-        """
-        now = time.monotonic()
-        deadline, bulk_deadline = now + patience_s, now + max(patience_s, _BULK_S)
-        while self._rounds:
-            moved = False
-            for waiting in list(self._rounds):
-                if waiting.advance():
-                    self._rounds.remove(waiting)
-                moved = moved or waiting.moved
-            if time.monotonic() >= (bulk_deadline if moved else deadline):
-                return
-            time.sleep(0)
+        """Advance exchanges that must happen in the training thread; see :class:`deeppart.driving.Driver`."""
+        self.driver.poll(patience_s)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
@@ -270,12 +219,13 @@ class Pipeline:
         """Rebuild redundancy; what goes wrong is told at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         try:
-            repair.run(channel, partial(self.drive, channel, what=repair.what), partial(self._release, repair))
+            repair.run(channel, partial(self.driver.drive, channel, what=repair.what), partial(self._release, repair))
         except Exception as error:
             text = f"{repair.what} failed: {_as_error(error, 'background work failed')}"
-            self.note(text, BackgroundFailureWarning)
+            self.ledger.note(text, BackgroundFailureWarning)
         finally:
             self._release(repair)
+            self.ledger.release(repair.step)
             with self._room:
                 self._repairs.remove(repair)
                 self._room.notify_all()
@@ -298,7 +248,7 @@ class Pipeline:
 
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, what = self._channels[level], f"step {job.attempt.step}, exchange of level {level}"
-        paths = self._protector.protect(job, level, channel, lambda each: self.drive(channel, each, what))
+        paths = self._protector.protect(job, level, channel, lambda each: self.driver.drive(channel, each, what))
         job.pending.note_level(level, RUNNING, nbytes=sum(path.stat().st_size for path in paths))
         return paths
 
@@ -347,7 +297,7 @@ class Pipeline:
         what = f"step {job.attempt.step}, completing level {level}"
         known = True
         try:
-            problem = self.drive(channel, commit_round(channel, report, commit), what)
+            problem = self.driver.drive(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:
             problem, known = str(error), failed
         complete = problem is None and not failed
@@ -369,24 +319,6 @@ class Pipeline:
         storage = self._local if level == "local" and self._local is not None else self._persistent
         return [storage.part_path(job.attempt, self._rank)]
 
-    def drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
-        """Bring an exchange to its end, from a background thread, on the thread that the MPI library wants.
-
-        Raises:
-            PeerTimeoutError: nobody got any further for as long as the timeout. CommError: the channel broke earlier.
-        """
-        if channel.threads:
-            return finish(channel, operation, what, self._timeout, background=True)
-        waiting = ForegroundRound(channel, operation, what, self._timeout)
-        self._rounds.append(waiting)
-        while not waiting.finished.wait(_LOOK_S):
-            if channel.broken is not None:  # closed: nobody will advance it any more
-                waiting.cancel()
-                raise channel.broken
-        if waiting.error is not None:
-            raise waiting.error
-        return waiting.result
-
     def _commit(self, job: Job, parts: list[PartRecord]) -> None:
         """Rank 0: make the step a checkpoint."""
         assert self._owner is not None and job.document is not None
@@ -399,8 +331,7 @@ class Pipeline:
 
         def in_flight() -> list[int]:
             others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
-            repaired = [repair.step for repair in list(self._repairs)]
-            return [other.attempt.step for other in others] + repaired + list(self._held)
+            return [other.attempt.step for other in others] + self.ledger.held()
 
         try:
             self._retention.committed(level, job.attempt.step, in_flight)
@@ -408,7 +339,7 @@ class Pipeline:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"
             text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
-            self.note(text, BackgroundFailureWarning)
+            self.ledger.note(text, BackgroundFailureWarning)
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:
@@ -438,13 +369,11 @@ class Pipeline:
             self._free_staging(job, claimed=True)
             if job.relay is not None:
                 job.relay.close()
+            if job.is_on_nodes():
+                self.ledger.completed(job.attempt)
             with self._room:
                 if job in self._in_flight:
                     self._in_flight.remove(job)
-                if job.is_on_nodes():
-                    self._complete[job.attempt.sequence] = job.attempt
-                    for old in sorted(self._complete)[:-_REMEMBERED]:
-                        del self._complete[old]
                 self._room.notify_all()
 
 

@@ -151,7 +151,7 @@ class Scrubber:
                 meeting = self._meet(done=False)
         except Exception as error:
             if not self._closing.is_set():
-                self._pipeline.note(f"scrubbing has ended: {error}", ScrubNotice)
+                self._pipeline.ledger.note(f"scrubbing has ended: {error}", ScrubNotice)
 
     def _read_all(self, attempt: Attempt) -> bool:
         """Read everything of a checkpoint; False if it has become of no interest before all ranks were through."""
@@ -207,7 +207,7 @@ class Scrubber:
 
     def _meet(self, *, done: bool) -> _Meeting:
         """Exchange how far everyone is (collective)."""
-        known = self._pipeline.complete_attempts()
+        known = self._pipeline.ledger.complete()
         damaged = self._damaged if done else []
         status = [self._closing.is_set(), sorted(known), done, damaged]
         texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "meeting")
@@ -225,7 +225,7 @@ class Scrubber:
     def _repair(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
         """Rebuild what is damaged or missing of a checkpoint (collective)."""
         staging = Staging()
-        self._pipeline.hold(attempt.step)
+        self._pipeline.ledger.hold(attempt.step)
         try:
             inventory = take_inventory(
                 self._comm,
@@ -238,12 +238,12 @@ class Scrubber:
             repaired = self.report.repaired
             problem = self._repair_from(inventory, attempt, {path for path, _ in damage}, staging)
         finally:
-            self._pipeline.release(attempt.step)
+            self._pipeline.ledger.release(attempt.step)
             staging.release()
         if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
             found = "; ".join(reason for _, reason in damage) or "files are missing or cannot be opened"
             outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
-            self._pipeline.note(f"step {attempt.step}: scrubbing found damage: {found}: {outcome}", ScrubNotice)
+            self._pipeline.ledger.note(f"step {attempt.step}: scrubbing found damage: {found}: {outcome}", ScrubNotice)
 
     def _repair_from(self, inventory: Inventory, attempt: Attempt, damaged: set[str], staging: Staging) -> str | None:
         """Returns why it cannot be repaired, or None."""
@@ -268,7 +268,7 @@ class Scrubber:
         return None
 
     def _drive(self, operation: Operation[Any], what: str) -> Any:
-        return self._pipeline.drive(self._comm, operation, f"scrubbing, {what}")
+        return self._pipeline.driver.drive(self._comm, operation, f"scrubbing, {what}")
 
     def _drive_healing(self, operation: Operation[Any]) -> Any:
         return self._drive(operation, "repairing")

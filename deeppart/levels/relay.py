@@ -69,6 +69,7 @@ class Relay:
                 self._changed.wait(_LOOK_S)
             if self._failed:
                 raise SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+            buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
         count = 0
         try:
             while count < len(buffer) and (got := os.preadv(self._fd, [buffer[count:]], offset + count)):

@@ -45,7 +45,7 @@ def names(damage: dict[str, Any]) -> set[str]:
 def test_sound(compression: str, tmp_path: Path) -> None:
     save(tmp_path, 1, 2, compression=compression)
     document = call_json("verify", tmp_path, "--all")
-    assert document.keys() == {"directory", "good", "owner", "steps"}
+    assert document.keys() == {"directory", "good", "nodes", "owner", "repairs", "steps"}
     assert document["good"] is True
     for step in document["steps"]:
         size = part_path(tmp_path, step["step"]).stat().st_size

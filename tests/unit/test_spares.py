@@ -1,0 +1,140 @@
+"""Files of a retired step that are written over: whatever was in them, only what is written now is in the new file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deeppart.errors import StorageError
+from deeppart.levels.files import BLOCK_BYTES, DurableFile, drop_spares, lies_in_memory, remove_steps, step_directory
+from deeppart.levels.relay import Relay
+from deeppart.testing.faults import StorageFaults
+
+OLD = bytes(range(256)) * 40_000  # 10 MB: more than a block
+SIZES = (0, 1, 4095, 4096, 4097, 100_000, BLOCK_BYTES - 1, BLOCK_BYTES + 1, len(OLD) - 1, len(OLD), len(OLD) + 5000)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def root(request: pytest.FixtureRequest, memory: Path, tmp_path: Path) -> Path:
+    """With mappings and without."""
+    directory = memory if request.param == "memory" else tmp_path
+    (directory / "step").mkdir()
+    return directory
+
+
+def add_spare(root: Path, data: bytes = OLD, name: str = "part-00000-of-00001.dpp") -> Path:
+    spares = root / ".spare"
+    spares.mkdir(exist_ok=True)
+    (spares / name).write_bytes(data)
+    return spares
+
+
+def fresh(size: int) -> bytes:
+    return np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("piece", [1_000_003, 1 << 30])
+def test_only_what_is_written_now_is_in_the_file(root: Path, size: int, piece: int) -> None:
+    spares, data, path = add_spare(root), fresh(size), root / "step" / "part-00000-of-00001.dpp"
+    file = DurableFile(path, spares=spares)
+    assert os.listdir(spares) == [], "it was taken"
+    for at in range(0, size, piece):
+        file.write(data[at : at + piece])
+    file.commit()
+    assert path.read_bytes() == data and os.listdir(path.parent) == [path.name]
+
+
+def test_what_is_filled_in_by_way_of_memory(root: Path) -> None:
+    spares, data, path = add_spare(root), fresh(3_000_000), root / "step" / "part-00000-of-00001.dpp"
+    file = DurableFile(path, spares=spares)
+    file.write(data[:5000])
+    at = 5000
+    while at < len(data):
+        length = min(777_777, len(data) - at)
+        there = file.memory(at, length)
+        assert (there is not None) == lies_in_memory(root)
+        if there is None:
+            file.write(data[at : at + length])
+        else:
+            there[:] = np.frombuffer(data[at : at + length], dtype=np.uint8)
+            file.skip(length)
+        at += length
+        if at < len(data):
+            file.write(data[at : at + 1])  # the two ways may alternate
+            at += 1
+    assert file.memory(len(OLD) - 10, 11) is None, "not behind the end of the spare"
+    file.commit()
+    assert path.read_bytes() == data
+
+
+def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
+    """The part is complete before it has been cut to its length."""
+    spares, data = add_spare(root), fresh(100_000)
+    file = DurableFile(root / "step" / "part-00000-of-00001.dpp", spares=spares)
+    relay = Relay(file)
+    relay.write(data)
+    relay.end(complete=True)
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    assert relay.read_into(0, buffer) == len(data) and buffer[: len(data)] == data
+    assert relay.read_into(len(data), buffer) == 0
+    file.commit()
+    relay.close()
+
+
+def test_beginning_again_and_giving_up(root: Path) -> None:
+    spares, path = add_spare(root), root / "step" / "part-00000-of-00001.dpp"
+    file = DurableFile(path, spares=spares)
+    file.write(fresh(9_000_000))
+    file.restart()
+    file.write(b"short")
+    file.commit()
+    assert path.read_bytes() == b"short"
+    file = DurableFile(path, spares=add_spare(root))
+    file.write(b"never")
+    file.abort()
+    assert path.read_bytes() == b"short" and os.listdir(path.parent) == [path.name] and os.listdir(spares) == []
+
+
+def test_the_files_of_the_newest_retired_step_are_kept_and_only_those(root: Path) -> None:
+    for step in (1, 2, 3):
+        directory = step_directory(root, step)
+        directory.mkdir()
+        for name in ("part-00000-of-00001.dpp", ".part-00001-of-00002.dpp.tmp-1", "notes.txt"):
+            (directory / name).write_text(f"{step}")
+    spares = add_spare(root, name="part-00007-of-00008.dpp")
+    remove_steps(root, {1, 2}, spares)
+    assert os.listdir(spares) == ["part-00000-of-00001.dpp"] and (spares / "part-00000-of-00001.dpp").read_text() == "2"
+    assert [os.listdir(step_directory(root, step)) for step in (1, 2)] == [["notes.txt"]] * 2, "not ours to remove"
+    assert len(os.listdir(step_directory(root, 3))) == 3
+    (spares / "somebody's").touch()
+    drop_spares(spares)
+    assert os.listdir(spares) == ["somebody's"]
+
+
+def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
+    path = root / "step" / "part-00000-of-00001.dpp"
+    for number in range(40):
+        spares = add_spare(root)
+        with StorageFaults(root) as faults:
+            faults.refuse(number, 28)
+            try:
+                file = DurableFile(path, spares=spares)
+                try:
+                    file.write(b"new")
+                    file.commit()
+                except StorageError:
+                    file.abort()
+                    raise
+            except StorageError:
+                assert not path.exists()
+            else:
+                assert path.read_bytes() == b"new"
+            refused = faults.refused
+        path.unlink(missing_ok=True)
+        if not refused:
+            break
+    assert 3 < number < 39
