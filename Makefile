@@ -17,7 +17,7 @@ test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi bench check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults bench check lint types imports format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-single: $(STAMP) ## the tests that start their own ranks, or need none
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	set -e; for ranks in $(RANKS); do \
 	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi tests/mpi; done
+
+faults: $(STAMP) ## random faults under real MPI, every restored byte compared; ARGS="--seed 7 --runs 500"
+	$(BIN)/python -m tests.faults.campaign $(ARGS)
 
 bench: $(STAMP) ## time and memory beside torch.save and DCP
 	$(BIN)/python benchmarks/bench.py $(ARGS)

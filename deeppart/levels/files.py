@@ -140,7 +140,7 @@ class DurableFile:
         self._since_sync = 0
         self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
         self._filled = 0
-        self._mappable = 0
+        self._mappable, self._fd = 0, -1
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
             # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
@@ -153,6 +153,7 @@ class DurableFile:
             if flags & os.O_RDWR:
                 self._mappable = _bytes_in_memory(self._fd)
         except OSError as error:
+            self.abort()
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
 
     def _open(self, flags: int, direct: bool) -> tuple[int, bool]:
@@ -292,8 +293,11 @@ class DurableFile:
 
     def skip(self, length: int) -> None:
         """The next ``length`` bytes have been filled in by way of :meth:`memory`."""
+        try:
+            os.lseek(self._fd, self.nbytes + length, os.SEEK_SET)
+        except OSError as error:
+            raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
         self.nbytes += length
-        os.lseek(self._fd, self.nbytes, os.SEEK_SET)
 
     def _write_mapped(self, data: memoryview) -> memoryview:
         """Copy as much as lies over pages that a spare has in memory; returns the rest.
@@ -309,9 +313,8 @@ class DurableFile:
             if self._limit is not None:
                 self._limit.take(len(piece))
             pages[:] = np.frombuffer(piece, dtype=np.uint8)  # a copy through numpy lets other threads run
-            self.nbytes += len(piece)
+            self.skip(len(piece))
             data = data[len(piece) :]
-        os.lseek(self._fd, self.nbytes, os.SEEK_SET)
         return data
 
     def _start_writeback(self, written: int) -> None:
