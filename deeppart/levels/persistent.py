@@ -196,10 +196,10 @@ class DirectoryOwner:
             os.fsync(self._fd)
             self.lineage = _lineage(directory)
         except OSError as error:
-            os.close(self._fd)
+            self.close()
             raise storage_error("persistent_dir is not writable", error, directory) from error
         except BaseException:
-            os.close(self._fd)
+            self.close()
             raise
 
     def _lock(self) -> None:

@@ -182,7 +182,8 @@ def test_an_error_that_passes_is_got_over_or_reported(memory: Path, code: str) -
 
 
 @pytest.mark.parametrize("code", ERRORS)
-def test_every_operation_of_starting(memory: Path, code: str) -> None:
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> None:
     """A start that fails says so with a typed error and leaves the directory free for the next."""
     for old in (False, True):
         for level in LEVELS:
@@ -194,7 +195,7 @@ def test_every_operation_of_starting(memory: Path, code: str) -> None:
                     with deeppart.Checkpointer(config(directory)) as ck:
                         ck.checkpoint(state(1), 1).wait(timeout=30)
                 with StorageFaults(directory / level) as faults:
-                    faults.refuse(number, ERRORS[code])
+                    faults.refuse(number, ERRORS[code], count=None if lasting else 1)
                     try:
                         deeppart.Checkpointer(config(directory)).close()
                     except DeeppartError as error:
