@@ -1,0 +1,192 @@
+"""``python -m tests.faults.campaign``: exit code 0 only if no byte was wrong, nothing hung and nothing was lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.faults.campaign import libc, plan, report, stages, sweep
+from tests.faults.campaign.judge import Problem
+from tests.faults.campaign.runner import Jobs, Play
+from tests.mpi import launch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a campaign; returns the exit code."""
+    options = _parse(arguments)
+    scenarios = _chosen(options)
+    if options.list:
+        print("\n".join(plan.describe(each) for each in scenarios))
+        return 0
+    if reason := launch.unavailable():
+        print(reason, file=sys.stderr)
+        return 2
+    stages.check()
+    libfiu = None if options.libfiu is None else libc.preload(Path(options.libfiu) if options.libfiu else None)
+    if options.libfiu is not None and libfiu is None:
+        print("libfiu and its preload libraries are not installed (Debian: fiu-utils, libfiu0)", file=sys.stderr)
+        return 2
+    campaign = Campaign(scenarios, options, libfiu)
+    began = time.monotonic()
+    campaign.run()
+    seconds = time.monotonic() - began
+    if options.json:
+        print(
+            json.dumps(campaign.tally.as_json() | {"seconds": round(seconds, 1), "failed": campaign.failed}, indent=1)
+        )
+    else:
+        report.show(campaign.tally, seconds, Console(width=None if sys.stdout.isatty() else 190))
+    return 1 if campaign.failed else 0
+
+
+class Campaign:
+    """Scenarios being played by a few workers at a time.
+
+    Args:
+        scenarios: in this order.
+        options: of the command line.
+        libfiu: the variables that put libfiu below a process, or None.
+    """
+
+    def __init__(
+        self, scenarios: list[plan.Scenario], options: argparse.Namespace, libfiu: dict[str, str] | None
+    ) -> None:
+        self._options, self._libfiu = options, libfiu
+        self._waiting: Iterator[plan.Scenario] = iter(scenarios)
+        self._ranks = max((life.world for each in scenarios for life in each.lives), default=1)
+        self._lock = threading.Lock()
+        self._over = False
+        self.tally = report.Tally()
+        self.failed: list[dict[str, object]] = []
+
+    def run(self) -> None:
+        """All of them, or until something is wrong."""
+        memory = Path("/dev/shm")
+        where = self._options.data or (memory if memory.is_dir() else None)
+        directory = Path(tempfile.mkdtemp(prefix="deeppart-campaign-", dir=where))
+        workers = [threading.Thread(target=self._work, args=(directory,)) for _ in range(self._options.workers)]
+        try:
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        except KeyboardInterrupt:
+            self._over = True
+            for worker in workers:
+                worker.join()
+            raise
+        finally:
+            if not (self._options.data and self.failed):
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _work(self, directory: Path) -> None:
+        jobs = Jobs(self._ranks, self._options.limit, self._libfiu, Path(tempfile.mkdtemp(dir=directory)))
+        try:
+            while (scenario := self._next()) is not None:
+                base = directory / scenario.name.replace(":", "-")
+                play = Play(scenario, base, jobs, self.tally, self._options.break_library or "")
+                play.run()
+                if play.problems:
+                    self._failure(play, scenario, base)
+                else:
+                    shutil.rmtree(base)
+                if self._options.verbose:
+                    self._say("\n".join([f"scenario {scenario.name}", *play.log]))
+        except BaseException:
+            self._over = True
+            self.failed.append({"scenario": "", "problems": ["the campaign itself failed"]})
+            raise
+        finally:
+            jobs.close()
+
+    def _next(self) -> plan.Scenario | None:
+        with self._lock:
+            if self._over or (self._options.faults and self.tally.faults >= self._options.faults):
+                return None
+            return next(self._waiting, None)
+
+    def _failure(self, play: Play, scenario: plan.Scenario, base: Path) -> None:
+        texts = [f"{problem.kind}: {problem.text}" for problem in play.problems]
+        again = f"python -m tests.faults.campaign --repeat={scenario.name} --verbose{_needed(self._options)}"
+        with self._lock:
+            self.failed.append({"scenario": scenario.name, "problems": texts, "repeat": again})
+            self._over = self._over or not self._options.keep_going
+        lines = [plan.describe(scenario), "what happened:", *play.log, "PROBLEMS:", *_unique(play.problems)]
+        self._say("\n".join([*lines, f"again: {again}", *([f"data: {base}"] if self._options.data else []), ""]))
+        if not self._options.data:
+            shutil.rmtree(base, ignore_errors=True)
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _unique(problems: Sequence[Problem]) -> list[str]:
+    return list(dict.fromkeys(f"  {problem.kind}: {problem.text}" for problem in problems))
+
+
+def _needed(options: argparse.Namespace) -> str:
+    """Options without which a scenario is another one."""
+    defaults = _parse([])
+    names = [
+        name
+        for name in ("ranks", "kills", "libfiu", "break_library")
+        if getattr(options, name) != getattr(defaults, name)
+    ]
+    return "".join(f" --{name.replace('_library', '')} {getattr(options, name)}" for name in names)
+
+
+def _chosen(options: argparse.Namespace) -> list[plan.Scenario]:
+    if options.repeat:
+        return [_named(each, options) for each in options.repeat]
+    numbers = range(options.first, options.first + options.runs)
+    if options.every:
+        return sweep.every()
+    return [plan.scenario(options.seed, number, options.ranks, options.kills) for number in numbers]
+
+
+def _named(name: str, options: argparse.Namespace) -> plan.Scenario:
+    seed, number = map(int, name.split(":"))
+    return sweep.every()[number] if seed == sweep.EVERY else plan.scenario(seed, number, options.ranks, options.kills)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
+    add = parser.add_argument
+    add("--seed", type=int, default=1, help="decides everything (default 1)")
+    add("--runs", type=int, default=20, help="scenarios (default 20)")
+    add("--first", type=int, default=0, help="number of the first one")
+    add("--faults", type=int, default=0, help="stop after so many faults")
+    add("--repeat", action="extend", nargs="+", metavar="SEED:NUMBER", help="exactly these scenarios")
+    add("--every", action="store_true", help="instead: every storage operation of a small job, one after another")
+    add("--list", action="store_true", help="print the scenarios and do nothing")
+    add("--keep-going", action="store_true", help="go on after a failure")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--verbose", action="store_true", help="print what happens in every scenario, to stderr")
+    add("--workers", type=int, default=2, help="scenarios at a time (default 2)")
+    add("--ranks", type=int, default=6, help="largest world (default 6)")
+    add("--kills", type=float, default=0.4, help="share of scenarios with a SIGKILL (default 0.4)")
+    add("--limit", type=float, default=60.0, help="seconds after which a life hangs (default 60)")
+    add("--data", type=Path, help="keep the data of failed scenarios below this directory")
+    add(
+        "--libfiu",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="faults inside the C library too, where libfiu is installed",
+    )
+    add("--break", dest="break_library", choices=stages.BREAKS, help="break the library, to see that it is noticed")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

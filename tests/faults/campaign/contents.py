@@ -1,0 +1,75 @@
+"""The one true state of every checkpoint: a pure function of seed, life, step and rank.
+
+The life is part of it, so that bytes of two attempts at one step could not be mixed unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tests.faults.campaign.plan import DTYPES, Leaf
+
+Bytes = npt.NDArray[np.uint8]
+#: What fills a live state before a restore, and after a checkpoint has returned.
+JUNK, SCRIBBLE = 0xA5, 0x5A
+
+
+def leaf_bytes(seed: str, life: int, step: int, rank: int, leaf: Leaf) -> Bytes:
+    """The bytes of a leaf; a rank's own ones begin with its number, so that no two ranks hold the same."""
+    nbytes = leaf.count * DTYPES[leaf.dtype]
+    key = [seed, life, step, leaf.name] + ([] if leaf.shared else [rank])
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    if leaf.noise:
+        words = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(-(-nbytes // 8))
+        data = np.asarray(words, dtype=np.uint64).view(np.uint8)[:nbytes].copy()
+    else:
+        data = np.resize(np.repeat(np.frombuffer(digest, dtype=np.uint8), 37), nbytes).copy()
+    if not leaf.shared and nbytes:
+        data[0] = rank + 1
+    return data
+
+
+def blank(leaves: Sequence[Leaf]) -> dict[str, Any]:
+    """A live state, full of junk."""
+    state: dict[str, Any] = {"step": -1, "life": -1, "world": -1}
+    for leaf in leaves:
+        array = np.empty(leaf.count, dtype=leaf.dtype) if leaf.numpy else None
+        state[leaf.name] = torch.empty(leaf.count, dtype=getattr(torch, leaf.dtype)) if array is None else array
+    overwrite(state, leaves, JUNK)
+    return state
+
+
+def overwrite(state: dict[str, Any], leaves: Sequence[Leaf], value: int) -> None:
+    """Fill all leaves with one byte."""
+    for leaf in leaves:
+        view(state[leaf.name])[:] = value
+
+
+def fill(state: dict[str, Any], seed: str, life: int, step: int, rank: int, world: int, leaves: Sequence[Leaf]) -> None:
+    """Make the live state that of a step."""
+    state |= {"step": step, "life": life, "world": world}
+    for leaf in leaves:
+        view(state[leaf.name])[:] = leaf_bytes(seed, life, step, rank, leaf)
+
+
+def view(data: Any) -> Bytes:
+    """The bytes of a tensor or array, not a copy."""
+    if isinstance(data, torch.Tensor):
+        assert data.is_contiguous()
+        return data.view(torch.uint8).numpy() if data.numel() else np.zeros(0, dtype=np.uint8)
+    array: Bytes = np.ascontiguousarray(data).view(np.uint8) if data.size else np.zeros(0, dtype=np.uint8)
+    return array
+
+
+def wrong_bytes(found: Any, expected: Bytes) -> int:
+    """How many bytes of a leaf are not what they should be."""
+    data = view(found)
+    if data.size != expected.size:
+        return max(data.size, expected.size)
+    return int(np.count_nonzero(data != expected))

@@ -1,0 +1,150 @@
+"""What lies on storage, read by the format's document alone: which file belongs to which attempt, and which are sound.
+
+Nothing here uses the library, so that it cannot share its mistakes. A file under its final name counts as sound until
+the campaign damages it; one that the library has written anew since is sound again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Inode, time of change and length: changes whenever a file is written anew.
+Stamp = tuple[int, int, int]
+_PART = struct.Struct("<8sII16s16sQQII")
+_PARITY = struct.Struct("<8sII16s16sQQIIII")
+_INDEX = struct.Struct("<8sQQ8s32x")
+_FOOTER_BYTES = 64
+_STEP = re.compile(r"step-(\d{12,})")
+_LINEAGE = re.compile(r"[0-9a-f]{32}")
+NODE_KINDS = ("local", "partner", "parity")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A file.
+
+    Attributes:
+        path, kind: where, and one of plan.FILES.
+        node: whose storage; -1 on the persistent level.
+        lineage: of the folder it is in, on a node.
+        step: of the folder it is in; -1 for none.
+        stamp: tells whether it has been written anew.
+        session, part, world: what its header says; "" where it has none or is not sound.
+        members, tolerate, place, set_name: of a parity file: parts of the set's members, None for those without.
+    """
+
+    path: Path
+    kind: str
+    node: int
+    lineage: str
+    step: int
+    stamp: Stamp
+    session: str = ""
+    part: int = -1
+    world: int = 0
+    members: tuple[int | None, ...] = ()
+    tolerate: int = 0
+    place: int = -1
+    set_name: str = ""
+
+
+def stamp_of(path: Path) -> Stamp:
+    """The stamp that a file has now."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def take_stock(base: Path) -> list[Stored]:
+    """Every file of a scenario, sound or not; headers are read as they are."""
+    found = []
+    for path in sorted((base / "nodes").rglob("*")) + sorted((base / "persistent").rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            found.append(_look_at(path, base))
+    return found
+
+
+def sound(files: Iterable[Stored], damaged: dict[Path, Stamp]) -> list[Stored]:
+    """Those that nobody has harmed since they were written."""
+    return [each for each in files if damaged.get(each.path) != each.stamp and each.session]
+
+
+def read_lineage(persistent: Path) -> str | None:
+    """The directory's lineage; "" where there is no record, None where it cannot be read."""
+    try:
+        lineage = json.loads((persistent / "deeppart.json").read_bytes())["lineage"]
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return lineage if isinstance(lineage, str) and _LINEAGE.fullmatch(lineage) else None
+
+
+def _look_at(path: Path, base: Path) -> Stored:
+    places = path.relative_to(base).parts
+    step = next((int(match[1]) for place in places if (match := _STEP.fullmatch(place))), -1)
+    on_node = places[0] == "nodes"
+    node = int(places[1][4:]) if on_node else -1
+    lineage = places[2] if on_node and len(places) > 3 else ""
+    kind = _kind(path.name, places, on_node)
+    plain = Stored(path, kind, node, lineage, step, stamp_of(path))
+    try:
+        if kind == "manifest":
+            return _manifest(plain)
+        if kind == "parity":
+            return _parity(plain)
+        if kind in ("local", "partner", "persistent"):
+            return _part(plain)
+    except (ValueError, KeyError, TypeError, struct.error, RecursionError):
+        pass  # damaged: it has no session
+    return plain
+
+
+def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
+    if ".spare" in places:
+        return "spare"
+    if ".tmp-" in name:
+        return "temporary"
+    if name.startswith("parity-"):
+        return "parity"
+    if name.startswith("part-"):
+        return "partner" if "partner" in places else "local" if on_node else "persistent"
+    return {"manifest": "manifest", "deeppart.json": "lineage", ".deeppart.lock": "lock"}.get(name, "other")
+
+
+def _part(plain: Stored) -> Stored:
+    with plain.path.open("rb") as file:
+        _, _, _, _, session, _, step, rank, world = _PART.unpack(file.read(_PART.size))
+    return _filled(plain, session.hex(), step, world, part=rank)
+
+
+def _parity(plain: Stored) -> Stored:
+    with plain.path.open("rb") as file:
+        _, _, _, _, session, _, step, world, _, tolerate, place = _PARITY.unpack(file.read(_PARITY.size))
+        file.seek(-_FOOTER_BYTES, 2)
+        offset, length = struct.unpack("<8xQQ", file.read(24))
+        if length > 1 << 24:
+            raise ValueError("no index")
+        file.seek(offset)
+        index = file.read(length)
+    _, members_length, _, _ = _INDEX.unpack_from(index)
+    members = json.loads(index[_INDEX.size : _INDEX.size + members_length])
+    parts = tuple(member["part"] for member in members)
+    fields = {"members": parts, "tolerate": tolerate, "place": place, "set_name": plain.path.name.split("-")[1]}
+    return _filled(plain, session.hex(), step, world, **fields)
+
+
+def _manifest(plain: Stored) -> Stored:
+    attempt = json.loads(plain.path.read_bytes().partition(b"\n")[2])["attempt"]
+    return _filled(plain, attempt["session"], attempt["step"], attempt["world_size"])
+
+
+def _filled(plain: Stored, session: str, step: int, world: int, **fields: object) -> Stored:
+    if step != plain.step:
+        raise ValueError("in the wrong place")
+    values = {name: getattr(plain, name) for name in Stored.__slots__}
+    return Stored(**(values | {"session": session, "world": world} | fields))

@@ -1,0 +1,110 @@
+"""What the runner tells the ranks: one life, and where everything is. Travels as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import deeppart
+from tests.faults.campaign.plan import FileFault, Kill, Leaf, Life, RunningFault, Scenario, StorageFault
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One life to be played.
+
+    Attributes:
+        scenario: which it belongs to.
+        number: of the life in it.
+        base: directory of the scenario.
+        next_step: the smallest step that was never used.
+        members: ranks of the serving job that play it, in rank order.
+        broken: how the library is to be broken, or "".
+        try_number: how often this life has been tried before.
+        libfiu: whether the ranks run above it.
+    """
+
+    scenario: Scenario
+    number: int
+    base: Path
+    next_step: int
+    members: tuple[int, ...]
+    broken: str
+    try_number: int
+    libfiu: bool = False
+
+    @property
+    def life(self) -> Life:
+        return self.scenario.lives[self.number]
+
+    @property
+    def persistent(self) -> Path:
+        return self.base / "persistent"
+
+    @property
+    def away(self) -> Path:
+        """Where persistent_dir is while it is not there."""
+        return self.base / "away"
+
+    def node(self, number: int) -> Path:
+        """A node's storage."""
+        return self.base / "nodes" / f"node{number}"
+
+    def record_of(self, rank: int) -> Path:
+        """Where a rank writes down what happens."""
+        return self.base / f"record-{self.number}-{self.try_number}-{rank}"
+
+    def root_of(self, fault: StorageFault) -> Path:
+        """The directory below which storage operations are refused."""
+        if fault.root == "persistent":
+            return self.persistent
+        node = self.node(fault.rank // self.life.node_size)
+        if fault.root == "node":
+            return node
+        lineage = json.loads((self.persistent / "deeppart.json").read_bytes())["lineage"]
+        return node / str(lineage) / fault.root
+
+    def config(self, timeout: float) -> deeppart.Config:
+        """The library's configuration in this life."""
+        life = self.life
+        return deeppart.Config(
+            persistent_dir=str(self.persistent),
+            local_dir=str(self.base / "nodes" / "{node}") if life.every["local"] else None,
+            every=life.every,
+            keep=life.keep,
+            compression=life.compression,
+            on_busy=life.on_busy,
+            node_size=life.node_size,
+            parity_group=life.group,
+            parity_tolerate=life.tolerate,
+            scrub_bandwidth=20e6 if life.scrub else None,
+            timeout=timeout,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write it so that readers see all of it or nothing."""
+        document = asdict(self) | {"base": str(self.base)}
+        part = path.with_suffix(".new")
+        part.write_text(json.dumps(document))
+        part.rename(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Order:
+        """Inverse of :meth:`save`."""
+        document = json.loads(path.read_text())
+        scenario = document.pop("scenario")
+        lives = tuple(_life(each) for each in scenario.pop("lives"))
+        leaves = tuple(Leaf(**each) for each in scenario.pop("leaves"))
+        whole = Scenario(**scenario, leaves=leaves, lives=lives)
+        document |= {"base": Path(document["base"]), "members": tuple(document["members"])}
+        return cls(scenario=whole, **document)
+
+
+def _life(document: dict[str, Any]) -> Life:
+    document["before"] = tuple(FileFault(**each) for each in document["before"])
+    document["storage"] = tuple(StorageFault(**each) for each in document["storage"])
+    document["running"] = tuple(RunningFault(**each) for each in document["running"])
+    document["kill"] = None if document["kill"] is None else Kill(**document["kill"])
+    return Life(**document)

@@ -1,0 +1,392 @@
+"""What a campaign does, from a seed: scenarios as frozen records. Pure, and the same every time.
+
+A scenario is a chain of lives. Faults on files come before a life, storage faults and others happen during it, and a
+kill ends it. The last life only restores, so that every fault is followed by a restore that is judged.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tests.faults.campaign.stages import LEADER, ROOT, STAGES
+
+LEVELS = ("local", "partner", "parity", "persistent")
+FILES = ("local", "partner", "parity", "persistent", "manifest", "lineage", "lock", "temporary", "spare", "node")
+ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
+#: What storage faults are injected below: all of a node's storage, one of its levels, or the persistent directory.
+ROOTS = ("node", "partner", "parity", "persistent")
+#: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
+OPERATIONS = {
+    ("open", "node"): 54,
+    ("open", "persistent"): 14,
+    ("restore", "node"): 90,
+    ("restore", "partner"): 14,
+    ("restore", "parity"): 24,
+    ("restore", "persistent"): 16,
+    ("checkpoint", "node"): 110,
+    ("checkpoint", "partner"): 16,
+    ("checkpoint", "parity"): 56,
+    ("checkpoint", "persistent"): 60,
+}
+ERRORS = ("ENOSPC", "EIO")
+DTYPES = {"float32": 4, "uint8": 1, "int64": 8, "bfloat16": 2, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of the state: ``count`` elements; the same on all ranks (``shared``) or each rank's own."""
+
+    name: str
+    dtype: str
+    count: int
+    shared: bool
+    noise: bool
+    numpy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileFault:
+    """Something happens to files while no job runs.
+
+    Attributes:
+        action: one of ACTIONS.
+        file: one of FILES.
+        count: so many of them.
+        age: 0 for those of the newest step, 1 for the one before, -1 for any.
+        number: decides which ones and which bytes.
+    """
+
+    action: str
+    file: str
+    count: int
+    age: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFault:
+    """Storage operation ``number`` of a rank below ``root`` is refused; all later ones too if ``lasting``.
+
+    Attributes:
+        phase: "open", "restore" or "checkpoint"; of the latter, checkpoint ``at``.
+    """
+
+    phase: str
+    root: str
+    number: int
+    error: str
+    lasting: bool
+    rank: int
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFault:
+    """Something happens before checkpoint ``at``, while the job runs.
+
+    Attributes:
+        kind: "node" (its directory is removed), "away" (persistent_dir is renamed away until before checkpoint
+            ``until``), "lock" (the lock file is removed).
+        node: which node.
+    """
+
+    kind: str
+    at: int
+    until: int = 0
+    node: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL.
+
+    Attributes:
+        scope: "rank", "node" or "all".
+        victim: the rank that decides when; killed with its node, or with all, as ``scope`` says.
+        phase, at: armed before opening, before restoring, or before checkpoint ``at``.
+        stage: when ``victim`` comes by this for the ``count``-th time; "" for ``delay_s`` after arming.
+        linger_s: how long the other ranks go on before the launcher ends them; 0 for as soon as it notices.
+    """
+
+    scope: str
+    victim: int
+    phase: str
+    at: int
+    stage: str
+    count: int
+    delay_s: float
+    linger_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One run of the job.
+
+    Attributes:
+        world, node_size: ranks, and ranks per virtual node.
+        every, keep, compression, on_busy, group, tolerate, scrub: of the configuration; ``local`` 0 is no local_dir.
+        per_rank: "drop" or "map".
+        checkpoints: how many.
+        wait: whether each is waited for before the next.
+        reuse: steps count on from the restored one; otherwise from the largest ever used.
+        again: restore once more at the end.
+        before, storage, running, kill: what goes wrong.
+    """
+
+    world: int
+    node_size: int
+    every: dict[str, int]
+    keep: dict[str, int]
+    compression: str
+    on_busy: str
+    group: int | None
+    tolerate: int | None
+    scrub: bool
+    per_rank: str
+    checkpoints: int
+    wait: bool
+    reuse: bool
+    again: bool
+    before: tuple[FileFault, ...] = ()
+    storage: tuple[StorageFault, ...] = ()
+    running: tuple[RunningFault, ...] = ()
+    kill: Kill | None = None
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world // self.node_size)
+
+    @property
+    def faults(self) -> int:
+        """How many faults are planned; some may find nothing to harm."""
+        return len(self.before) + len(self.storage) + len(self.running) + (self.kill is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Lives of one job.
+
+    Attributes:
+        seed, number: of the campaign; together they decide everything else.
+        threads: whether MPI gives background threads leave to use it (MPI_THREAD_MULTIPLE).
+        leaves: of the state.
+        lives: in order.
+    """
+
+    seed: int
+    number: int
+    threads: bool
+    leaves: tuple[Leaf, ...]
+    lives: tuple[Life, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return f"{self.seed}:{self.number}"
+
+
+def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) -> Scenario:
+    """The scenario of a seed and a number.
+
+    Args:
+        most_ranks: largest world.
+        kills: share of scenarios in which a life ends with SIGKILL.
+    """
+    rng = random.Random(f"{seed}:{number}")
+    threads = rng.random() > 0.12
+    leaves = _leaves(rng)
+    count = rng.choice((2, 3, 4, 4, 5, 5))
+    killed = rng.randrange(count - 1) if rng.random() < kills else -1
+    lives: list[Life] = []
+    for place in range(count):
+        base = _job(rng, most_ranks, 4 if place == killed else most_ranks, lives)
+        last = place == count - 1
+        lives.append(_with_faults(rng, base, lives, killed=place == killed, last=last))
+    return Scenario(seed, number, threads, leaves, tuple(lives))
+
+
+def describe(each: Scenario) -> str:
+    """A scenario, readable."""
+    total = sum(leaf.count * DTYPES[leaf.dtype] for leaf in each.leaves)
+    lines = [
+        f"scenario {each.name}: {len(each.leaves)} leaves, {total} bytes; threads {'on' if each.threads else 'off'}"
+    ]
+    for number, life in enumerate(each.lives):
+        for fault in life.before:
+            lines.append(f"    before: {fault}")
+        every = " ".join(f"{level}={life.every[level]}/{life.keep[level]}" for level in LEVELS)
+        lines.append(
+            f"  life {number}: {life.world} ranks, {life.node_size} per node; every/keep {every}; {life.compression}, "
+            f"on_busy {life.on_busy}, group {life.group}, tolerate {life.tolerate}, scrub {life.scrub}, "
+            f"per_rank {life.per_rank}, {life.checkpoints} checkpoints{', waiting' if life.wait else ''}"
+            f"{', steps reused' if life.reuse else ''}{', restoring again' if life.again else ''}"
+        )
+        lines += [f"    during: {fault}" for fault in (*life.storage, *life.running, life.kill) if fault is not None]
+    return "\n".join(lines)
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def _leaves(rng: random.Random) -> tuple[Leaf, ...]:
+    leaves = []
+    for place in range(rng.randint(2, 7)):
+        dtype = rng.choice(list(DTYPES))
+        nbytes = rng.choice((0, 8, 96, 1000, 4096, 20_000, 65_536, 70_000, 200_000, 500_000))
+        if rng.random() < 0.06:
+            nbytes = rng.choice((1_000_000, 2_100_000))
+        shared = place < 2 or rng.random() < 0.6
+        leaves.append(
+            Leaf(
+                f"{'all' if shared else 'own'}{place}",
+                dtype,
+                (nbytes if shared else min(nbytes, 100_000)) // DTYPES[dtype],
+                shared,
+                noise=rng.random() < 0.7,
+                numpy=dtype != "bfloat16" and rng.random() < 0.2,
+            )
+        )
+    return tuple(leaves)
+
+
+def _job(rng: random.Random, most_ranks: int, most_here: int, lives: list[Life]) -> Life:
+    """A life without faults: as the one before, or drawn anew."""
+    if lives and rng.random() < 0.6 and lives[-1].world <= most_here:
+        world, node_size = lives[-1].world, lives[-1].node_size
+    else:
+        world = min(rng.choice((1, 2, 2, 3, 3, 4, 4, 4, 5, 6, 6)), most_ranks, most_here)
+        node_size = rng.choice((1, 1, 1, 2, 2, 3))
+    nodes = -(-world // node_size)
+    local = rng.choice((0, 1, 1, 1, 1, 1, 1, 2))
+    every = {"local": local, "partner": 0, "parity": 0, "persistent": rng.choice((0, 1, 1, 2, 2, 3, 4))}
+    group = tolerate = None
+    if local and nodes > 1:
+        every["partner"] = local * rng.choice((0, 0, 1, 1, 2))
+        every["parity"] = local * rng.choice((0, 1, 1, 1, 2))
+        group = rng.choice((None, None, rng.randint(2, nodes)))
+        tolerate = rng.choice((None, rng.randint(1, (group or nodes) - 1)))
+    if not any(every.values()):
+        every["persistent"] = 1
+    keep = {level: rng.choice((0, 1, 1, 1, 2, 3)) for level in LEVELS}
+    return Life(
+        world,
+        node_size,
+        every,
+        keep,
+        compression=rng.choice(("none", "none", "auto", "zstd")),
+        on_busy=rng.choice(("wait", "wait", "skip")),
+        group=group,
+        tolerate=tolerate,
+        scrub=bool(local) and rng.random() < 0.08,
+        per_rank=rng.choice(("drop", "map")),
+        checkpoints=rng.choice((1, 2, 2, 3, 3, 4, 6)),
+        wait=rng.random() < 0.6,
+        reuse=rng.random() < 0.5,
+        again=rng.random() < 0.15,
+    )
+
+
+def _with_faults(rng: random.Random, life: Life, lives: list[Life], *, killed: bool, last: bool) -> Life:
+    values = {name: getattr(life, name) for name in Life.__slots__}
+    if lives:
+        values["before"] = _file_faults(rng, lives)
+    if last:
+        values |= {"checkpoints": 0, "again": False}
+        return Life(**values)
+    if killed:
+        values["kill"], forced = _kill(rng, values, bool(lives))
+        values["before"] += forced if lives else ()
+        return Life(**values)
+    values["storage"] = _storage_faults(rng, life, restoring=bool(lives))
+    if rng.random() < 0.12 and life.checkpoints > 1:
+        values["running"] = (_running_fault(rng, life),)
+    return Life(**values)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _file_faults(rng: random.Random, lives: list[Life]) -> tuple[FileFault, ...]:
+    weights = {"lineage": 2, "lock": 3, "temporary": 4}
+    levels = {level for life in lives for level in LEVELS if life.every[level]}
+    weights |= {level: 20 if level == "local" else 14 for level in levels}
+    weights |= {"node": 16, "spare": 3} if "local" in levels else {}
+    weights |= {"manifest": 10} if "persistent" in levels else {}
+    faults = []
+    for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 4))):
+        file = rng.choices(list(weights), list(weights.values()))[0]
+        action = "remove" if file == "node" else rng.choices(ACTIONS, (40, 25, 12, 15, 8))[0]
+        age = rng.choice((0, 0, 0, 0, 1, -1))
+        faults.append(FileFault(action, file, rng.choice((1, 1, 1, 1, 2, 3)), age, rng.randrange(1 << 30)))
+    return tuple(faults)
+
+
+def _storage_faults(rng: random.Random, life: Life, *, restoring: bool) -> tuple[StorageFault, ...]:
+    if rng.random() < 0.25:
+        return ()
+    roots = ["persistent"] + (["node", "node"] if life.every["local"] else [])
+    roots += [level for level in ("partner", "parity") if life.every[level]]
+    faults = []
+    phases = ("open", "open", "restore", "restore", "restore", "checkpoint", "checkpoint", "checkpoint", "checkpoint")
+    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+        phase, root = rng.choice(phases), rng.choice(roots)
+        if phase == "restore" and not restoring:
+            phase = "checkpoint"
+        if (phase, root) not in OPERATIONS:
+            root = "node"
+        rank = 0 if root == "persistent" and rng.random() < 0.5 else rng.randrange(life.world)
+        number = int(OPERATIONS[phase, root] * rng.random() ** 1.5)  # most have fewer operations than the most
+        if rank and root == "persistent":
+            number %= 25  # rank 0 alone commits and retires
+        at = rng.randrange(life.checkpoints)
+        faults.append(StorageFault(phase, root, number, rng.choice(ERRORS), rng.random() < 0.15, rank, at))
+    return tuple(faults)
+
+
+def _running_fault(rng: random.Random, life: Life) -> RunningFault:
+    at = rng.randrange(1, life.checkpoints)
+    kind = rng.choice(("node", "away", "away", "lock") if life.every["local"] else ("away", "lock"))
+    return RunningFault(kind, at, rng.randint(at + 1, life.checkpoints), rng.randrange(life.nodes))
+
+
+def _kill(rng: random.Random, values: dict[str, object], restoring: bool) -> tuple[Kill, tuple[FileFault, ...]]:
+    """A kill, and faults without which its stage would not be reached; changes ``values`` so that it can be."""
+    life = Life(**values)  # type: ignore[arg-type]
+    scope = rng.choice(("rank", "rank", "node", "all"))
+    victim = rng.randrange(life.world)
+    linger = 0.0 if scope == "all" else rng.choice((0.0, 0.0, 0.05, 0.3))
+    if rng.random() < 0.35:
+        phase = rng.choice(("open", "checkpoint", "checkpoint", "checkpoint", "checkpoint", "restore"))
+        delay = rng.choice((0.001, 0.003, 0.01, 0.03, 0.1)) * rng.random()
+        return Kill(scope, victim, phase, rng.randrange(life.checkpoints), "", 1, delay, linger), ()
+    redundant = [level for level in ("partner", "parity") if life.every[level]]
+    names = [name for name, stage in STAGES.items() if _reachable(stage.needs, stage.phase, life, redundant, restoring)]
+    name = rng.choice(names)
+    stage = STAGES[name]
+    level = stage.needs if stage.needs in LEVELS else "persistent" if stage.needs == "retire" else ""
+    at = 0
+    if stage.phase == "checkpoint":
+        each = life.every[level] if level else 1
+        values["keep"] = {**life.keep, **({level: 1} if name.startswith("retiring") else {})}
+        at = each * rng.choice((1, 2) if name.startswith("retiring") else (0, 0, 1, 2))
+        values["checkpoints"] = max(life.checkpoints, at + each)
+    if stage.who == ROOT:
+        victim = 0
+    elif stage.who == LEADER:
+        victim -= victim % life.node_size
+    count = 1 if stage.who == ROOT or "name" in name or "round" in name else rng.choice((1, 1, 2, 3))
+    forced: tuple[FileFault, ...] = ()
+    if stage.needs in ("rebuild", "heal"):
+        forced = (FileFault("remove", rng.choice(("node", "local")), 1, 0, rng.randrange(1 << 30)),)
+        count = 1
+    return Kill(scope, victim, stage.phase, at, name, count, 0.0, linger), forced
+
+
+def _reachable(needs: str, phase: str, life: Life, redundant: list[str], restoring: bool) -> bool:
+    if phase == "restore" and not restoring:
+        return False
+    if needs == "retire":
+        return life.every["persistent"] > 0
+    if needs in ("rebuild", "heal"):
+        return "parity" in redundant if needs == "rebuild" else bool(redundant)
+    return not needs or life.every[needs] > 0

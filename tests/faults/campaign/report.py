@@ -1,0 +1,183 @@
+"""What is counted, and the table at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.campaign.judge import HANG, LOST, WRONG, Problem
+from tests.faults.campaign.plan import LEVELS, OPERATIONS, StorageFault
+
+
+@dataclass(slots=True)
+class Row:
+    """All faults of one kind.
+
+    Attributes:
+        count: how many.
+        how: in which ways.
+        levels: level -> after how many of them the restore took parts from it.
+        nothing: after how many there was nothing to restore.
+        back: checkpoints fallen back -> after how many faults.
+        wrong, lost, hangs: faults after which there were wrong bytes, too much was lost, or a job hung.
+    """
+
+    count: int = 0
+    how: Counter[str] = field(default_factory=Counter)
+    levels: Counter[str] = field(default_factory=Counter)
+    nothing: int = 0
+    back: Counter[int] = field(default_factory=Counter)
+    wrong: int = 0
+    lost: int = 0
+    hangs: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fault:
+    """One fault that took place, to be resolved by the restore that follows it."""
+
+    row: Row
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Storage operations of one phase below one directory.
+
+    Attributes:
+        range: n is drawn below this.
+        met: each n that was refused.
+        names: operation -> how often it was refused first.
+    """
+
+    range: int
+    met: set[int] = field(default_factory=set)
+    names: Counter[str] = field(default_factory=Counter)
+
+
+class Tally:
+    """Everything that is counted; may be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.rows: dict[str, Row] = {}
+        self.coverage: dict[str, Coverage] = {}
+        self.scenarios = self.lives = self.missed = 0
+        self.wrong_bytes = 0
+        self.problems: Counter[str] = Counter()
+
+    @property
+    def faults(self) -> int:
+        """How many faults there were."""
+        with self._lock:
+            return sum(row.count for row in self.rows.values())
+
+    def fault(self, kind: str, how: str) -> Fault:
+        """One more fault."""
+        with self._lock:
+            row = self.rows.setdefault(kind, Row())
+            row.count += 1
+            row.how[how] += 1
+            return Fault(row)
+
+    def met(self, fault: StorageFault, operation: str | None) -> None:
+        """A storage fault was planned; the operation that it met, or None."""
+        with self._lock:
+            number = OPERATIONS[fault.phase, fault.root]
+            entry = self.coverage.setdefault(f"{fault.phase}, {fault.root}", Coverage(number))
+            if operation is None:
+                self.missed += 1
+            else:
+                entry.met.add(fault.number)
+                entry.names[operation] += 1
+
+    def resolve(self, faults: list[Fault], levels: set[str], restored: bool, back: int) -> None:
+        """The restore after these faults."""
+        with self._lock:
+            for fault in faults:
+                fault.row.levels.update(levels)
+                fault.row.nothing += not restored
+                fault.row.back[back] += 1
+
+    def settle(self, faults: list[Fault], problems: list[Problem]) -> None:
+        """The end of a scenario, with the faults that are not resolved."""
+        with self._lock:
+            self.scenarios += 1
+            kinds = {problem.kind for problem in problems}
+            for fault in faults:
+                fault.row.wrong += WRONG in kinds
+                fault.row.lost += LOST in kinds
+                fault.row.hangs += HANG in kinds
+            self.problems.update(problem.kind for problem in problems)
+            self.wrong_bytes += sum(problem.nbytes for problem in problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "scenarios": self.scenarios,
+            "faults": self.faults,
+            "planned_without_effect": self.missed,
+            "wrong_bytes": self.wrong_bytes,
+            "hangs": self.problems[HANG],
+            "problems": dict(self.problems),
+            "kinds": {kind: _row_json(row) for kind, row in sorted(self.rows.items())},
+            "coverage": {
+                name: {"range": each.range, "met": sorted(each.met), "operations": dict(each.names)}
+                for name, each in sorted(self.coverage.items())
+            },
+        }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "count": row.count,
+        "how": dict(row.how),
+        "levels": dict(row.levels),
+        "nothing": row.nothing,
+        "back": {str(steps): count for steps, count in sorted(row.back.items())},
+        "wrong": row.wrong,
+        "lost": row.lost,
+        "hangs": row.hangs,
+    }
+
+
+def show(tally: Tally, seconds: float, console: Console) -> None:
+    """Print the tables."""
+    table = Table(title="Faults, and what the restore after them found")
+    for name in (
+        "fault",
+        "how",
+        "count",
+        *LEVELS,
+        "nothing left",
+        "back 0",
+        "1",
+        "2+",
+        "wrong bytes",
+        "too much lost",
+        "hangs",
+    ):
+        table.add_column(name, justify="left" if name in ("fault", "how") else "right")
+    for kind, row in sorted(tally.rows.items()):
+        more = sum(count for steps, count in row.back.items() if steps > 1)
+        how = ", ".join(f"{name} {count}" for name, count in sorted(row.how.items()))
+        numbers = [row.count, *(row.levels[level] for level in LEVELS), row.nothing, row.back[0], row.back[1], more]
+        table.add_row(kind, how, *map(str, [*numbers, row.wrong, row.lost, row.hangs]))
+    console.print(table)
+    covered = Table(title="Storage operations refused: each n once at least, and which operations these were")
+    for name in ("phase, directory", "n met", "of", "operations"):
+        covered.add_column(name, justify="right" if name in ("n met", "of") else "left")
+    for name, each in sorted(tally.coverage.items()):
+        names = ", ".join(f"{operation} {count}" for operation, count in each.names.most_common())
+        covered.add_row(name, str(len(each.met)), str(each.range), names)
+    console.print(covered)
+    rate = tally.faults / seconds * 60 if seconds else 0.0
+    console.print(
+        f"{tally.scenarios} scenarios, {tally.faults} faults in {seconds:.0f} s ({rate:.0f} per minute); "
+        f"wrong bytes: {tally.wrong_bytes}; hangs: {tally.problems[HANG]}; "
+        f"other problems: {sum(tally.problems.values()) - tally.problems[HANG] - tally.problems[WRONG]}"
+    )

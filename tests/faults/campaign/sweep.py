@@ -1,0 +1,60 @@
+"""Every storage operation of a small job refused, one after another: scenarios for ``--every``. Pure.
+
+One scenario for each phase, directory, rank, error and duration. Its lives refuse operation 0, 1, 2, ...; each begins
+with the restore that judges the one before.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.faults.campaign.plan import ERRORS, LEVELS, OPERATIONS, FileFault, Leaf, Life, Scenario, StorageFault
+
+#: In place of a seed.
+EVERY = -1
+_LEAVES = (
+    Leaf("all0", "float32", 30_000, shared=True, noise=True, numpy=False),
+    Leaf("all1", "int64", 2_000, shared=True, noise=False, numpy=True),
+    Leaf("own2", "uint8", 5_000, shared=False, noise=True, numpy=False),
+)
+
+
+def every() -> list[Scenario]:
+    """All of them."""
+    kinds = itertools.product(OPERATIONS, (0, 1), ERRORS, (False, True))
+    return [_scenario(number, *kind) for number, kind in enumerate(kinds)]
+
+
+def _scenario(number: int, place: tuple[str, str], rank: int, error: str, lasting: bool) -> Scenario:
+    phase, root = place
+    lives = [_life(phase)]
+    for operation in range(OPERATIONS[place]):
+        fault = StorageFault(phase, root, operation, error, lasting, rank)
+        lives.append(_life(phase, (fault,), _loss(operation) if phase == "restore" else ()))
+    return Scenario(EVERY, number, number % 5 > 0, _LEAVES, (*lives, _life(phase)))
+
+
+def _loss(operation: int) -> tuple[FileFault, ...]:
+    """A node is lost, so that something has to be rebuilt: after every other restore, one that is read otherwise."""
+    return (FileFault("remove", "node", 1, 0, operation),) if operation % 4 else ()
+
+
+def _life(phase: str, storage: tuple[StorageFault, ...] = (), before: tuple[FileFault, ...] = ()) -> Life:
+    return Life(
+        world=3,
+        node_size=1,
+        every=dict.fromkeys(LEVELS, 1),
+        keep={"local": 1, "partner": 1, "parity": 1, "persistent": 2},
+        compression="none",
+        on_busy="wait",
+        group=None,
+        tolerate=None,
+        scrub=False,
+        per_rank="drop",
+        checkpoints=1 if phase == "restore" else 2,
+        wait=True,
+        reuse=False,
+        again=False,
+        before=before,
+        storage=storage,
+    )

@@ -1,0 +1,168 @@
+"""The checkpoints of one life, as one rank takes them, with storage that fails meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import posix  # these faults are not to be refused by StorageFaults, which replaces functions of os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
+from tests.faults.campaign import contents
+from tests.faults.campaign.libc import LibcFault, LibcFaults, planned
+
+if TYPE_CHECKING:
+    from tests.faults.campaign.life import Rank
+
+#: A checkpoint that is not over by then hangs.
+PATIENCE_S = 40.0
+#: A kill that is to come after the last checkpoint has this long.
+_GRACE_S = 0.15
+_FINAL = ("done", "failed", "skipped")
+
+
+class Training:
+    """The training loop of one life.
+
+    Args:
+        rank: who trains.
+        ck: the checkpointer.
+    """
+
+    def __init__(self, rank: Rank, ck: Any) -> None:
+        self._rank, self._ck = rank, ck
+        self._pending: list[tuple[int, Any, set[str]]] = []
+        self._first = rank.rank % rank.life.node_size == 0
+
+    def run(self, restored: int | None) -> None:
+        """All checkpoints."""
+        life, record = self._rank.life, self._rank.record
+        step = restored if life.reuse and restored is not None else self._rank.order.next_step - 1
+        with self._rank.refusing("checkpoint") as active, self._refusing_calls() as calls:
+            for at in range(life.checkpoints):
+                self._go_wrong(at)
+                if calls is not None and calls[0].at == at:
+                    calls[1].arm()
+                for _, fault, watching in active:
+                    if fault.at == at:
+                        count = None if fault.lasting else 1
+                        watching.refuse(fault.number, getattr(errno, fault.error), count=count)
+                self._rank.armed("checkpoint", at)
+                step = self._checkpoint(step + 1)
+                self._look()
+                if life.wait:
+                    self._settle()
+            self._settle()
+            self._go_wrong(life.checkpoints)
+            if life.kill is not None:
+                time.sleep(_GRACE_S)
+        record("trained", failures=self._ck.failures)
+
+    @contextlib.contextmanager
+    def _refusing_calls(self) -> Iterator[tuple[LibcFault, LibcFaults] | None]:
+        """This rank's fault inside the C library, if there is one; afterwards it is recorded what it did."""
+        order = self._rank.order
+        fault = planned(order.scenario.name, order.number, order.life) if order.libfiu else None
+        if fault is None or fault.rank != self._rank.rank:
+            yield None
+            return
+        with LibcFaults(fault) as faults:
+            yield fault, faults
+        self._rank.record("libc", point=fault.point, refused=faults.refused, seen=faults.seen)
+
+    def _checkpoint(self, step: int) -> int:
+        """Save the next step that is free; returns which one that was."""
+        rank, size = self._rank, self._rank.comm.Get_size()
+        order, live, leaves = rank.order, rank.live, rank.leaves
+        while True:
+            contents.fill(live, order.scenario.name, order.number, step, rank.rank, size, leaves)
+            rank.record("started", step=step)
+            try:
+                pending = self._ck.checkpoint(live, step)
+                break
+            except StepExistsError:
+                rank.record("exists", step=step)
+                step += 1
+        due = {level for level, report in pending.report.levels.items() if report.state != "off"}
+        rank.record("returned", step=step, due=sorted(due))
+        contents.overwrite(live, leaves, contents.SCRIBBLE)  # the state may change from here on
+        live |= {"step": -2}
+        self._pending.append((step, pending, due))
+        return step
+
+    def _look(self) -> bool:
+        """Record what has been settled since the last look; whether all is."""
+        self._ck.poll()
+        for step, pending, due in self._pending:
+            for level in sorted(due):
+                report = pending.report.levels[level]
+                if report.state in _FINAL:
+                    due.discard(level)
+                    error = (report.error or "")[:1500]
+                    self._rank.record("level", step=step, level=level, state=report.state, error=error)
+                    self._check_wait(step, pending, level, report.state)
+        self._pending = [each for each in self._pending if each[2]]
+        return not self._pending
+
+    def _check_wait(self, step: int, pending: Any, level: str, state: str) -> None:
+        """``wait`` tells the same as the report."""
+        told = "done"
+        try:
+            pending.wait(level, timeout=1.0)
+        except LevelNotRunError:
+            told = "skipped"
+        except CheckpointError:
+            told = "failed"
+        if told != state:
+            self._rank.record("problem", text=f"step {step}, {level}: the report says {state}, wait() {told}")
+
+    def _settle(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._look():
+            if time.monotonic() > deadline:
+                levels = [(step, sorted(due)) for step, _, due in self._pending]
+                raise TimeoutError(f"not settled after {PATIENCE_S:g} s: {levels}")
+            time.sleep(0.0005)
+
+    def _go_wrong(self, at: int) -> None:
+        """What happens to storage in the middle of things, or is mended again."""
+        rank, order = self._rank, self._rank.order
+        for number, fault in enumerate(rank.life.running):
+            if fault.kind == "node" and fault.at == at:
+                if self._first and rank.rank // rank.life.node_size == fault.node:
+                    _remove_tree(order.node(fault.node), order.base / f"trash-{number}")
+                    rank.record("running", fault=number)
+            elif fault.kind == "lock" and fault.at == at:
+                if rank.rank == 0:
+                    posix.unlink(order.persistent / ".deeppart.lock")
+                    rank.record("running", fault=number)
+            elif fault.kind == "away" and fault.at == at:
+                if rank.rank == 0:
+                    posix.rename(order.persistent, order.away)
+                    rank.record("running", fault=number)
+            elif fault.kind == "away" and fault.until == at:
+                self._settle()
+                rank.comm.Barrier()
+                if rank.rank == 0:
+                    self._come_back()
+            else:
+                continue
+            rank.comm.Barrier()
+
+    def _come_back(self) -> None:
+        order = self._rank.order
+        if order.persistent.exists():
+            found = [str(path.relative_to(order.base)) for path in order.persistent.rglob("*")]
+            self._rank.record("problem", text=f"something was put where persistent_dir had been: {found or 'itself'}")
+            _remove_tree(order.persistent, order.base / "trash")
+        posix.rename(order.away, order.persistent)
+
+
+def _remove_tree(path: Path, trash: Path) -> None:
+    """Remove a directory into which others may be writing, all at once. StorageFaults sees neither path."""
+    posix.rename(path, trash)
+    shutil.rmtree(trash, ignore_errors=True)

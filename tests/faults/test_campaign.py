@@ -1,0 +1,97 @@
+"""A short campaign finds nothing; a campaign against a library that is broken on purpose finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.campaign import __main__ as campaign
+from tests.faults.campaign import plan, stages
+from tests.faults.campaign.order import Order
+from tests.mpi import launch
+
+#: Small worlds start fast. Seed and number of scenarios: with kills and without.
+SHORT = ("--seed", "3", "--runs", "8", "--ranks", "4", "--kills", "0.25")
+
+Played = tuple[int, dict[str, Any]]
+
+
+@pytest.fixture
+def play(capsys: pytest.CaptureFixture[str]) -> Callable[..., Played]:
+    """Run a campaign; its exit code and what it counted."""
+    if reason := launch.unavailable():
+        pytest.skip(reason)
+
+    def run(*arguments: str) -> Played:
+        code = campaign.main([*arguments, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.timeout(300)
+def test_a_short_campaign(play: Callable[..., Played]) -> None:
+    code, result = play(*SHORT)
+    assert code == 0, result["failed"]
+    assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
+    assert result["faults"] > 30
+    assert any(kind.startswith("kill: ") for kind in result["kinds"])
+    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(plan.LEVELS)
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"), [("digests", "wrong bytes"), ("rebuild", "too much lost"), ("hang", "hang")]
+)
+@pytest.mark.timeout(300)
+def test_a_broken_library_is_noticed(play: Callable[..., Played], broken: str, found: str) -> None:
+    """Until the first failure; which scenario has it does not matter."""
+    code, result = play(
+        "--seed",
+        "5",
+        "--runs",
+        "60",
+        "--ranks",
+        "3",
+        "--kills",
+        "0",
+        "--limit",
+        "12",
+        "--workers",
+        "1",
+        "--break",
+        broken,
+    )
+    assert code == 1 and len(result["failed"]) == 1
+    assert result["problems"].get(found, 0) > 0, result["failed"]
+    assert (result["wrong_bytes"] > 0) == (broken == "digests")
+    assert result["failed"][0]["repeat"].endswith(f"--break {broken}")
+
+
+def test_a_seed_decides_everything() -> None:
+    scenarios = [plan.scenario(3, number) for number in range(50)]
+    assert scenarios == [plan.scenario(3, number) for number in range(50)]
+    assert len(set(map(plan.describe, scenarios))) == 50
+    assert plan.scenario(4, 0) != scenarios[0]
+    stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
+    assert stages_met == {*stages.STAGES, ""}
+
+
+def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:
+    for number in range(50):
+        scenario = plan.scenario(1, number)
+        for place in range(len(scenario.lives)):
+            order = Order(scenario, place, tmp_path, 7, (2, 0, 1), "", 1)
+            order.save(tmp_path / "order.json")
+            assert Order.load(tmp_path / "order.json") == order
+
+
+def test_a_name_that_has_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = dataclasses.replace(stages.STAGES["capturing"], target="deeppart.state.capture.CapturePlan.duplicate")
+    monkeypatch.setitem(stages.STAGES, "capturing", moved)
+    with pytest.raises(stages.MovedError, match=r"no deeppart\.state\.capture\.CapturePlan\.duplicate any more"):
+        stages.check()
