@@ -80,8 +80,8 @@ class Healer:
         problem: str | None = None
         try:
             work()
-        except DeeppartError as error:
-            problem = str(error)
+        except Exception as error:  # the other ranks wait for this one in the round
+            problem = str(error) if isinstance(error, DeeppartError) else f"{type(error).__name__}: {error}"
         told = self._drive(commit_round(self._comm, problem, None))
         if told is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))

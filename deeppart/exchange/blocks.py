@@ -42,11 +42,12 @@ class Blocks:
         Raises:
             StorageError: they cannot be read. CorruptFileError: the file ends before that.
         """
-        if self._fd >= 0 and length and offset + length <= os.fstat(self._fd).st_size:
+        if self._fd >= 0 and length:
             start = offset - offset % mmap.ALLOCATIONGRANULARITY
             try:
-                window = mmap.mmap(self._fd, offset - start + length, flags=_SHARED_AND_THERE, offset=start)
-                return np.frombuffer(window, dtype=np.uint8)[offset - start :]
+                if offset + length <= os.fstat(self._fd).st_size:
+                    window = mmap.mmap(self._fd, offset - start + length, flags=_SHARED_AND_THERE, offset=start)
+                    return np.frombuffer(window, dtype=np.uint8)[offset - start :]
             except (OSError, ValueError):
                 pass  # too many mappings, or no address space: read it
         self.source.read_into(offset, memory[:length].data)
