@@ -60,7 +60,7 @@ def test_a_broken_library_is_noticed(play: Callable[..., Played], broken: str, f
         "--kills",
         "0",
         "--limit",
-        "12",
+        "12" if broken == "hang" else "45",
         "--workers",
         "1",
         "--break",

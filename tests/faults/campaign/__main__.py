@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -64,7 +65,8 @@ class Campaign:
         self._waiting: Iterator[plan.Scenario] = iter(scenarios)
         self._ranks = max((life.world for each in scenarios for life in each.lives), default=1)
         self._lock = threading.Lock()
-        self._over = False
+        self._over = self._interrupted = False
+        self._jobs: list[Jobs] = []
         self.tally = report.Tally()
         self.failed: list[dict[str, object]] = []
 
@@ -80,7 +82,9 @@ class Campaign:
             for worker in workers:
                 worker.join()
         except KeyboardInterrupt:
-            self._over = True
+            self._over = self._interrupted = True
+            for jobs in self._jobs:
+                jobs.close()  # which ends what the workers wait for
             for worker in workers:
                 worker.join()
             raise
@@ -90,11 +94,14 @@ class Campaign:
 
     def _work(self, directory: Path) -> None:
         jobs = Jobs(self._ranks, self._options.limit, self._libfiu, Path(tempfile.mkdtemp(dir=directory)))
+        self._jobs.append(jobs)
         try:
             while (scenario := self._next()) is not None:
                 base = directory / scenario.name.replace(":", "-")
                 play = Play(scenario, base, jobs, self.tally, self._options.break_library or "")
                 play.run()
+                if self._interrupted:
+                    break
                 if play.problems:
                     self._failure(play, scenario, base)
                 else:
@@ -188,5 +195,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)  # so that no job and no data is left behind
     sys.exit(main())

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.faults.campaign import oracle
 from tests.faults.campaign.files import Stored
-from tests.faults.campaign.order import Order
+from tests.faults.campaign.order import TIMEOUT_S, Order
 from tests.faults.campaign.plan import LEVELS
 
 _SHARE = re.compile(r"(\d+) of \d+ parts? (local|partner|rebuilt from parity|persistent)")
@@ -87,6 +87,12 @@ class Outcome:
                 doubtful.append(step)
         return oracle.Completed(tuple(done), tuple(doubtful))
 
+    @property
+    def seconds(self) -> float:
+        """How long the life took."""
+        times = [event["at"] for record in self.records for event in record if "at" in event]
+        return max(times) - min(times) if times else 0.0
+
     def restores(self, which: str) -> list[dict[str, Any]]:
         """The results of one restore, of the ranks that got that far."""
         return [event for _, event in self.events("restored") if event["which"] == which]
@@ -117,6 +123,9 @@ def check_ranks(outcome: Outcome, may_refuse: bool) -> list[Problem]:
             problems.append(Problem(ERROR, f"rank {rank} refused to start: {event['text']}"))
     if outcome.killed:
         return problems
+    if outcome.seconds > TIMEOUT_S:
+        text = f"the life took {outcome.seconds:.1f} s: ranks have waited for each other until the library's timeout"
+        problems.append(Problem(HANG, text))
     for name, key in (("level", ("step", "level", "state")), ("restored", ("which", "step", "life"))):
         told = [
             [tuple(event[each] for each in key) for event in record if event["event"] == name]

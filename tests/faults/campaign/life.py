@@ -22,12 +22,10 @@ import deeppart
 from deeppart.errors import DeeppartError, RestoreError
 from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, stages
-from tests.faults.campaign.order import Order
+from tests.faults.campaign.order import TIMEOUT_S, Order
 from tests.faults.campaign.plan import Kill, StorageFault
 from tests.faults.campaign.training import Training
 
-#: Seconds the library waits for other ranks; less than the runner's patience.
-TIMEOUT_S = 20.0
 #: Which restores of a life there are.
 FIRST, FAULTY, AGAIN = "first", "faulty", "again"
 _IDLE_S = 0.002
@@ -110,7 +108,7 @@ class Rank:
     def _open(self) -> Any:
         """A checkpointer; a second try if storage faults made the first one fail, None if that fails too."""
         self.armed("open")
-        config = self.order.config(TIMEOUT_S)
+        config = self.order.config()
         planned = any(each.phase == "open" for each in self.life.storage)
         for phase in ("open", "") if planned else ("",):
             try:

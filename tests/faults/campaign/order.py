@@ -10,6 +10,9 @@ from typing import Any
 import deeppart
 from tests.faults.campaign.plan import FileFault, Kill, Leaf, Life, RunningFault, Scenario, StorageFault
 
+#: Seconds the library waits for other ranks; less than the runner's patience.
+TIMEOUT_S = 20.0
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -66,7 +69,7 @@ class Order:
         lineage = json.loads((self.persistent / "deeppart.json").read_bytes())["lineage"]
         return node / str(lineage) / fault.root
 
-    def config(self, timeout: float) -> deeppart.Config:
+    def config(self) -> deeppart.Config:
         """The library's configuration in this life."""
         life = self.life
         return deeppart.Config(
@@ -80,7 +83,7 @@ class Order:
             parity_group=life.group,
             parity_tolerate=life.tolerate,
             scrub_bandwidth=20e6 if life.scrub else None,
-            timeout=timeout,
+            timeout=TIMEOUT_S,
         )
 
     def save(self, path: Path) -> None:

@@ -39,10 +39,11 @@ class Server:
         ranks: how many.
         limit_s: seconds that a life may take.
         env: variables to set.
+        directory: for orders.
     """
 
-    def __init__(self, ranks: int, limit_s: float, env: dict[str, str]) -> None:
-        self._ranks, self._limit_s, self._env = ranks, limit_s, env
+    def __init__(self, ranks: int, limit_s: float, env: dict[str, str], directory: Path) -> None:
+        self._ranks, self._limit_s, self._env, self._directory = ranks, limit_s, env, directory
         self._job: Job | None = None
         self._spool = Path()
         self._count = 0
@@ -56,7 +57,7 @@ class Server:
         if self._count >= _LIVES_PER_JOB:
             self.close()
         if self._job is None:
-            self._spool = Path(tempfile.mkdtemp(prefix="campaign-"))
+            self._spool = Path(tempfile.mkdtemp(dir=self._directory))
             self._job = start_ranks(
                 self._ranks, life.serve, self._spool, os.getpid(), timeout=_FOREVER_S, env=self._env
             )
@@ -98,7 +99,8 @@ class Jobs:
         self._limit_s, self._directory = limit_s, directory
         self.libfiu = libfiu is not None
         more = libfiu or {}
-        self._servers = {True: Server(ranks, limit_s, more), False: Server(ranks, limit_s, more | _SINGLE)}
+        environments = {True: more, False: more | _SINGLE}
+        self._servers = {threads: Server(ranks, limit_s, env, directory) for threads, env in environments.items()}
 
     def play(self, order: Order) -> None:
         """Play one life to its end, natural or not.

@@ -1,7 +1,7 @@
 """Every storage operation of a small job refused, one after another: scenarios for ``--every``. Pure.
 
-One scenario for each phase, directory, rank, error and duration. Its lives refuse operation 0, 1, 2, ...; each begins
-with the restore that judges the one before.
+Scenarios for each phase, directory, rank, error and duration. Their lives refuse one operation after another; each
+begins with the restore that judges the one before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from tests.faults.campaign.plan import ERRORS, LEVELS, OPERATIONS, FileFault, Le
 
 #: In place of a seed.
 EVERY = -1
+#: Operations per scenario: the rest of a scenario is not played when one of them has done harm.
+_EACH = 8
 _LEAVES = (
     Leaf("all0", "float32", 30_000, shared=True, noise=True, numpy=False),
     Leaf("all1", "int64", 2_000, shared=True, noise=False, numpy=True),
@@ -22,13 +24,14 @@ _LEAVES = (
 def every() -> list[Scenario]:
     """All of them."""
     kinds = itertools.product(OPERATIONS, (0, 1), ERRORS, (False, True))
-    return [_scenario(number, *kind) for number, kind in enumerate(kinds)]
+    blocks = [(*kind, first) for kind in kinds for first in range(0, OPERATIONS[kind[0]], _EACH)]
+    return [_scenario(number, *block) for number, block in enumerate(blocks)]
 
 
-def _scenario(number: int, place: tuple[str, str], rank: int, error: str, lasting: bool) -> Scenario:
+def _scenario(number: int, place: tuple[str, str], rank: int, error: str, lasting: bool, first: int) -> Scenario:
     phase, root = place
     lives = [_life(phase)]
-    for operation in range(OPERATIONS[place]):
+    for operation in range(first, min(first + _EACH, OPERATIONS[place])):
         fault = StorageFault(phase, root, operation, error, lasting, rank)
         lives.append(_life(phase, (fault,), _loss(operation) if phase == "restore" else ()))
     return Scenario(EVERY, number, number % 5 > 0, _LEAVES, (*lives, _life(phase)))
