@@ -18,7 +18,8 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-STEPS, EVERY = 50, 5
+#: Enough that a job is still training when the order to end it arrives.
+STEPS, EVERY = 200, 5
 UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 SMALL = ("--layers", "1", "--width", "48")
 
