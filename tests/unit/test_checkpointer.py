@@ -353,15 +353,13 @@ def test_a_checkpoint_that_goes_nowhere_waits_for_nothing(memory: Path, on_busy:
 
 
 def test_the_local_level_frees_training_from_a_slow_persistent_one(memory: Path) -> None:
-    with deeppart.Checkpointer(config(memory, flush_bandwidth=20e6, compression="none")) as ck:
+    with deeppart.Checkpointer(config(memory, flush_bandwidth=4e6, compression="none")) as ck:
         first = ck.checkpoint(state(1, BIG), 1)
         first.wait("local", timeout=30)
-        assert not first.done("persistent")
-        with pytest.raises(PeerTimeoutError, match="running"):
+        with pytest.raises(PeerTimeoutError, match="not complete at level 'persistent'.*\n.*the level is"):
             first.wait("persistent", timeout=0.01)
-        began = time.monotonic()
         second = ck.checkpoint(state(2, BIG), 2)
-        assert second.report.waited_s < 0.3 and time.monotonic() - began < 0.5
+        assert not first.done("persistent")  # 12 MB at 4 MB/s: it takes three seconds
         second.wait(timeout=30)
         assert first.done("persistent")
 

@@ -157,7 +157,7 @@ def _chosen(options: argparse.Namespace) -> list[plan.Scenario]:
         return [_named(each, options) for each in options.repeat]
     numbers = range(options.first, options.first + options.runs)
     if options.every:
-        return sweep.every()
+        return sweep.every()[options.first :]
     return [plan.scenario(options.seed, number, options.ranks, options.kills) for number in numbers]
 
 
