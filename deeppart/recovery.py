@@ -20,7 +20,8 @@ from deeppart.comm.base import Comm, Operation, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
-from deeppart.levels.files import lies_in_memory, step_directory
+from deeppart.levels.files import step_directory
+from deeppart.levels.mapped import lies_in_memory
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
 from deeppart.model import Attempt, PartRecord

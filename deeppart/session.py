@@ -20,6 +20,7 @@ from deeppart.config import Config, expand_directory, failure_domain, job_name, 
 from deeppart.erasure import check_available
 from deeppart.errors import ConfigError, DeeppartError, StorageError
 from deeppart.levels.files import list_steps, make_directory, storage_error
+from deeppart.levels.mapped import forget_all
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
 from deeppart.levels.rate import RateLimit
@@ -112,7 +113,8 @@ class Session:
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
     def drop_spares(self) -> None:
-        """Give back storage on this node that was kept for the next checkpoint."""
+        """Give back storage and mappings on this node that were kept for the next checkpoint."""
+        forget_all()
         if self.leads_directory:
             for level in self.node_levels.values():
                 level.drop_spares()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from types import TracebackType
 
-import numpy as np
-
 from deeppart.exchange.memory import Bytes
-from deeppart.levels.files import lies_in_memory
+from deeppart.levels.mapped import file_memory, lies_in_memory
 from deeppart.part import FileSource
-
-_SHARED_AND_THERE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Blocks:
@@ -42,14 +37,9 @@ class Blocks:
         Raises:
             StorageError: they cannot be read. CorruptFileError: the file ends before that.
         """
-        if self._fd >= 0 and length:
-            start = offset - offset % mmap.ALLOCATIONGRANULARITY
-            try:
-                if offset + length <= os.fstat(self._fd).st_size:
-                    window = mmap.mmap(self._fd, offset - start + length, flags=_SHARED_AND_THERE, offset=start)
-                    return np.frombuffer(window, dtype=np.uint8)[offset - start :]
-            except (OSError, ValueError):
-                pass  # too many mappings, or no address space: read it
+        there = file_memory(self._fd, offset, length) if self._fd >= 0 and length else None
+        if there is not None:
+            return there
         self.source.read_into(offset, memory[:length].data)
         return memory[:length]
 

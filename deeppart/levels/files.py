@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, StorageError
+from deeppart.levels.mapped import bytes_in_memory, file_memory
 from deeppart.levels.rate import RateLimit
 from deeppart.part import is_parity_file_name, parse_part_file_name
 
@@ -34,8 +35,6 @@ SYNC_EVERY_BYTES = 256 << 20
 
 _STEP = re.compile(r"step-([0-9]{12,19})", re.ASCII)
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+", re.ASCII)
-#: A mapping that is written through to the file, with its pages in place before the first access.
-_SHARED_AND_THERE = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 #: Refusals that mean "not with O_DIRECT here" rather than "not at all".
 _NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
@@ -151,7 +150,7 @@ class DurableFile:
                 flags = os.O_RDWR | os.O_CLOEXEC
             self._fd, self._direct = self._open(flags, direct)
             if flags & os.O_RDWR:
-                self._mappable = _bytes_in_memory(self._fd)
+                self._mappable = bytes_in_memory(self._fd)
         except OSError as error:
             self.abort()
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
@@ -284,12 +283,7 @@ class DurableFile:
         """
         if start + length > self._mappable or not length:
             return None
-        first = start - start % mmap.ALLOCATIONGRANULARITY
-        try:
-            window = mmap.mmap(self._fd, start - first + length, flags=_SHARED_AND_THERE, offset=first)
-        except (OSError, ValueError):
-            return None
-        return np.frombuffer(window, dtype=np.uint8)[start - first :]
+        return file_memory(self._fd, start, length)
 
     def skip(self, length: int) -> None:
         """The next ``length`` bytes have been filled in by way of :meth:`memory`."""
@@ -322,28 +316,6 @@ class DurableFile:
         if self._limit is not None and not self._direct and self._since_sync >= SYNC_EVERY_BYTES:
             os.fdatasync(self._fd)
             self._since_sync = 0
-
-
-def _bytes_in_memory(descriptor: int) -> int:
-    """Length of a file whose pages are all there, on a file system in memory; 0 of any other."""
-    status = os.fstat(descriptor)
-    whole = status.st_blocks * 512 >= status.st_size
-    return status.st_size if whole and lies_in_memory(f"/proc/self/fd/{descriptor}") else 0
-
-
-def lies_in_memory(path: Path | str) -> bool:
-    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
-    try:
-        device = os.stat(path).st_dev
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return False
-    name = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:  # "36 35 98:0 /root /mount options - fstype source options"
-        mount, _, kind = line.partition(" - ")
-        if mount.split()[2:3] == [name]:
-            return kind.split()[:1] in (["tmpfs"], ["ramfs"])
-    return False
 
 
 def write_file(path: Path, data: bytes) -> None:

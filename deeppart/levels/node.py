@@ -23,6 +23,7 @@ from deeppart.levels.files import (
     storage_error,
     write_file,
 )
+from deeppart.levels.mapped import forget_removed
 from deeppart.model import Attempt, ParityIdentity
 from deeppart.part import (
     FileSource,
@@ -74,6 +75,7 @@ class NodeLevel:
         return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
+        forget_removed()
         return DurableFile(self.part_path(attempt, rank), spares=self._spares)
 
     def parity_path(self, identity: ParityIdentity) -> Path:
@@ -86,6 +88,7 @@ class NodeLevel:
         Raises:
             StorageError: it cannot be created.
         """
+        forget_removed()
         return DurableFile(self.parity_path(identity), spares=self._spares)
 
     def steps(self) -> set[int]:
@@ -103,6 +106,7 @@ class NodeLevel:
             StorageError: a removal was refused; the others are still tried.
         """
         remove_steps(self.root, steps, self._spares)
+        forget_removed()
 
     def drop_spares(self) -> None:
         """Give back the storage of files that were kept to be written over."""

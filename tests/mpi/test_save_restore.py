@@ -334,7 +334,7 @@ def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
 
 
 def test_parts_on_tmpfs_are_used_where_they_lie(run_on: Any, shared_path: Path) -> None:
-    from deeppart.levels.files import lies_in_memory
+    from deeppart.levels.mapped import lies_in_memory
 
     memory = Path("/dev/shm")
     if not memory.is_dir() or not lies_in_memory(memory):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.levels.files import BLOCK_BYTES, DurableFile, drop_spares, lies_in_memory, remove_steps, step_directory
+from deeppart.levels.files import BLOCK_BYTES, DurableFile, drop_spares, remove_steps, step_directory
+from deeppart.levels.mapped import lies_in_memory
 from deeppart.levels.relay import Relay
 from deeppart.testing.faults import StorageFaults
 
