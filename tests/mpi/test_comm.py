@@ -49,12 +49,19 @@ def test_collectives(comm: Comm) -> None:
     assert do(comm, comm.maximum(np.array([rank, -rank, 7]))).tolist() == [size - 1, 0, 7]
 
 
+@pytest.mark.parametrize("direct_ranks", [0, 64])
+def test_broadcasts_to_few_ranks_and_to_many(comm: Comm, direct_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.comm.mpi._DIRECT_RANKS", direct_ranks)
+    monkeypatch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", 300_000)  # several messages each
+    buffers = [np.full(1 << 20, comm.rank, dtype=np.uint8) for _ in range(comm.size)]
+    operations = [comm.broadcast_into(buffer, root) for root, buffer in enumerate(buffers)]
+    for operation in operations:  # all of them under way at once
+        do(comm, operation)
+    assert all((buffer == root).all() for root, buffer in enumerate(buffers))
+
+
 def test_transfers(comm: Comm) -> None:
     rank, size = comm.rank, comm.size
-    for root in range(size):
-        buffer = np.full(1 << 20, rank, dtype=np.uint8)
-        do(comm, comm.broadcast_into(buffer, root))
-        assert (buffer == root).all()
     following, before = (rank + 1) % size, (rank - 1) % size
     sent, received = np.full(300_000, rank, dtype=np.uint8), np.zeros(300_000, dtype=np.uint8)
     sending, receiving = comm.send(sent, following, 3), comm.receive_into(received, before, 3)
