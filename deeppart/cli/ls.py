@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
+from deeppart.cli.options import local_option
 from deeppart.cli.output import GOOD, NOT_GOOD, console, moment, print_json, printable, size, some, state_text
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
@@ -16,14 +17,7 @@ from deeppart.model import LEVELS
 
 @click.command(short_help="List the steps, and whether they are whole.")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--local",
-    "local_dirs",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A node-local directory (local_dir on some node) to look into too. May be repeated.",
-)
+@local_option("to look into too")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def ls(directory: Path, local_dirs: tuple[Path, ...], as_json: bool) -> int:
     """List the steps in DIR: when, how large, by how many ranks, where, and whether they are whole.

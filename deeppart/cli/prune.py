@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from deeppart.cli.ls import owner_document, owner_line
+from deeppart.cli.options import local_option
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
 from deeppart.errors import CheckpointError
 from deeppart.inspecting.ownership import hold_directory, read_owner
@@ -25,14 +26,7 @@ _STEP = click.IntRange(min=0)
 @click.option("--after", metavar="STEP", type=_STEP, help="Committed steps newer than STEP: to go back to STEP.")
 @click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")
 @click.option("--incomplete", is_flag=True, help="Also what was never committed.")
-@click.option(
-    "--local",
-    "local_dirs",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="A node-local directory (local_dir on some node) to remove the same steps from. May be repeated.",
-)
+@local_option("to remove the same steps from")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--allow-empty", is_flag=True, help="Even if no complete checkpoint is left.")

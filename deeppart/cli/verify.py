@@ -12,16 +12,15 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line
+from deeppart.cli.options import local_option
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
-from deeppart.errors import FormatError
 from deeppart.inspecting.naming import DamagedLeaf
-from deeppart.inspecting.node_files import NodeFiles, verify_nodes
+from deeppart.inspecting.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
 from deeppart.inspecting.repairing import Repaired, Repairer
 from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
 from deeppart.inspecting.verifying import verify as verify_subject
 from deeppart.levels.files import list_steps, step_directory
-from deeppart.levels.persistent import read_lineage
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20
@@ -31,14 +30,7 @@ _MOST_LEAVES = 20
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
 @click.option("--all", "every", is_flag=True, help="Every step.")
-@click.option(
-    "--local",
-    "local_dirs",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    help="Also a node-local directory (local_dir on some node): its parts, copies and parity. May be repeated.",
-)
+@local_option("to read too: its parts, copies and parity")
 @click.option("--repair", is_flag=True, help="Replace damaged files from sound copies, from parity or from each other.")
 @click.option("--no-lock", is_flag=True, help="For --repair on file systems without locks: no job is running there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -86,7 +78,7 @@ def _verify(
             timed.append((verdict, time.monotonic() - began))
             if not as_json:
                 _print(out, *timed[-1])
-        nodes = _verify_nodes(directory, local_dirs, step) if local_dirs else None
+        nodes = verify_nodes(local_dirs, lineage_on_nodes(directory), step) if local_dirs else None
     repaired = _repair(directory, [verdict for verdict, _ in timed], nodes) if repair else []
     if as_json:
         print_json(_document(directory, timed, owner, nodes, repaired, repair))
@@ -95,17 +87,6 @@ def _verify(
         if line := owner_line(owner):
             out.print(line)
     return GOOD if _all_good(timed, owner, nodes, repaired) else NOT_GOOD
-
-
-def _verify_nodes(directory: Path, local_dirs: tuple[Path, ...], step: int | None) -> NodeFiles:
-    lineage = read_lineage(directory)
-    if lineage is None:
-        raise FormatError(
-            "the directory has no lineage record, so nothing tells which node-local files belong to it",
-            where=str(directory),
-            todo="leave out --local",
-        )
-    return verify_nodes(local_dirs, lineage, step)
 
 
 def _repair(directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None) -> list[Repaired]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.node import Found, one_line, take_stock
+from deeppart.levels.persistent import read_lineage
 from deeppart.part import FileSource, ParityReader, PartReader
 
 Advance = Callable[[int], None]
@@ -46,6 +47,22 @@ class NodeFiles:
     files: int
     nbytes: int
     remarks: tuple[str, ...]
+
+
+def lineage_on_nodes(root: Path) -> str:
+    """The lineage of a checkpoint directory, which says what on nodes belongs to it.
+
+    Raises:
+        FormatError: it has no lineage record, or one that is damaged. StorageError: that cannot be read.
+    """
+    lineage = read_lineage(root)
+    if lineage is None:
+        raise FormatError(
+            "the directory has no lineage record, so nothing tells which node-local files belong to it",
+            where=str(root),
+            todo="leave out --local",
+        )
+    return lineage
 
 
 def verify_nodes(

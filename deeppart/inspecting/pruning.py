@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deeppart.errors import CheckpointError, FormatError, StorageError
+from deeppart.errors import CheckpointError, StorageError
 from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
+from deeppart.inspecting.node_files import lineage_on_nodes
 from deeppart.levels.files import list_steps, remove_step, step_directory
 from deeppart.levels.node import NODE_FOLDERS, node_root
-from deeppart.levels.persistent import read_lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,7 @@ def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[int, list[Path]
     found: dict[int, list[Path]] = {}
     if not local_dirs:
         return found
-    lineage = read_lineage(root)
-    if lineage is None:
-        raise FormatError(
-            "the directory has no lineage record, so nothing tells which node-local files belong to it",
-            where=str(root),
-            todo="leave out --local",
-        )
+    lineage = lineage_on_nodes(root)
     for directory in local_dirs:
         for level in NODE_FOLDERS:
             for step, place in list_steps(node_root(directory, lineage, level)).items():

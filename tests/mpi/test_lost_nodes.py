@@ -70,37 +70,32 @@ def lose(comm: Any, directory: Path, *nodes: int) -> None:
     comm.Barrier()
 
 
-def any_two_of_four(comm: Any, directory: Path) -> list[tuple[tuple[int, ...], Any]]:
+def one_after_another(
+    comm: Any, directory: Path, settings: dict[str, Any], losses: list[tuple[int, ...]]
+) -> list[tuple[tuple[int, ...], Any]]:
     """Whichever nodes are lost, they are back when the next ones are."""
-    save(comm, directory, PARITY)
+    save(comm, directory, settings)
     results = []
-    for nodes in [*itertools.combinations(range(4), 2), (0,), (3,)]:
+    for nodes in losses:
         lose(comm, directory, *nodes)
-        results.append((nodes, restore(comm, directory, PARITY)))
+        results.append((nodes, restore(comm, directory, settings)))
     return results
 
 
 @pytest.mark.timeout(110)
 def test_any_nodes_that_parity_tolerates(run_on: Any, shared_path: Path) -> None:
-    for rank_results in run_on(4, any_two_of_four, shared_path):
+    losses = [*itertools.combinations(range(4), 2), (0,), (3,)]
+    for rank_results in run_on(4, one_after_another, shared_path, PARITY, losses):
         for nodes, (step, good, explanation) in rank_results:
             assert step == 2 and good, nodes
             assert f"{len(nodes)} of 4 parts rebuilt from parity" in explanation[0]
             assert "rebuilding redundancy in the background" in explanation[1]
 
 
-def one_of_each_pair(comm: Any, directory: Path) -> list[tuple[tuple[int, ...], Any]]:
-    save(comm, directory, PARTNER)
-    results = []
-    for nodes in ((0,), (1, 3), (0, 2), (2,), (3,)):
-        lose(comm, directory, *nodes)
-        results.append((nodes, restore(comm, directory, PARTNER)))
-    return results
-
-
 @pytest.mark.timeout(110)
 def test_any_nodes_that_leave_one_of_each_pair(run_on: Any, shared_path: Path) -> None:
-    for rank_results in run_on(4, one_of_each_pair, shared_path):
+    losses = [(0,), (1, 3), (0, 2), (2,), (3,)]
+    for rank_results in run_on(4, one_after_another, shared_path, PARTNER, losses):
         for nodes, (step, good, explanation) in rank_results:
             assert step == 2 and good, nodes
             assert f"{len(nodes)} of 4 parts partner" in explanation[0]

@@ -24,6 +24,7 @@ from deeppart.part import (
     encode_manifest,
     part_file_name,
 )
+from tests.property.damage import damaged
 
 HEX32 = st.binary(min_size=16, max_size=16).map(bytes.hex)
 COUNTER = st.integers(0, 2**63 - 1)
@@ -116,27 +117,16 @@ def test_round_trip(case: Case, data: st.DataObject) -> None:
 
 @given(cases(), st.data())
 def test_damage_never_comes_back_as_data(case: Case, data: st.DataObject) -> None:
-    damaged = bytearray(case.data)
-    start = data.draw(st.integers(0, len(damaged) - 1))
-    what = data.draw(st.sampled_from(["overwrite", "insert", "remove", "move"]))
-    patch = data.draw(st.binary(min_size=1, max_size=40))
-    if what == "overwrite":
-        damaged[start : start + len(patch)] = patch
-    elif what == "insert":
-        damaged[start:start] = patch
-    elif what == "remove":
-        del damaged[start : start + len(patch)]
-    else:
-        damaged[start : start + len(patch)] = damaged[: len(patch)]
+    bad = data.draw(damaged(case.data))
     try:
-        reader = PartReader(MemorySource(damaged), where="damaged")
+        reader = PartReader(MemorySource(bad), where="damaged")
         raw = b"".join(reader.read_chunk(i) for i in range(len(reader.chunks)))
         reader.verify()
     except (CorruptFileError, NewerFormatError):
-        assert damaged != case.data
+        assert bad != case.data
     else:
         assert (raw, reader.meta, reader.rank, reader.attempt) == (case.raw, case.meta, case.rank, case.attempt)
-        assert bytes(damaged) == case.data
+        assert bad == case.data
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))

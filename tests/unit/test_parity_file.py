@@ -30,6 +30,7 @@ from deeppart.part import (
     stripes_of,
 )
 from tests.golden import make_parity_v1, make_v1
+from tests.property.damage import damaged
 
 IDENTITY = make_parity_v1.IDENTITY
 GOLDEN = (make_parity_v1.GOLDEN / make_parity_v1.NAME).read_bytes()
@@ -685,23 +686,12 @@ def test_noise_is_no_parity(noise: bytes, start: int, whole: bool) -> None:
 @given(identities(), st.data())
 def test_damage_never_comes_back_as_parity(identity: ParityIdentity, data: st.DataObject) -> None:
     sound = written(identity)
-    damaged = bytearray(sound)
-    start = data.draw(st.integers(0, len(damaged) - 1) | st.integers(max(0, len(damaged) - 700), len(damaged) - 1))
-    what = data.draw(st.sampled_from(["overwrite", "insert", "remove", "move"]))
-    patch = data.draw(st.binary(min_size=1, max_size=40))
-    if what == "overwrite":
-        damaged[start : start + len(patch)] = patch
-    elif what == "insert":
-        damaged[start:start] = patch
-    elif what == "remove":
-        del damaged[start : start + len(patch)]
-    else:
-        damaged[start : start + len(patch)] = damaged[: len(patch)]
-    if never_other_bytes(damaged):
-        reader, whole = opened(damaged), opened(sound)
+    bad = data.draw(damaged(sound, near_the_end=700))
+    if never_other_bytes(bad):
+        reader, whole = opened(bad), opened(sound)
         assert reader.identity == identity and reader.digests.tolist() == whole.digests.tolist()
         assert all(one in (None, other) for one, other in zip(blocks_of(reader), blocks_of(whole), strict=True))
-        assert (None in blocks_of(reader)) is (damaged != sound)
+        assert (None in blocks_of(reader)) is (bad != sound)
 
 
 JSON = st.recursive(
