@@ -150,14 +150,24 @@ class MpiComm:
             self._calls_heard[status.Get_source()] += 1
 
 
+#: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it the
+#: memory that MPI may still read or write.
+_under_way: dict[int, list[MPI.Request]] = {}
+
+
 def _completed(request: MPI.Request) -> Operation[None]:
-    while not request.Test():
-        yield False
+    return _all_completed([request])
 
 
 def _all_completed(requests: list[MPI.Request]) -> Operation[None]:
+    _under_way[id(requests)] = requests
+    return _wait_for(requests)
+
+
+def _wait_for(requests: list[MPI.Request]) -> Operation[None]:
     while not MPI.Request.Testall(requests):
         yield False
+    del _under_way[id(requests)]
 
 
 def _pieces(buffer: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:

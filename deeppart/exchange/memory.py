@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -12,17 +10,24 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Arena:
-    """One stretch of memory, handed out piece by piece; it grows to the most that was ever needed at a time."""
+    """One stretch of memory, handed out piece by piece; it grows to the most that was ever needed at a time.
+
+    Whoever takes pieces gives them back when nothing is under way in them any more. Memory of an exchange that was
+    given up is not handed out again: what was under way may still arrive.
+    """
 
     def __init__(self) -> None:
         self._memory = np.zeros(0, dtype=np.uint8)
+        self._lent = False
 
-    def cut(self, lengths: list[int]) -> Iterator[Bytes]:
-        """Pieces of these lengths, on pages of their own; those handed out before must not be used any more."""
-        whole = sum(-(-length // mmap.PAGESIZE) * mmap.PAGESIZE for length in lengths)
-        if whole > self._memory.size:
-            self._memory = np.frombuffer(mmap.mmap(-1, whole), dtype=np.uint8)
-        at = 0
-        for length in lengths:
-            yield self._memory[at : at + length]
-            at += -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+    def cut(self, lengths: list[int]) -> list[Bytes]:
+        """Pieces of these lengths, on pages of their own, for one exchange at a time."""
+        ends = np.cumsum([-(-length // mmap.PAGESIZE) * mmap.PAGESIZE for length in lengths]).tolist()
+        if self._lent or ends[-1] > self._memory.size:
+            self._memory = np.frombuffer(mmap.mmap(-1, ends[-1]), dtype=np.uint8)
+        self._lent = True
+        return [self._memory[at : at + length] for at, length in zip([0, *ends], lengths, strict=False)]
+
+    def give_back(self) -> None:
+        """All pieces may be handed out again."""
+        self._lent = False

@@ -72,6 +72,7 @@ def encode_set(
     encoding = _Encoding(comm, which, identity, mine, open_parity, arena, limit)
     try:
         yield from encoding.run()
+        arena.give_back()
         return encoding.result()
     except BaseException:
         encoding.abort()
@@ -177,7 +178,7 @@ class _Encoding:
         self._writer: ParityWriter | None = None
         k, m = self._stripes.data_blocks, self._stripes.tolerate
         lengths = [identity.block_bytes] * (2 * k + 2 * m)
-        memory = list(arena.cut(lengths * 2))
+        memory = arena.cut(lengths * 2)
         self._rows = [_Row(self._stripes, memory[: len(lengths)]), _Row(self._stripes, memory[len(lengths) :])]
         try:
             if mine is not None:

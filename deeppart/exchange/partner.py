@@ -82,7 +82,7 @@ def exchange_copies(
         StorageError, CorruptFileError: a file could not be read, or written, or has changed. What was received of the
             others is given up.
     """
-    pieces = list(arena.cut([BLOCK_BYTES] * (2 * _IN_FLIGHT)))
+    pieces = arena.cut([BLOCK_BYTES] * (2 * _IN_FLIGHT))
     files: list[DurableFile] = []
     problems: list[DeeppartError] = []
     try:
@@ -92,6 +92,7 @@ def exchange_copies(
                 _receive_all(comm, receives, pieces[_IN_FLIGHT:], open_copy, files, problems),
             ]
         )
+        arena.give_back()
         if problems:
             raise problems[0]
     except BaseException:

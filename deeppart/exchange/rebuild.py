@@ -373,7 +373,7 @@ class _Moving:
     def run(self, recipe: list[_Step], memory: Bytes | None) -> Operation[None]:
         """Do this rank's share of it."""
         stripes = self._entry.stripes
-        slots = list(self._arena.cut([stripes.block_bytes] * (_WINDOW * stripes.data_blocks)))
+        slots = self._arena.cut([stripes.block_bytes] * (_WINDOW * stripes.data_blocks))
         flying: list[tuple[_Step, list[Bytes], list[Operation[None]]]] = []
         for number, step in enumerate(recipe):
             if len(flying) == _WINDOW:
@@ -382,6 +382,7 @@ class _Moving:
             flying.append((step, *self._start(step, blocks)))
         for flight in flying:
             yield from self._land(*flight, memory)
+        self._arena.give_back()
 
     def _start(self, step: _Step, memory: list[Bytes]) -> tuple[list[Bytes], list[Operation[None]]]:
         """Send what this rank has of a step, or ask for it; the blocks it is computed from, and what is under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from pathlib import Path
@@ -56,6 +57,40 @@ def test_every_call_that_may_drive_a_round_does(run_ranks: Any, tmp_path: Path) 
     for seen in run_ranks(3, work, tmp_path, env=SETTINGS).values:
         assert seen == {"restored": 8, "value": 8.0, "states": [["done", "done"]] * 8}
     assert deeppart.load(tmp_path / "p")["step"] == 9
+
+
+def lose_nodes(directory: Path) -> dict[str, Any]:
+    """Copies and parity are made inside the calls, and what nodes held that are lost is rebuilt there."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    every = {"partner": 1, "parity": 1, "persistent": 0}
+    settings = config(directory, every=every, parity_group=3, parity_tolerate=1)
+    with deeppart.Checkpointer(settings) as ck:
+        for step in (1, 2):
+            pending = ck.checkpoint(state(step), step)
+            for level in ("local", "partner", "parity"):
+                pending.wait(level, timeout=20)
+    found: dict[str, Any] = {}
+    for lost in ([0], [2], ["0/*/partner", 1]):
+        comm.Barrier()
+        if comm.rank == 0:
+            for node in lost:
+                for path in (directory / "local").glob(f"node{node}"):
+                    shutil.rmtree(path)
+        comm.Barrier()
+        with deeppart.Checkpointer(settings) as ck:
+            live = state(0)
+            step = ck.restore(live)
+            found[str(lost)] = (step, live["x"][-1].item(), ck.explanation[0].partition(": ")[2])
+    return found
+
+
+def test_lost_nodes_are_rebuilt_inside_the_calls(run_ranks: Any, tmp_path: Path) -> None:
+    for found in run_ranks(3, lose_nodes, tmp_path, env=SETTINGS).values:
+        assert [(step, value) for step, value, _ in found.values()] == [(2, 2.0)] * 3, found
+        from_copies, again, by_parity = (text for _, _, text in found.values())
+        assert "partner" in from_copies and "partner" in again and "rebuilt from parity" in by_parity, found
 
 
 def neglect(directory: Path) -> list[str]:

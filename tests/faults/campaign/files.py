@@ -125,9 +125,9 @@ def _part(plain: Stored) -> Stored:
 def _parity(plain: Stored) -> Stored:
     with plain.path.open("rb") as file:
         _, _, _, _, session, _, step, world, _, tolerate, place = _PARITY.unpack(file.read(_PARITY.size))
-        file.seek(-_FOOTER_BYTES, 2)
+        end = file.seek(-_FOOTER_BYTES, 2)
         offset, length = struct.unpack("<8xQQ", file.read(24))
-        if length > 1 << 24:
+        if length > 1 << 24 or offset > end:
             raise ValueError("no index")
         file.seek(offset)
         index = file.read(length)
