@@ -17,7 +17,7 @@ test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults bench check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults bench bench-nodes check lint types imports format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ faults: $(STAMP) ## random faults under real MPI, every restored byte compared; 
 
 bench: $(STAMP) ## time and memory beside torch.save and DCP
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-nodes: $(STAMP) ## time of copies and parity between nodes, and of restores after lost ones
+	$(BIN)/python benchmarks/nodes.py $(ARGS)
 
 check: lint types imports ## lint, types and import directions
 

@@ -227,7 +227,7 @@ class Checkpointer:
         self._pipeline.close(0.0)
         self._session.drop_spares()
         self._staging.release()
-        self._session.close(collective=finished)
+        self._session.close(together=True, finished=finished)
         if not finished:
             raise CheckpointError(
                 "the last checkpoint was not finished when the checkpointer was closed",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.comm.base import Comm, Operation
-from deeppart.errors import FormatError, ScrubNotice, StorageError
+from deeppart.errors import CommError, FormatError, ScrubNotice, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
 from deeppart.levels.node import NodeLevel, one_line, take_stock
@@ -134,10 +134,17 @@ class Scrubber:
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._pipeline.poll()
             self._thread.join(0.01)
+        if self._thread.is_alive():
+            self._give_up("it did not end in time")
 
     def abandon(self) -> None:
         """End the thread without the other ranks."""
         self._closing.set()
+
+    def _give_up(self, why: str) -> None:
+        """Nobody can use the channel any more."""
+        if self._comm.broken is None:
+            self._comm.broken = CommError("scrubbing has ended", found=why)
 
     # --- the thread; every rank goes through the same meetings and draws the same conclusions from them ---
 
@@ -150,6 +157,7 @@ class Scrubber:
                 self._closing.wait(SLICE_S)
                 meeting = self._meet(done=False)
         except Exception as error:
+            self._give_up(str(error))  # the other ranks still wait for this one
             if not self._closing.is_set():
                 self._pipeline.ledger.note(f"scrubbing has ended: {error}", ScrubNotice)
 
@@ -183,7 +191,7 @@ class Scrubber:
                 else:
                     ParityReader(source, where=str(path)).verify(pace=self._pace)
         except (FormatError, StorageError) as error:
-            if path.exists():  # otherwise it has been retired meanwhile
+            if not _is_gone(path):  # it has been retired meanwhile
                 self._damaged.append((str(path), one_line(error)))
                 self._note(damaged=1)
 
@@ -277,3 +285,13 @@ class Scrubber:
         self.report = replace(
             self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
         )
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # storage that refuses this has not lost the file
+    return False

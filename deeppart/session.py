@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from deeppart.codec import Chooser
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
-from deeppart.comm.base import finish_quietly
+from deeppart.comm.base import Operation, finish_quietly
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.erasure import check_available
 from deeppart.errors import ConfigError, DeeppartError, StorageError
@@ -119,16 +121,30 @@ class Session:
             for level in self.node_levels.values():
                 level.drop_spares()
 
-    def close(self, *, collective: bool = False) -> None:
+    def close(self, *, together: bool = False, finished: bool = True) -> None:
         """Give the directory back.
 
         Args:
-            collective: all ranks close, with nothing under way: the channels are given back too.
+            together: all ranks close: the channels are given back too, those on which nothing is left under way.
+            finished: whether this rank has nothing in the background any more.
         """
         if self.owner is not None:
             self.owner.close()
-        for channel in (self.comm, *self.channels.values()) if collective else ():
+        for channel in self._idle_channels(finished) if together else ():
             finish_quietly(channel.close(), _CLOSE_S)
+
+    def _idle_channels(self, finished: bool) -> list[Comm]:
+        """Channels that no rank has broken, or may still be using (collective): others cannot be given back."""
+        channels = [*self.channels.values(), self.comm]
+        busy = [int(not finished or channel.broken is not None) for channel in channels]
+        anywhere: list[int] = []
+
+        def ask() -> Operation[None]:
+            anywhere.extend((yield from self.comm.maximum(np.array(busy, dtype=np.int64))).tolist())
+
+        if self.comm.broken is not None or not finish_quietly(ask(), _CLOSE_S):
+            return []
+        return [channel for channel, used in zip(channels, anywhere, strict=True) if not used]
 
 
 def open_session(config: Config, comm: Any) -> Session:

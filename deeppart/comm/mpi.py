@@ -150,8 +150,8 @@ class MpiComm:
             self._calls_heard[status.Get_source()] += 1
 
 
-#: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it the
-#: memory that MPI may still read or write.
+#: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it
+#: the memory that MPI may still read or write.
 _under_way: dict[int, list[MPI.Request]] = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+
 import numpy as np
 import numpy.typing as npt
 

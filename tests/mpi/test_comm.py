@@ -5,8 +5,10 @@ Run inside mpirun (``make test-mpi``).
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,3 +136,23 @@ def test_closing_does_not_wait_for_ranks_that_do_not_close(comm: Comm, own_chann
         assert not finish_quietly(own_channel.close(), 0.2)
         assert time.monotonic() - began < 2.0
     do(comm, comm.allgather(b"the other channel works"))
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_memory_of_operations_that_are_given_up_is_kept(comm: Comm, own_channel: Comm, looked: bool) -> None:
+    """What arrives late must not land in memory that has become something else's."""
+    rank, size = comm.rank, comm.size
+    for nbytes in (24, 1 << 20):
+        expected = np.full(nbytes, 1 + (rank - 1) % size, dtype=np.uint8)
+        buffer = np.zeros(nbytes, dtype=np.uint8)
+        alive, operation = weakref.ref(buffer), own_channel.receive_into(buffer, (rank - 1) % size, 5)
+        if looked:
+            next(operation)
+        del buffer, operation
+        gc.collect()
+        assert alive() is not None
+        do(comm, comm.allgather(b"everybody has given up"))
+        do(own_channel, own_channel.send(np.full(nbytes, 1 + rank, dtype=np.uint8), (rank + 1) % size, 5))
+        do(comm, comm.allgather(b"everything has arrived"))
+        kept = alive()
+        assert kept is not None and (kept == expected).all()

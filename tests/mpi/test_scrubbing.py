@@ -108,3 +108,40 @@ def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path) -> None:
     assert all("repaired from the other copies" in text for text in results[0][1])
     lineage = next((shared_path / "local" / "node0").iterdir()).name
     assert not any(take_stock(shared_path / "local" / f"node{node}", lineage).problems for node in range(4))
+
+
+def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
+    """The scrubbing thread of one rank ends by itself; the job closes all the same, and another one begins."""
+    config = deeppart.Config(
+        persistent_dir=str(directory / "ckpt"),
+        local_dir=str(directory / "local" / "{node}"),
+        node_size=1,
+        timeout=4.0,
+        every={"persistent": 0},
+        scrub_bandwidth=1e9,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config, comm) as ck:
+            scrubber = ck._scrubber
+            assert scrubber is not None
+            if comm.rank == 1:
+                scrubber._check = lambda path: 1 / 0  # type: ignore[assignment, method-assign]
+            pending = ck.checkpoint(state(comm.rank), 1)
+            for level in ("local", "partner"):
+                pending.wait(level, timeout=20)
+            deadline = time.monotonic() + 15
+            while comm.rank == 1 and scrubber._thread.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            comm.Barrier()
+            ck.checkpoint(state(comm.rank), 2)  # tells what there is to tell
+    live = state(99)
+    with deeppart.Checkpointer(config, comm) as ck:
+        step = ck.restore(live, per_rank="drop")
+    return step, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
+
+
+def test_a_thread_that_ends_by_itself_is_told_of_and_hinders_nobody(run_on: Any, shared_path: Path) -> None:
+    results = run_on(4, one_thread_dies, shared_path)
+    assert [step for step, _ in results] == [2] * 4
+    assert any("scrubbing has ended: division by zero" in text for text in results[1][1]), results[1][1]
