@@ -73,6 +73,8 @@ class Campaign:
     def run(self) -> None:
         """All of them, or until something is wrong."""
         memory = Path("/dev/shm")
+        if self._options.data:
+            self._options.data.mkdir(parents=True, exist_ok=True)
         where = self._options.data or (memory if memory.is_dir() else None)
         directory = Path(tempfile.mkdtemp(prefix="deeppart-campaign-", dir=where))
         workers = [threading.Thread(target=self._work, args=(directory,)) for _ in range(self._options.workers)]
@@ -97,7 +99,7 @@ class Campaign:
         self._jobs.append(jobs)
         try:
             while (scenario := self._next()) is not None:
-                base = directory / scenario.name.replace(":", "-")
+                base = Path(tempfile.mkdtemp(prefix=scenario.name.replace(":", "-") + "-", dir=directory))
                 play = Play(scenario, base, jobs, self.tally, self._options.break_library or "")
                 play.run()
                 if self._interrupted:
