@@ -205,8 +205,7 @@ class Pipeline:
             outcome = file if isinstance(file, DeeppartError) else self._write_local(job, file)
         else:
             self._pass_on(job)
-        if "persistent" not in job.due or isinstance(outcome, PartSummary):
-            self._free_staging(job)
+        self._done_with_staging(job, "store", stored=isinstance(outcome, PartSummary))
         if outcome is not None:
             redundant = job.due & {*REDUNDANT_LEVELS}
             complete = self._finish_level(job, "local", outcome, None)
@@ -267,7 +266,7 @@ class Pipeline:
     def _drain(self, job: Job) -> None:
         job.pending.note_level("persistent", RUNNING)
         outcome = self._timed(job, "persistent", lambda: self._writer.write_persistent(job))
-        self._free_staging(job, claimed=True)
+        self._done_with_staging(job, "drain")
         self._finish_level(job, "persistent", outcome, lambda parts: self._commit(job, parts))
 
     def _timed(self, job: Job, level: str, work: Callable[[], T]) -> T | DeeppartError:
@@ -353,9 +352,13 @@ class Pipeline:
             job.claimed = job.staged is not None
             return job.staged
 
-    def _free_staging(self, job: Job, *, claimed: bool = False) -> None:
+    def _done_with_staging(self, job: Job, *readers: str, stored: bool = False) -> None:
+        """Who need the share in memory no more; nor does the drain, if it is ``stored`` and not claimed."""
         with self._room:
-            if job.staged is not None and (claimed or not job.claimed):
+            job.readers.difference_update(readers)
+            if (stored and not job.claimed) or "persistent" not in job.due:
+                job.readers.discard("drain")
+            if job.staged is not None and not job.readers:
                 job.staged = None
                 self._staging_free = True
                 self._room.notify_all()
@@ -366,7 +369,7 @@ class Pipeline:
             job.open_levels.discard(level)
             over = not job.open_levels
         if over:
-            self._free_staging(job, claimed=True)
+            self._done_with_staging(job, "store", "drain")
             if job.relay is not None:
                 job.relay.close()
             if job.is_on_nodes():

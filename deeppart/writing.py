@@ -53,7 +53,8 @@ class Job:
         relay: the local part file, which the drain follows; None without one.
         summary: of the part file, once there is a complete one.
         passed_on: the store has handed it to the drain, which settles the persistent level from then on.
-        claimed: the drain writes from staging memory: only it may give the memory back.
+        readers: who may still read the share in staging memory: "store", "drain". The last one gives it back.
+        claimed: the drain reads it there, and not the local part.
         open_levels: levels that are not settled yet.
     """
 
@@ -66,6 +67,7 @@ class Job:
     relay: Relay | None = None
     summary: PartSummary | None = None
     passed_on: bool = False
+    readers: set[str] = field(default_factory=lambda: {"store", "drain"})
     claimed: bool = False
     open_levels: set[str] = field(default_factory=set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import threading
@@ -15,7 +16,7 @@ import torch
 
 import deeppart
 from deeppart import pipeline, writing
-from deeppart.errors import CheckpointError
+from deeppart.errors import CheckpointError, StorageError
 from deeppart.levels.files import DurableFile
 from deeppart.levels.relay import Relay
 from deeppart.testing.states import difference
@@ -124,3 +125,38 @@ def test_when_memory_has_been_given_back(
         assert difference(state(2), live) is None
         ck.checkpoint(state(3), 3).wait(timeout=PATIENCE_S)
         assert difference(state(3), deeppart.load(memory / "p")) is None
+
+
+def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The persistent level fails first; the next checkpoint must not be copied over what is still being stored."""
+    release, write = threading.Event(), DurableFile.write
+    written: list[int] = []
+
+    def write_late(self: DurableFile, buffer: memoryview | bytes) -> None:
+        if self.path.parent.parent != memory / "p" and "step-000000000001" in str(self.path) and written:
+            assert release.wait(PATIENCE_S)
+        written.append(len(buffer))
+        write(self, buffer)
+
+    def refused(*_: Any) -> DurableFile:
+        raise StorageError("no space", errno=errno.ENOSPC, where=str(memory / "p"))
+
+    monkeypatch.setattr(DurableFile, "write", write_late)
+    with open_at(memory) as ck:
+        monkeypatch.setattr(ck._session.persistent, "open_part", refused)
+        ck.config = dataclasses.replace(ck.config, on_busy="skip")
+        first = ck.checkpoint(state(1), 1)
+        deadline = time.monotonic() + PATIENCE_S
+        while first.report.levels["persistent"].state != "failed":
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        with pytest.warns(deeppart.BackgroundFailureWarning):
+            assert ck.checkpoint(state(2), 2).skipped
+        release.set()
+        first.wait("local", timeout=PATIENCE_S)
+        live = state(0)
+        assert ck.restore(live) == 1 and difference(state(1), live) is None
+        monkeypatch.undo()
+        ck.checkpoint(state(3), 3).wait(timeout=PATIENCE_S)
