@@ -353,7 +353,7 @@ class Pipeline:
             return job.staged
 
     def _done_with_staging(self, job: Job, *readers: str, stored: bool = False) -> None:
-        """Who need the share in memory no more; nor does the drain, if it is ``stored`` and not claimed."""
+        """These need the share in memory no more; nor does the drain, if it is ``stored`` and not claimed."""
         with self._room:
             job.readers.difference_update(readers)
             if (stored and not job.claimed) or "persistent" not in job.due:
