@@ -12,9 +12,9 @@ WORKERS ?= 2
 # Ranks share the processors of one machine in tests.
 test-single test-mpi: export OMP_NUM_THREADS ?= 1
 # Open MPI asks before it runs as root, or more ranks than there are processors.
-test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
-test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
-test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-single test-mpi faults bench bench-nodes check lint types imports format clean

@@ -72,7 +72,7 @@ def lose_nodes(directory: Path) -> dict[str, Any]:
             for level in ("local", "partner", "parity"):
                 pending.wait(level, timeout=20)
     found: dict[str, Any] = {}
-    for lost in ([0], [2], ["0/*/partner", 1]):
+    for lost in ([0], [2], ["2/*/partner", 1]):  # node 2 has the copies of what is on node 1
         comm.Barrier()
         if comm.rank == 0:
             for node in lost:
