@@ -55,7 +55,8 @@ class _Mapping:
     def __del__(self) -> None:
         descriptor: int | None = getattr(self, "_descriptor", None)
         if descriptor is not None:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 class _Kept:

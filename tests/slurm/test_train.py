@@ -18,13 +18,13 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 
-#: Enough that a job is still training when the order to end it arrives.
-STEPS, EVERY = 200, 5
+#: A job that is to be ended does not come to its last step by itself.
+ENDLESS, EVERY = 1_000_000, 5
 UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 SMALL = ("--layers", "1", "--width", "48")
 
 
-def submit(rig: Rig, directory: Path, *options: str) -> tuple[int, Path]:
+def submit(rig: Rig, directory: Path, steps: int, *options: str) -> tuple[int, Path]:
     """The job, and the file with what it prints."""
     number = len(list(directory.glob("*.log")))
     log = directory / f"{number}.log"
@@ -32,7 +32,7 @@ def submit(rig: Rig, directory: Path, *options: str) -> tuple[int, Path]:
     python.write_text(f'#!/bin/sh\nulimit -c 0\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     env = {
-        "STEPS": str(STEPS),
+        "STEPS": str(steps),
         "EVERY": str(EVERY),
         "CHECKPOINT_DIR": str(directory / "checkpoints"),
         "LOCAL_DIR": str(directory / "local" / "{node}"),
@@ -54,14 +54,18 @@ def resumed_from(log: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def run(rig: Rig, directory: Path, until: Callable[[], bool], *options: str) -> tuple[int, Path, str]:
+def newest_step(directory: Path) -> int:
+    return max(int(path.name.removeprefix("step-")) for path in directory.glob("step-*"))
+
+
+def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *options: str) -> tuple[int, Path, str]:
     """Submit until the job is over or ``until`` is true: (job, log, state).
 
     Slurm's pmi2 plugin reads half a request now and then when the machine is busy; MPI_Init then fails on all ranks,
     before anything of ours runs. What a user does is what is done here: submit again.
     """
     for _ in range(3):
-        job, log = submit(rig, directory, *options)
+        job, log = submit(rig, directory, steps, *options)
         rig.wait_for(lambda job=job: until() or rig.state(job) not in UNDER_WAY, "a checkpoint or the end", 120.0)
         if "mpi/pmi2: request not begin with" not in (log.read_text() if log.exists() else ""):
             break
@@ -70,15 +74,16 @@ def run(rig: Rig, directory: Path, until: Callable[[], bool], *options: str) -> 
 
 @pytest.mark.parametrize("again", [["--nodes=2"], ["--nodes=3", "--ntasks-per-node=1"]], ids=["same", "other-ranks"])
 def test_resubmitted_job_resumes(slurm: Rig, tmp_path: Path, again: list[str]) -> None:
-    job, log, state = run(slurm, tmp_path, lambda: has_checkpoint(tmp_path / "checkpoints"))
+    job, log, state = run(slurm, tmp_path, ENDLESS, lambda: has_checkpoint(tmp_path / "checkpoints"))
     assert state in UNDER_WAY and has_checkpoint(tmp_path / "checkpoints"), f"{state}\n{log.read_text()}"
     slurm.run("scancel", "--signal=KILL", str(job))
     slurm.wait_for_state(job, "CANCELLED", "FAILED")
     assert resumed_from(log) is None, log.read_text()
 
-    _, log, state = run(slurm, tmp_path, lambda: False, *again)
+    last = newest_step(tmp_path / "checkpoints") + 4 * EVERY
+    _, log, state = run(slurm, tmp_path, last, lambda: False, *again)
     assert state == "COMPLETED", log.read_text()
     step = resumed_from(log)
     assert step is not None, log.read_text()
-    assert EVERY <= step < STEPS
+    assert EVERY <= step < last
     assert step % EVERY == 0
