@@ -168,12 +168,16 @@ def gf_products(factor: int) -> bytes:
 
 
 def parity_of(data: list[bytes], tolerate: int) -> list[bytes]:
-    """Blocks of parity of one stripe: block j is the sum of all data blocks i, each times 1 / ((k + j) xor i)."""
+    """Blocks of parity of one stripe: block j is the sum of all data blocks i, each times 1 / ((k + j) xor i).
+
+    A single block of parity is their plain sum: the exclusive or.
+    """
     length, blocks = len(data[0]), []
     for row in range(len(data), len(data) + tolerate):
         total = 0
         for column, block in enumerate(data):
-            total ^= int.from_bytes(block.translate(gf_products(gf_inverse(row ^ column))))
+            factor = 1 if tolerate == 1 else gf_inverse(row ^ column)
+            total ^= int.from_bytes(block.translate(gf_products(factor)))
         blocks.append(total.to_bytes(length))
     return blocks
 
