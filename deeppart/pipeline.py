@@ -356,7 +356,7 @@ class Pipeline:
         """These need the share in memory no more; nor does the drain, if it is ``stored`` and not claimed."""
         with self._room:
             job.readers.difference_update(readers)
-            if (stored and not job.claimed) or "persistent" not in job.due:
+            if stored and not job.claimed:
                 job.readers.discard("drain")
             if job.staged is not None and not job.readers:
                 job.staged = None

@@ -143,8 +143,7 @@ class Scrubber:
 
     def _give_up(self, why: str) -> None:
         """Nobody can use the channel any more."""
-        if self._comm.broken is None:
-            self._comm.broken = CommError("scrubbing has ended", found=why)
+        self._comm.broken = self._comm.broken or CommError("scrubbing has ended", found=why)
 
     # --- the thread; every rank goes through the same meetings and draws the same conclusions from them ---
 

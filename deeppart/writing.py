@@ -67,12 +67,13 @@ class Job:
     relay: Relay | None = None
     summary: PartSummary | None = None
     passed_on: bool = False
-    readers: set[str] = field(default_factory=lambda: {"store", "drain"})
+    readers: set[str] = field(default_factory=set)
     claimed: bool = False
     open_levels: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.open_levels = set(self.due)
+        self.readers = {"store", "drain"} if "persistent" in self.due else {"store"}
         if self.staged is not None:
             self.document = self.staged.document
 

@@ -96,14 +96,13 @@ class MpiComm:
 
     def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
         self._operations += 1
-        if self.size <= _DIRECT_RANKS:
-            if self.rank != root:
-                return _all_completed([self._comm.Irecv(piece, root, _BROADCAST_TAG) for piece in _pieces(buffer)])
-            others = [(root + place) % self.size for place in range(1, self.size)]
-            pieces = _pieces(buffer)
-            sends = [self._comm.Isend(piece, other, _BROADCAST_TAG) for other in others for piece in pieces]
-            return _all_completed(sends)
-        return _all_completed([self._comm.Ibcast(piece, root=root) for piece in _pieces(buffer)])
+        pieces = _pieces(buffer)
+        if self.size > _DIRECT_RANKS:
+            return _all_completed([self._comm.Ibcast(piece, root=root) for piece in pieces])
+        if self.rank != root:
+            return _all_completed([self._comm.Irecv(piece, root, _BROADCAST_TAG) for piece in pieces])
+        others = [(root + place) % self.size for place in range(1, self.size)]
+        return _all_completed([self._comm.Isend(piece, other, _BROADCAST_TAG) for other in others for piece in pieces])
 
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
         tag += _FIRST_USER_TAG

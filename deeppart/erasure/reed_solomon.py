@@ -2,7 +2,7 @@
 
 Systematic, with the Cauchy matrix that ISA-L generates (``gf_gen_cauchy1_matrix``): any k of its k + m rows are
 independent (Blömer et al., ICSI TR-95-048, 1995). Row i < k is the i-th block of data itself, row k + j is parity j.
-With m = 1 the parity is the exclusive or of the data, as in RAID-5: twice as fast (docs/decisions/0007).
+With m = 1 the row of parity is all ones: the exclusive or of the data, as in RAID-5 (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class ReedSolomon:
         self._library = library()
         self._matrix = np.zeros((data + parity, data), dtype=np.uint8)
         self._library.gf_gen_cauchy1_matrix(self._matrix.ctypes.data, data + parity, data)
+        if parity == 1:
+            self._matrix[-1] = 1
         self._encoding = self._tables(self._matrix[data:])
         self._solving = functools.lru_cache(maxsize=256)(self._solve)
 
@@ -77,10 +79,7 @@ class ReedSolomon:
         """
         right = len(blocks) == len(rows) == len(set(rows)) == self.data and len(wanted) == len(out)
         self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), blocks, out)
-        if self.parity == 1:
-            for row, block in zip(wanted, out, strict=True):
-                _exclusive_or([blocks[rows.index(row)]] if row in rows else blocks, block)
-        elif wanted:
+        if wanted:
             self._run(self._solving(tuple(rows), tuple(wanted)), blocks, out)
 
     def _solve(self, rows: tuple[int, ...], wanted: tuple[int, ...]) -> Bytes:

@@ -75,8 +75,7 @@ class NodeLevel:
         return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
-        forget_removed()
-        return DurableFile(self.part_path(attempt, rank), spares=self._spares)
+        return self._open(self.part_path(attempt, rank))
 
     def parity_path(self, identity: ParityIdentity) -> Path:
         """Where a share of parity lies."""
@@ -88,8 +87,11 @@ class NodeLevel:
         Raises:
             StorageError: it cannot be created.
         """
-        forget_removed()
-        return DurableFile(self.parity_path(identity), spares=self._spares)
+        return self._open(self.parity_path(identity))
+
+    def _open(self, path: Path) -> DurableFile:
+        forget_removed()  # others of this node may have removed files that this process has mapped
+        return DurableFile(path, spares=self._spares)
 
     def steps(self) -> set[int]:
         """Steps that have anything here.

@@ -6,7 +6,6 @@ Everything that happens is appended to a file of the rank's own, line by line, s
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -24,7 +23,7 @@ from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents, stages
 from tests.faults.campaign.order import TIMEOUT_S, Order
 from tests.faults.campaign.plan import Kill, StorageFault
-from tests.faults.campaign.training import Training
+from tests.faults.campaign.training import Training, refuse
 
 #: Which restores of a life there are.
 FIRST, FAULTY, AGAIN = "first", "faulty", "again"
@@ -114,7 +113,7 @@ class Rank:
             try:
                 with self.refusing(phase) as active:
                     for _, each, watching in active:
-                        _refuse(watching, each)
+                        refuse(watching, each)
                     ck = deeppart.Checkpointer(config, comm=self.comm)
             except DeeppartError as error:
                 self.record("refused", faulty=bool(phase), type=type(error).__name__, text=str(error)[:2000])
@@ -132,7 +131,7 @@ class Rank:
         if any(each.phase == "restore" for each in self.life.storage):
             with self.refusing("restore") as active:
                 for _, each, watching in active:
-                    _refuse(watching, each)
+                    refuse(watching, each)
                 self._restore(ck, FAULTY)
                 self._wait_for_healing(ck)
         self.armed("restore")
@@ -204,10 +203,6 @@ class Rank:
         if self.life.scrub:
             scrubbed = ck.scrubbed
             self.record("scrubbed", cycles=scrubbed.cycles, damaged=scrubbed.damaged, repaired=scrubbed.repaired)
-
-
-def _refuse(watching: StorageFaults, fault: StorageFault) -> None:
-    watching.refuse(fault.number, getattr(errno, fault.error), count=None if fault.lasting else 1)
 
 
 class _Killer:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
+from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents
 from tests.faults.campaign.libc import LibcFault, LibcFaults, planned
+from tests.faults.campaign.plan import StorageFault
 
 if TYPE_CHECKING:
     from tests.faults.campaign.life import Rank
@@ -49,8 +51,7 @@ class Training:
                     calls[1].arm()
                 for _, fault, watching in active:
                     if fault.at == at:
-                        count = None if fault.lasting else 1
-                        watching.refuse(fault.number, getattr(errno, fault.error), count=count)
+                        refuse(watching, fault)
                 self._rank.armed("checkpoint", at)
                 step = self._checkpoint(step + 1)
                 self._look()
@@ -160,6 +161,11 @@ class Training:
             self._rank.record("problem", text=f"something was put where persistent_dir had been: {found or 'itself'}")
             _remove_tree(order.persistent, order.base / "trash")
         posix.rename(order.away, order.persistent)
+
+
+def refuse(watching: StorageFaults, fault: StorageFault) -> None:
+    """Begin to refuse what a fault says."""
+    watching.refuse(fault.number, getattr(errno, fault.error), count=None if fault.lasting else 1)
 
 
 def _remove_tree(path: Path, trash: Path) -> None:
