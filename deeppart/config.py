@@ -32,7 +32,7 @@ MOST_PARITY_GROUP = 127
 DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
 
 _PLACEHOLDERS = ("node", "rank", "job")
-_COMPRESSION = re.compile(r"auto|none|zstd(:-?\d{1,3})?")
+_COMPRESSION = re.compile(r"auto|none|tensor|zstd(:-?\d{1,3})?")
 _LEAST_ZSTD, _MOST_ZSTD = -7, 22
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:B|B/s)?")
 _SIZE_FACTOR = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -54,7 +54,10 @@ class Config:
         every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
             ``partner``, if left out, is as often as ``local`` where there are two nodes or more.
         keep: level -> how many committed steps stay there; 0 keeps all.
-        compression: "none", "auto", "zstd" or "zstd:LEVEL".
+        compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
+            dtypes and at those levels where it makes a checkpoint complete sooner.
+        encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
+            one, at most 4.
         capture: "eager": the state is copied before ``checkpoint()`` returns.
         replicated: "auto" compares leaves across ranks, "all" trusts that all are equal, "none" saves all per rank.
         on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
@@ -86,6 +89,7 @@ class Config:
     kappa: float | None = _setting("kappa", None)
     parity_group: int | None = _setting("parity_group", None)
     parity_tolerate: int | None = _setting("parity_tolerate", None)
+    encode_threads: int | None = _setting("encode_threads", None)
     scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
 
     def __post_init__(self) -> None:
@@ -106,8 +110,10 @@ class Config:
         _check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
         _check_positive("timeout", self.timeout)
         _check_positive("kappa", self.kappa, optional=True, zero=True)
-        if self.node_size is not None and (not _is_int(self.node_size) or self.node_size < 1):
-            raise _refusal("node_size", self.node_size, "a whole number of ranks, at least 1, or None")
+        for name, what in (("node_size", "ranks"), ("encode_threads", "threads")):
+            number = getattr(self, name)
+            if number is not None and (not _is_int(number) or number < 1):
+                raise _refusal(name, number, f"a whole number of {what}, at least 1, or None")
         _check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
         _check_parity(self.parity_group, self.parity_tolerate)
 
@@ -219,6 +225,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "kappa": _read_size,
         "timeout": float,
         "node_size": int,
+        "encode_threads": int,
         "parity_group": int,
         "parity_tolerate": int,
     }
@@ -282,7 +289,7 @@ def _check_compression(value: object) -> None:
     match = _COMPRESSION.fullmatch(value) if isinstance(value, str) else None
     if match is None or not _LEAST_ZSTD <= int((match[1] or ":0")[1:]) <= _MOST_ZSTD:
         levels = f"LEVEL from {_LEAST_ZSTD} to {_MOST_ZSTD}"
-        raise _refusal("compression", value, f"'auto', 'none', 'zstd' or 'zstd:LEVEL' with {levels}")
+        raise _refusal("compression", value, f"'auto', 'none', 'tensor', 'zstd' or 'zstd:LEVEL' with {levels}")
 
 
 def _check_directory(name: str, value: object) -> str | None:

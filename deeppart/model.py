@@ -87,6 +87,7 @@ class PartRecord:
         raw_bytes: bytes of the share before encoding.
         digest: xxh3-128 of the whole file, 32 hex digits.
         index_digest: xxh3-128 of the file's index, 32 hex digits; the index holds every chunk's digest.
+        node_index_digest: the same of the part on nodes, where it is encoded in another way; "" where there is no such.
     """
 
     rank: int
@@ -95,6 +96,12 @@ class PartRecord:
     raw_bytes: int
     digest: str
     index_digest: str
+    node_index_digest: str = ""
+
+    @property
+    def index_digests(self) -> frozenset[str]:
+        """What the index of a file with this part's bytes may hash to."""
+        return frozenset({self.index_digest, self.node_index_digest} - {""})
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Report:
         retire_error: why old checkpoints could not be removed, or None.
         retries: how often the persistent part was written again after an error that passed.
         diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
+        compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
     """
 
     step: int
@@ -60,6 +61,7 @@ class Report:
     retire_error: str | None = None
     retries: int = 0
     diverged: tuple[str, ...] = ()
+    compression: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -81,6 +83,7 @@ class _Costs:
     retries: int = 0
     diverged: tuple[str, ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
+    compression: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Pending:
@@ -187,6 +190,7 @@ class Pending:
                 costs.retire_error,
                 costs.retries,
                 costs.diverged,
+                dict(costs.compression),
             )
 
     def failures(self) -> list[CheckpointError]:
@@ -210,6 +214,11 @@ class Pending:
         """The persistent part is written again."""
         with self._changed:
             self._costs.retries += 1
+
+    def note_compression(self, level: str, reasons: tuple[str, ...]) -> None:
+        """How a level's part is encoded, and why."""
+        with self._changed:
+            self._costs.compression[level] = reasons
 
     def note_stage(self, stage: str, seconds: float) -> None:
         """Add to the time of a stage."""

@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deeppart.codec import Chooser
 from deeppart.comm.base import Comm
 from deeppart.commit import Commit, commit_round
+from deeppart.compressing import Compressing
 from deeppart.config import REDUNDANT_LEVELS
 from deeppart.driving import Driver
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError
@@ -77,7 +77,7 @@ class Pipeline:
         local: the local level, or None without one.
         persistent: the persistent level.
         owner: the directory's lock, on rank 0.
-        chooser: encodes chunks.
+        compression: the setting. encode_threads: chunks encoded at a time.
         retention: removes what is no longer kept.
         protector: does the redundant levels.
         timeout: seconds to wait for other ranks, from the last time they got further.
@@ -90,14 +90,16 @@ class Pipeline:
         local: NodeLevel | None,
         persistent: PersistentLevel,
         owner: DirectoryOwner | None,
-        chooser: Chooser,
+        compression: str,
+        encode_threads: int,
         retention: Retention,
         protector: Protector,
         timeout: float,
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
-        self._writer = ShareWriter(local, persistent, chooser, rank, self._claim_staging)
+        self._compressing = Compressing(compression, encode_threads, _lower_priority)
+        self._writer = ShareWriter(local, persistent, self._compressing, rank, self._claim_staging)
         self._retention, self._protector = retention, protector
         self._rank = rank
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -165,6 +167,7 @@ class Pipeline:
         self._to_store.put(None)
         for thread in self._threads:
             thread.join(timeout=1.0)
+        self._compressing.close()
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -198,6 +201,8 @@ class Pipeline:
 
     def _store(self, job: Job) -> None:
         outcome: PartSummary | DeeppartError | None = None
+        if job.staged is not None:
+            self._compressing.look(job.staged)
         if "local" in job.due:
             job.pending.note_level("local", RUNNING)
             file = self._attempted("local", lambda: self._writer.open_local(job))
@@ -291,7 +296,7 @@ class Pipeline:
         if isinstance(outcome, DeeppartError):
             report = str(outcome)
         elif isinstance(outcome, PartSummary):
-            report = outcome.record(job.attempt, self._rank)
+            report = outcome.record(job.attempt, self._rank, on_node=job.summary)
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
         known = True

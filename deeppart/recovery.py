@@ -135,7 +135,15 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
         attempt = manifest.attempt
         identity = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
         records = [
-            [part.rank, part.file, part.nbytes, part.raw_bytes, part.digest, part.index_digest]
+            [
+                part.rank,
+                part.file,
+                part.nbytes,
+                part.raw_bytes,
+                part.digest,
+                part.index_digest,
+                part.node_index_digest,
+            ]
             for part in manifest.parts
         ]
         committed.append([identity, str(step_directory(persistent.root, step)), records])

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.codec import Chooser
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import Operation, finish_quietly
@@ -33,6 +32,8 @@ from deeppart.redundancy import Nodes
 _WHAT = "starting the checkpointer"
 #: Closing waits this long for ranks that close later; then the channel stays open until the process ends.
 _CLOSE_S = 5.0
+#: Each takes about as much memory as two chunks, for each level that is being written.
+MOST_ENCODE_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Session:
         limit: of what leaves this rank in the background, or None.
         committed: steps on the persistent level at start-up.
         leftovers: level name -> steps that earlier sessions left there.
-        chooser: encodes chunks.
+        encode_threads: chunks to encode at a time.
     """
 
     config: Config
@@ -107,7 +108,7 @@ class Session:
     limit: RateLimit | None
     committed: set[int]
     leftovers: dict[str, set[int]]
-    chooser: Chooser
+    encode_threads: int
 
     @property
     def leads_directory(self) -> bool:
@@ -158,9 +159,8 @@ def open_session(config: Config, comm: Any) -> Session:
         RemoteRankError: on the others.
         PeerTimeoutError: a rank did not take part.
     """
-    chooser = Chooser(config.compression)
     main = connect(comm, config.timeout)
-    topology = _compare_settings(main, config)
+    topology, encode_threads = _compare_settings(main, config)
     rank, timeout = main.rank, config.timeout
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
     owner, welcome = _open_persistent(main, config, str(directory), timeout)
@@ -194,18 +194,19 @@ def open_session(config: Config, comm: Any) -> Session:
         limit,
         set(welcome["committed"]),
         leftovers,
-        chooser,
+        encode_threads,
     )
 
 
-def _compare_settings(comm: Comm, config: Config) -> Topology:
-    """Every rank must have been given the same settings; returns who is where."""
+def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, int]:
+    """Every rank must have been given the same settings; returns who is where, and how many threads this rank has."""
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
     settings = {key: repr(value) for key, value in config.shared_settings().items()}
     directory = _local_directory(config, name, comm.rank)
-    message = json.dumps([name, settings, directory, failure_domain()]).encode()
+    processors = [os.uname().nodename, hex(sum(1 << number for number in os.sched_getaffinity(0)))]
+    message = json.dumps([name, settings, directory, failure_domain(), processors]).encode()
     texts = finish(comm, comm.allgather(message), _WHAT, config.timeout)
-    names, all_settings, directories, domains = zip(*(json.loads(text) for text in texts), strict=True)
+    names, all_settings, directories, domains, all_processors = zip(*(json.loads(text) for text in texts), strict=True)
     for key, value in all_settings[0].items():
         others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
         if others:
@@ -219,7 +220,20 @@ def _compare_settings(comm: Comm, config: Config) -> Topology:
     numbers: dict[str, int] = {}
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
-    return Topology(tuple(names), node_of, tuple(directories), tuple(domain_of[node] for node in range(len(numbers))))
+    node_domains = tuple(domain_of[node] for node in range(len(numbers)))
+    threads = config.encode_threads or _idle_processors(processors, all_processors)
+    return Topology(tuple(names), node_of, tuple(directories), node_domains), threads
+
+
+def _idle_processors(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
+    """Of the processors that this rank may use, its share less one for training; at least one, at most a few.
+
+    Args:
+        mine: host, and a mask of its processors that this rank may use. all_processors: those of all ranks.
+    """
+    host, usable = mine[0], int(mine[1], 16)
+    sharing = sum(other == host and int(mask, 16) & usable != 0 for other, mask in all_processors)
+    return max(1, min(MOST_ENCODE_THREADS, usable.bit_count() // max(1, sharing) - 1))
 
 
 def _local_directory(config: Config, node: str, rank: int) -> str:

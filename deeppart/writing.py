@@ -11,17 +11,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deeppart.codec import Chooser
+from deeppart.compressing import Compressing, PartEncoding, adds_to
 from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.relay import Relay, SourceLostError
-from deeppart.levels.transfer import Staged, check_copy, copy_part, write_part
+from deeppart.levels.transfer import Staged, check_copy, copy_part, recode_part, write_part
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, RUNNING, Pending
 from deeppart.state.document import PartDocument
+from deeppart.state.layout import ShareLayout
 
 #: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
 PASSING_ERRORS = frozenset(
@@ -49,7 +50,8 @@ class Job:
         staged: the share in staging memory, while it is there; never if it could not be captured.
         pending: where progress is reported.
         failure: why the share could not be captured, or None.
-        document: the captured share's document; outlives ``staged``.
+        layout, document: of the captured share; they outlive ``staged``.
+        encoding: how the local part is encoded; None without one.
         relay: the local part file, which the drain follows; None without one.
         summary: of the part file, once there is a complete one.
         passed_on: the store has handed it to the drain, which settles the persistent level from then on.
@@ -63,7 +65,9 @@ class Job:
     staged: Staged | None
     pending: Pending
     failure: DeeppartError | None = None
+    layout: ShareLayout | None = None
     document: PartDocument | None = None
+    encoding: PartEncoding | None = None
     relay: Relay | None = None
     summary: PartSummary | None = None
     passed_on: bool = False
@@ -75,7 +79,7 @@ class Job:
         self.open_levels = set(self.due)
         self.readers = {"store", "drain"} if "persistent" in self.due else {"store"}
         if self.staged is not None:
-            self.document = self.staged.document
+            self.layout, self.document = self.staged.layout, self.staged.document
 
     def is_on_nodes(self) -> bool:
         """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
@@ -89,7 +93,7 @@ class ShareWriter:
     Args:
         local: the local level, or None without one.
         persistent: the persistent level.
-        chooser: encodes chunks.
+        compressing: encodes chunks.
         rank: this rank.
         claim: keeps a job's staging memory for the persistent level; None if it has been given back already.
     """
@@ -98,12 +102,12 @@ class ShareWriter:
         self,
         local: NodeLevel | None,
         persistent: PersistentLevel,
-        chooser: Chooser,
+        compressing: Compressing,
         rank: int,
         claim: Callable[[Job], Staged | None],
     ) -> None:
         self._local, self._persistent = local, persistent
-        self._chooser, self._rank, self._claim = chooser, rank, claim
+        self._compressing, self._rank, self._claim = compressing, rank, claim
 
     def open_local(self, job: Job) -> DurableFile:
         """Begin the local part file, and give the job the relay that follows it.
@@ -114,6 +118,8 @@ class ShareWriter:
         assert self._local is not None
         if job.failure is not None:
             raise job.failure
+        assert job.layout is not None
+        job.encoding = self._compressing.begin("local", job.layout)
         file = self._local.open_part(job.attempt, self._rank)
         try:
             job.relay = Relay(file)
@@ -128,14 +134,17 @@ class ShareWriter:
         Raises:
             StorageError: the level refused.
         """
-        assert job.staged is not None and job.relay is not None
+        assert job.staged is not None and job.relay is not None and job.encoding is not None
+        began = time.monotonic()
         try:
-            job.summary = write_part(job.staged, job.relay, self._chooser, job.attempt, self._rank)
+            job.summary = write_part(job.staged, job.relay, job.encoding.encoding, job.attempt, self._rank)
             job.relay.end(complete=True)
             file.commit()
         except BaseException:
             file.abort()
             raise
+        self._compressing.completed(job.encoding, job.summary.nbytes, file.busy_s, time.monotonic() - began)
+        job.pending.note_compression("local", job.encoding.reasons)
         job.pending.note_cost(encoded_bytes=job.summary.encoded_bytes)
         job.pending.note_level("local", RUNNING, nbytes=job.summary.nbytes)
         return job.summary
@@ -160,25 +169,31 @@ class ShareWriter:
         raise AssertionError("the last try returns or raises")
 
     def _write_persistent_once(self, job: Job) -> PartSummary:
+        assert job.layout is not None
+        encoding = self._compressing.begin("persistent", job.layout)
         file = self._persistent.open_part(job.attempt, self._rank)
+        began = time.monotonic()
         try:
-            summary = self._fill(job, file)
+            summary, reasons = self._fill(job, file, encoding)
             file.commit()
         except BaseException:
             file.abort()
             raise
+        self._compressing.completed(encoding, summary.nbytes, file.busy_s, time.monotonic() - began)
+        job.pending.note_compression("persistent", reasons)
         job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
         job.pending.note_level("persistent", RUNNING, nbytes=summary.nbytes)
         return summary
 
-    def _fill(self, job: Job, file: DurableFile) -> PartSummary:
-        """From the local part if that works out, otherwise from staging memory if it is still there."""
+    def _fill(self, job: Job, file: DurableFile, encoding: PartEncoding) -> tuple[PartSummary, tuple[str, ...]]:
+        """From the local part if that works out, otherwise from staging memory if it is still there.
+
+        Returns:
+            What was written, and why it is encoded as it is.
+        """
         if job.relay is not None:
             try:
-                found = copy_part(job.relay, file)
-                assert job.summary is not None
-                check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
-                return job.summary
+                return self._follow(job, job.relay, file, encoding)
             except (SourceLostError, CorruptFileError):
                 if self._claim(job) is None:
                     raise
@@ -187,4 +202,18 @@ class ShareWriter:
         staged = self._claim(job)
         if staged is None:
             raise CheckpointError("the share is neither in staging memory nor in a local part")
-        return write_part(staged, file, self._chooser, job.attempt, self._rank)
+        return write_part(staged, file, encoding.encoding, job.attempt, self._rank), encoding.reasons
+
+    def _follow(
+        self, job: Job, relay: Relay, file: DurableFile, encoding: PartEncoding
+    ) -> tuple[PartSummary, tuple[str, ...]]:
+        """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way."""
+        assert job.layout is not None and job.document is not None and job.encoding is not None
+        if adds_to(encoding.chooser, job.encoding.chooser, job.layout):
+            summary = recode_part(relay, job.layout, job.document, file, encoding.encoding, job.attempt, self._rank)
+            relay.wait_for_end()  # the manifest will name the local part too
+            return summary, encoding.reasons
+        found = copy_part(relay, file)
+        assert job.summary is not None
+        check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
+        return job.summary, (*encoding.reasons, "a copy of the local part")

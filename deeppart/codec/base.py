@@ -15,6 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+#: Memory for an encoded chunk is this much longer than the chunk, so that no codec need look where it ends.
+ROOM_BYTES = 256
+
 
 class Codec(Protocol):
     """A way to store the bytes of one chunk.
@@ -30,12 +33,23 @@ class Codec(Protocol):
     @property
     def name(self) -> str: ...
 
-    def encode(self, raw: memoryview) -> memoryview | bytes:
-        """Encode ``raw`` (bytes, contiguous). The result may be longer than ``raw`` or share its memory."""
+    def encode(self, raw: memoryview, room: memoryview | None = None) -> memoryview | bytes:
+        """Encode ``raw`` (bytes, contiguous). The result may be longer than ``raw`` or share its memory.
+
+        Args:
+            raw: the chunk's bytes.
+            room: writable memory of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
+        """
         ...
 
-    def decode(self, encoded: memoryview, raw_length: int) -> memoryview | bytes:
-        """Decode into exactly ``raw_length`` bytes; the result may share the memory of ``encoded``.
+    def decode(self, encoded: memoryview, raw_length: int, into: memoryview | None = None) -> memoryview | bytes:
+        """Decode into exactly ``raw_length`` bytes.
+
+        Args:
+            encoded: what ``encode`` gave.
+            raw_length: bytes of the chunk.
+            into: writable memory of ``raw_length`` bytes for the result; without it, the result may share the memory of
+                ``encoded``.
 
         Raises:
             CorruptFileError: ``encoded`` is not an encoding of exactly ``raw_length`` bytes.
@@ -50,7 +64,11 @@ class EncodedChunk:
     Attributes:
         codec_id: the codec that decodes it.
         data: the encoded bytes; for a chunk stored raw this is the caller's own memory, not a copy.
+        digest: xxh3-128 of ``data``, 16 bytes, or None where nobody has computed it yet.
+        raw_digest: the same of the raw bytes.
     """
 
     codec_id: int
     data: memoryview | bytes
+    digest: bytes | None = None
+    raw_digest: bytes | None = None

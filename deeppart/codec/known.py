@@ -7,10 +7,11 @@ from types import MappingProxyType
 
 from deeppart.codec.base import Codec
 from deeppart.codec.raw import RawCodec
+from deeppart.codec.tensor import TensorCodec
 from deeppart.codec.zstd import ZstdCodec
 from deeppart.errors import NewerFormatError
 
-_ALL: tuple[Codec, ...] = (RawCodec(), ZstdCodec())
+_ALL: tuple[Codec, ...] = (RawCodec(), ZstdCodec(), TensorCodec())
 
 #: Every codec this version decodes, by id.
 CODECS: Mapping[int, Codec] = MappingProxyType({codec.codec_id: codec for codec in _ALL})

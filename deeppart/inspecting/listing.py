@@ -275,16 +275,16 @@ class _OnNodes:
         )
         self.attempts = self._stock.attempts()
 
-    def sources(self, attempt: Attempt, digests: Mapping[int, str]) -> dict[int, Source]:
+    def sources(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> dict[int, Source]:
         """part -> where it can be had; only what has the digest that the manifest names, if there is one."""
         found: dict[int, Source] = {}
         for part, finding in enumerate(self._stock.findings(attempt) if attempt in self.attempts else ()):
             for source in finding.sources:
-                if source.index_digest == digests.get(part, source.index_digest):
+                if source.index_digest in digests.get(part, (source.index_digest,)):
                     found.setdefault(part, source)
         return found
 
-    def places(self, attempt: Attempt, digests: Mapping[int, str]) -> list[Place]:
+    def places(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> list[Place]:
         """Which parts lie where, and whose share of parity, by level and directory."""
         places = []
         for level in NODE_FOLDERS:
@@ -293,7 +293,7 @@ class _OnNodes:
                     part.rank
                     for part in found.parts
                     if (part.level, part.attempt) == (level, attempt)
-                    and part.index_digest == digests.get(part.rank, part.index_digest)
+                    and part.index_digest in digests.get(part.rank, (part.index_digest,))
                 }
                 if level == "parity":
                     here = [each.identity for each in found.parity if each.identity.attempt == attempt]
@@ -332,7 +332,7 @@ def _summary(
     places = [Place("persistent", str(root), persistent.parts)] if persistent and persistent.parts else []
     state = persistent.state if persistent else UNFINISHED_STATE
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
-    digests = {part.rank: part.index_digest for part in manifest.parts} if manifest else {}
+    digests = {part.rank: part.index_digests for part in manifest.parts} if manifest else {}
     if attempt is not None:
         on_nodes = local.places(attempt, digests)
         places += on_nodes

@@ -114,7 +114,7 @@ class Repairer:
         rank, world_size = parsed
         attempt = self._attempt_of(path, world_size)
         part, source = self._get(attempt, rank, path)
-        _write(path, part, self._digest(attempt, rank, path))
+        _write(path, part, self._digest(attempt, rank, path, source))
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
@@ -144,8 +144,12 @@ class Repairer:
         """
         finding = self._stock.findings(attempt)[rank]
         tried = list(finding.remarks)
+        wanted = self._index_digest(attempt, rank, path)
         for source in finding.sources:
             if source.path == str(path) or source.path in self._bad:
+                continue
+            if wanted not in (None, source.index_digest):
+                tried.append(f"{source.path}: holds the same bytes, but encoded in another way: a restore can use it")
                 continue
             try:
                 return self._load(Read(rank, 0, source), attempt), source
@@ -172,12 +176,20 @@ class Repairer:
             raise CorruptFileError(refused[read.part], where=read.source.path)
         return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, None)
 
-    def _digest(self, attempt: Attempt, rank: int, path: Path) -> str | None:
+    def _digest(self, attempt: Attempt, rank: int, path: Path, source: Source) -> str | None:
         """What the whole file must hash to, where a manifest says."""
         manifest = self._manifests.get(attempt.step)
         if manifest is None or manifest.attempt != attempt:
             return None
-        return manifest.parts[rank].digest
+        record = manifest.parts[rank]
+        return record.digest if source.index_digest == record.index_digest else None
+
+    def _index_digest(self, attempt: Attempt, rank: int, path: Path) -> str | None:
+        """What the index of the file must hash to: that of a persistent part stands in the manifest."""
+        manifest = self._manifests.get(attempt.step)
+        if manifest is None or manifest.attempt != attempt or path.parent.parent != self._root:
+            return None
+        return manifest.parts[rank].index_digest
 
     def _repair_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""

@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import re
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -125,6 +126,10 @@ class DurableFile:
         spares: directory of files that are not needed any more (:func:`recycle_step`); one of them is written over, if
             there is one: its memory or blocks need not be found and cleared again.
 
+    Attributes:
+        nbytes: bytes written so far.
+        busy_s: seconds spent on writing them, and on making them durable.
+
     Raises:
         StorageError: from every method, when the operating system refuses.
     """
@@ -134,6 +139,7 @@ class DurableFile:
     ) -> None:
         self.path = path
         self.nbytes = 0
+        self.busy_s = 0.0
         self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         self._limit = limit
         self._since_sync = 0
@@ -166,7 +172,11 @@ class DurableFile:
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append all of the buffer."""
-        data = memoryview(buffer).cast("B")
+        began = time.monotonic()
+        self._append(memoryview(buffer).cast("B"))
+        self.busy_s += time.monotonic() - began
+
+    def _append(self, data: memoryview) -> None:
         if self._block is None:
             self._write_out(data)
             return
@@ -187,6 +197,7 @@ class DurableFile:
 
     def commit(self) -> None:
         """Make the file durable and give it its name."""
+        began = time.monotonic()
         try:
             if self._block is not None and self._filled:
                 self._flush_block(self._filled)
@@ -210,6 +221,7 @@ class DurableFile:
         except OSError as error:
             self.abort()
             raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
+        self.busy_s += time.monotonic() - began
 
     def restart(self) -> None:
         """Forget what was written and begin again.

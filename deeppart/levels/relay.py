@@ -11,6 +11,7 @@ import threading
 
 from deeppart.errors import StorageError
 from deeppart.levels.files import DurableFile, storage_error
+from deeppart.part import ChunkPlace
 
 #: A reader looks at least this often whether there is more; it is woken when there is.
 _LOOK_S = 0.05
@@ -34,6 +35,7 @@ class Relay:
         self._file = file
         self._changed = threading.Condition()
         self._written = 0
+        self._chunks: list[ChunkPlace] = []
         self._complete = False
         self._failed = False
         try:
@@ -48,12 +50,37 @@ class Relay:
             self._written = self._file.nbytes
             self._changed.notify_all()
 
+    def note_chunk(self, place: ChunkPlace) -> None:
+        """A chunk of the part is in the file now."""
+        with self._changed:
+            self._chunks.append(place)
+            self._changed.notify_all()
+
+    def chunk(self, number: int) -> ChunkPlace:
+        """Where chunk ``number`` is, waiting until it has been written.
+
+        Raises:
+            SourceLostError: the file was not completed.
+        """
+        with self._changed:
+            while not self._failed and not self._complete and number >= len(self._chunks):
+                self._changed.wait(_LOOK_S)
+            if self._failed or number >= len(self._chunks):
+                raise SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+            return self._chunks[number]
+
     def end(self, *, complete: bool) -> None:
         """Nothing more will be written. ``complete``: everything was; otherwise readers are told to give up."""
         with self._changed:
             self._complete = self._complete or complete
             self._failed = not self._complete
             self._changed.notify_all()
+
+    def wait_for_end(self) -> None:
+        """Wait until the file is complete, or given up."""
+        with self._changed:
+            while not self._failed and not self._complete:
+                self._changed.wait(_LOOK_S)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read from ``offset``, waiting until the buffer can be filled or the file is complete.
@@ -70,6 +97,18 @@ class Relay:
             if self._failed:
                 raise SourceLostError("the part file to copy was not completed", where=str(self._file.path))
             buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
+        return self._read(offset, buffer)
+
+    def read_exactly(self, offset: int, buffer: memoryview) -> None:
+        """Read bytes that have been written: those of a chunk that :meth:`chunk` has told of.
+
+        Raises:
+            SourceLostError: they cannot be read.
+        """
+        if self._read(offset, buffer) != len(buffer):
+            raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
+
+    def _read(self, offset: int, buffer: memoryview) -> int:
         count = 0
         try:
             while count < len(buffer) and (got := os.preadv(self._fd, [buffer[count:]], offset + count)):

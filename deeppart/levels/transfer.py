@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec import Chooser
+from deeppart.codec import Chooser, EncodedChunk
+from deeppart.codec.raw import RawCodec
 from deeppart.errors import CorruptFileError
+from deeppart.levels.encoding import Chunk, Encoders, Watch
 from deeppart.levels.files import BLOCK_BYTES, DurableFile
 from deeppart.levels.relay import Relay
 from deeppart.model import Attempt
@@ -34,19 +38,96 @@ class Staged:
     document: PartDocument
 
 
-def write_part(staged: Staged, sink: Sink, chooser: Chooser, attempt: Attempt, rank: int) -> PartSummary:
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How chunks are encoded.
+
+    Attributes:
+        chooser: what each is encoded with.
+        encoders: the threads that do it.
+        watch: told how long it took, or None.
+    """
+
+    chooser: Chooser
+    encoders: Encoders
+    watch: Watch | None = None
+
+
+def write_part(staged: Staged, sink: Sink, encoding: Encoding, attempt: Attempt, rank: int) -> PartSummary:
     """Encode a share chunk by chunk into a file (not yet committed).
 
     Raises:
         StorageError: the file's level refused.
     """
-    writer = PartWriter(sink, attempt, rank)
     data = staged.data.data
-    for chunk in staged.layout.chunks:
-        raw = data[chunk.start : chunk.start + chunk.length]
-        flags = FLAG_PER_RANK if chunk.per_rank else 0
-        writer.add_chunk(raw, chooser.encode_chunk(raw), dtype=chunk.dtype, flags=flags)
-    return writer.finish(staged.layout.segments, staged.document.meta())
+    chunks = (Chunk(data[each.start : each.start + each.length], each.dtype) for each in staged.layout.chunks)
+    return _write(chunks, staged.layout, staged.document, sink, encoding, attempt, rank)
+
+
+def recode_part(
+    relay: Relay,
+    layout: ShareLayout,
+    document: PartDocument,
+    sink: Sink,
+    encoding: Encoding,
+    attempt: Attempt,
+    rank: int,
+) -> PartSummary:
+    """Write a part file anew for another level, as it is being written: what is stored raw in it is encoded.
+
+    Raises:
+        SourceLostError: the source was not completed, or cannot be read.
+        CorruptFileError: a chunk of it is not what was written.
+        StorageError: the file's level refused.
+    """
+    chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1)
+    return _write(chunks, layout, document, sink, encoding, attempt, rank)
+
+
+def _write(
+    chunks: Iterable[Chunk],
+    layout: ShareLayout,
+    document: PartDocument,
+    sink: Sink,
+    encoding: Encoding,
+    attempt: Attempt,
+    rank: int,
+) -> PartSummary:
+    writer = PartWriter(sink, attempt, rank)
+    with closing(encoding.encoders.run(chunks, encoding.chooser, encoding.watch)) as encoded_chunks:
+        for plan, encoded in zip(layout.chunks, encoded_chunks, strict=True):
+            flags = FLAG_PER_RANK if plan.per_rank else 0
+            place = writer.add_encoded(plan.length, _hashed(encoded), dtype=plan.dtype, flags=flags)
+            if isinstance(sink, Relay):
+                sink.note_chunk(place)
+    return writer.finish(layout.segments, document.meta())
+
+
+def _hashed(encoded: EncodedChunk) -> EncodedChunk:
+    """A chunk stored raw has not been in an encoding thread, which takes the digests of the others."""
+    if encoded.digest is not None:
+        return encoded
+    digest = xxhash.xxh3_128_digest(encoded.data)
+    return replace(encoded, digest=digest, raw_digest=digest)
+
+
+def _stored_chunks(relay: Relay, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:
+    """The chunks of a part file as they are there, each in one of ``rooms`` rooms that are used in turn."""
+    memory = [memoryview(mmap.mmap(-1, max(1, *(chunk.length for chunk in layout.chunks)))) for _ in range(rooms)]
+    for number, plan in enumerate(layout.chunks):
+        place = relay.chunk(number)
+        data = memory[number % rooms][: place.nbytes]
+        relay.read_exactly(place.offset, data)
+        if xxhash.xxh3_128_digest(data) != place.encoded.digest:
+            raise CorruptFileError(
+                "a chunk of a local part file changed between being written and being read back",
+                expected=f"xxh3-128 {(place.encoded.digest or b'').hex()}",
+                found=xxhash.xxh3_128_hexdigest(data),
+                where=f"chunk {number} of {len(layout.chunks)}, bytes {place.offset} to {place.offset + place.nbytes}",
+                todo="suspect the node's storage or memory",
+            )
+        stored = replace(place.encoded, data=data)
+        yield Chunk(data, plan.dtype, None if stored.codec_id == RawCodec.codec_id else stored)
 
 
 def copy_part(relay: Relay, file: DurableFile) -> str:

@@ -19,7 +19,7 @@ from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_m
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader
 from deeppart.part.source import FileSource, MemorySource, Source
-from deeppart.part.writer import PartSummary, PartWriter, Sink
+from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
 __all__ = [
     "CHUNK_DTYPE",
@@ -30,6 +30,7 @@ __all__ = [
     "OWN_TABLE",
     "SHARED_TABLE",
     "SPAN_DTYPE",
+    "ChunkPlace",
     "FileSource",
     "MemorySource",
     "ParityReader",

@@ -1,6 +1,6 @@
 """The bytes of a manifest: one ASCII line that seals a JSON document (docs/format.md).
 
-    deeppart-manifest 1 xxh3-128=<32 hex digits> bytes=<n>\\n
+    deeppart-manifest 2 xxh3-128=<32 hex digits> bytes=<n>\\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 Invariants
@@ -26,7 +26,7 @@ from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import short
 
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2
 #: Longest manifest a reader accepts, in bytes; check a file's size against it before reading the file.
 MAX_MANIFEST_BYTES: Final = 1024**3
 MAX_HEAD_BYTES: Final = 128
@@ -38,7 +38,9 @@ _TODO = "use another copy of the manifest, or an earlier step; `deeppart verify`
 
 _FIELDS: Final = {"attempt", "created", "library", "parts", "structure"}
 _ATTEMPT_FIELDS: Final = {"lineage", "session", "sequence", "step", "world_size"}
-_PART_FIELDS: Final = {"rank", "file", "nbytes", "raw_bytes", "digest", "index_digest"}
+_PART_FIELDS: Final = {"rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest"}
+#: Version -> fields that it does not have.
+_LATER_PART_FIELDS: Final = {1: {"node_index_digest"}}
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -103,7 +105,7 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
         CorruptFileError: digest, length, a field or the set of parts does not hold.
         NewerFormatError: it was written by a newer version.
     """
-    body = _sealed_body(data, where)
+    version, body = _sealed_body(data, where)
     try:
         document = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite_float)
     except (ValueError, RecursionError) as error:
@@ -123,11 +125,11 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
         raise _bad("the manifest's library name is malformed", where, found=short(library))
     if not isinstance(structure, dict):
         raise _bad("the manifest's structure is not an object", where, found=short(structure))
-    return Manifest(attempt, created, library, _parts(top["parts"], attempt.world_size, where), structure)
+    return Manifest(attempt, created, library, _parts(top["parts"], attempt.world_size, version, where), structure)
 
 
-def _sealed_body(data: bytes | memoryview, where: str) -> bytes:
-    """Return the JSON behind the first line, whose length and digest hold."""
+def _sealed_body(data: bytes | memoryview, where: str) -> tuple[int, bytes]:
+    """Return the format version, and the JSON behind the first line, whose length and digest hold."""
     if len(data) > MAX_MANIFEST_BYTES:
         limit = f"at most {MAX_MANIFEST_BYTES} bytes"
         raise _bad("the manifest is too long", where, expected=limit, found=f"{len(data)} bytes")
@@ -136,7 +138,9 @@ def _sealed_body(data: bytes | memoryview, where: str) -> bytes:
     head = _HEAD.fullmatch(line)
     if head is None:
         found = short(bytes(data[:MAX_HEAD_BYTES]))
-        raise _bad("not a deeppart manifest", where, expected="deeppart-manifest 1 xxh3-128=... bytes=...", found=found)
+        raise _bad(
+            "not a deeppart manifest", where, expected="deeppart-manifest VERSION xxh3-128=... bytes=...", found=found
+        )
     body = bytes(data[line_end:])
     if len(body) != int(head[3]):
         raise _bad(
@@ -157,21 +161,22 @@ def _sealed_body(data: bytes | memoryview, where: str) -> bytes:
             where=where,
             todo="read the checkpoint with a newer deeppart",
         )
-    return body
+    return version, body
 
 
-def _parts(items: object, world_size: int, where: str) -> tuple[PartRecord, ...]:
+def _parts(items: object, world_size: int, version: int, where: str) -> tuple[PartRecord, ...]:
     """Check the list of parts: one for each rank, in rank order."""
     if not isinstance(items, list) or len(items) != world_size:
         found = f"{len(items)} parts" if isinstance(items, list) else short(items)
         raise _bad("the manifest does not list one part per rank", where, expected=f"{world_size} parts", found=found)
-    return tuple(_part(item, rank, world_size, where) for rank, item in enumerate(items))
+    fields = _PART_FIELDS - _LATER_PART_FIELDS.get(version, set())
+    return tuple(_part(item, rank, world_size, fields, where) for rank, item in enumerate(items))
 
 
-def _part(item: object, rank: int, world_size: int, where: str) -> PartRecord:
+def _part(item: object, rank: int, world_size: int, names: set[str], where: str) -> PartRecord:
     """Check one part; by its place in the list it has to be that of ``rank``, so none is missing or there twice."""
     what = f"part {rank}"
-    fields = _object(item, _PART_FIELDS, what, where)
+    fields = _object(item, names, what, where)
     if type(fields["rank"]) is not int or fields["rank"] != rank:
         raise _bad(f"{what} of the manifest has another rank", where, expected=str(rank), found=short(fields["rank"]))
     name = fmt.part_file_name(rank, world_size)
@@ -183,8 +188,8 @@ def _part(item: object, rank: int, world_size: int, where: str) -> PartRecord:
         if type(value) is not int or not least <= value <= most:  # `type`, because True is an int to isinstance
             limit = f"an integer from {least} to {most}"
             raise _bad(f"{what} of the manifest has an impossible {key}", where, expected=limit, found=short(value))
-    for key in ("digest", "index_digest"):
-        if not fmt.is_hex32(fields[key]):
+    for key in sorted({"digest", "index_digest", "node_index_digest"} & names):
+        if not fmt.is_hex32(fields[key]) and (key, fields[key]) != ("node_index_digest", ""):
             expected = "32 lower-case hex digits"
             raise _bad(
                 f"{what} of the manifest has a malformed {key}", where, expected=expected, found=short(fields[key])

@@ -14,7 +14,7 @@ chunks may be encoded on other threads meanwhile.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -60,10 +60,30 @@ class PartSummary:
     digest: str
     index_digest: str
 
-    def record(self, attempt: Attempt, rank: int) -> PartRecord:
-        """Return what the manifest says of this part."""
+    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
+        """Return what the manifest says of this part.
+
+        Args:
+            on_node: what was written to the node's storage, if anything was.
+        """
         name = fmt.part_file_name(rank, attempt.world_size)
-        return PartRecord(rank, name, self.nbytes, self.raw_bytes, self.digest, self.index_digest)
+        node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
+        return PartRecord(rank, name, self.nbytes, self.raw_bytes, self.digest, self.index_digest, node_digest)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where a chunk is in the file.
+
+    Attributes:
+        offset: of its first byte.
+        encoded: codec and digests; without the bytes.
+        nbytes: encoded bytes.
+    """
+
+    offset: int
+    encoded: EncodedChunk
+    nbytes: int
 
 
 class PartWriter:
@@ -90,7 +110,7 @@ class PartWriter:
         self._header_digest = header[-8:]
         self._write(header)
 
-    def add_chunk(self, raw: memoryview, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> None:
+    def add_chunk(self, raw: memoryview, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
         """Append the next chunk of the raw stream.
 
         Hashing releases the GIL, and so should the sink. Measured, one core, stored raw in chunks of 4 MiB: 8 GB/s.
@@ -104,18 +124,32 @@ class PartWriter:
         Raises:
             FormatError: a length is outside the format's limits.
         """
+        digest = encoded.digest or xxhash.xxh3_128_digest(encoded.data)
+        raw_digest = encoded.raw_digest
+        if raw_digest is None:
+            raw_digest = digest if encoded.codec_id == RawCodec.codec_id else xxhash.xxh3_128_digest(raw)
+        hashed = replace(encoded, digest=digest, raw_digest=raw_digest)
+        return self.add_encoded(raw.nbytes, hashed, dtype=dtype, flags=flags)
+
+    def add_encoded(self, raw_length: int, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
+        """Append a chunk whose raw bytes are not at hand: :meth:`add_chunk` for one with both digests.
+
+        Raises:
+            FormatError: a length is outside the format's limits, or a digest is missing.
+        """
         data = memoryview(encoded.data).cast("B")
         tag = dtype.encode("ascii", "replace")
-        wrong = _bad_chunk(raw.nbytes, data.nbytes, encoded.codec_id, flags, tag)
+        wrong = _bad_chunk(raw_length, data.nbytes, encoded.codec_id, flags, tag)
+        if encoded.digest is None or encoded.raw_digest is None:
+            wrong = wrong or "no digest of it"
         if wrong is not None:
             raise FormatError("a chunk cannot be written", found=wrong, where=self._where)
-        digest = xxhash.xxh3_128_digest(data)
-        raw_digest = digest if encoded.codec_id == RawCodec.codec_id else xxhash.xxh3_128_digest(raw)
-        offset = self._offset
+        place = ChunkPlace(self._offset, replace(encoded, data=b""), data.nbytes)
         self._write(data)
-        row = (offset, data.nbytes, raw.nbytes, encoded.codec_id, flags, 0, tag, digest, raw_digest)
-        self._rows += _CHUNK_ROW.pack(*row)
-        self._raw_bytes += raw.nbytes
+        digests = (encoded.digest, encoded.raw_digest)
+        self._rows += _CHUNK_ROW.pack(place.offset, data.nbytes, raw_length, encoded.codec_id, flags, 0, tag, *digests)
+        self._raw_bytes += raw_length
+        return place
 
     def finish(self, spans: Table, meta: bytes) -> PartSummary:
         """Write index and footer. Everything the reader would refuse is refused here, before it is written.

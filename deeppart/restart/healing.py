@@ -121,6 +121,7 @@ def plan_healing(
     writes, moves, copies = [], [], []
     held: list[list[tuple[int, int]]] = [[] for _ in wish.nodes.ranks]
     paths: dict[int, str] = {}
+    stored: dict[int, Source] = {}
     partners = partner_nodes(wish.nodes) if len(wish.nodes) > 1 else (0,)
     for part, sources in enumerate(candidate.sources):
         files = _by_node(sources, node_of)
@@ -128,19 +129,20 @@ def plan_healing(
             rank = readers[part]
             home = node_of[rank]
             writes.append(Write(part, rank))
-            paths[part] = ""
+            paths[part], stored[part] = "", sources[0]
         else:
             first = next(iter(files))
             home = node_of[part] if same_world else first
             rank = part if same_world else _rank(wish.nodes, home, part)
             paths[part] = files[home].path if home in files else ""
+            stored[part] = files.get(home, files[first])
             if home not in files:
                 moves.append(Transfer(part, _rank(wish.nodes, first, part), files[first].path, rank, "local"))
         held[home].append((part, rank))
         if wish.partner and not set(files) - {home}:
             target = _rank(wish.nodes, partners[home], part)
             copies.append(Transfer(part, rank, paths[part], target, "partner"))
-    encodes = _encodes(candidate, held, paths, parity, wish) if wish.group_size else ()
+    encodes = _encodes(candidate, held, paths, stored, parity, wish) if wish.group_size else ()
     return Healing(tuple(writes), tuple(moves), tuple(copies), encodes)
 
 
@@ -162,6 +164,7 @@ def _encodes(
     candidate: Candidate,
     held: Sequence[Sequence[tuple[int, int]]],
     paths: dict[int, str],
+    stored: dict[int, Source],
     parity: Sequence[tuple[int, StoredParity]],
     wish: Wish,
 ) -> tuple[Encode, ...]:
@@ -172,7 +175,7 @@ def _encodes(
         members = tuple(
             ParityMember(None, 0, "")
             if member.part is None
-            else ParityMember(member.part, *_length_and_digest(candidate.sources[member.part]))
+            else ParityMember(member.part, stored[member.part].nbytes, stored[member.part].index_digest)
             for member in which.members
         )
         shares = [
@@ -186,7 +189,3 @@ def _encodes(
             files = tuple("" if member.part is None else paths[member.part] for member in which.members)
             encodes.append(Encode(which, members, files))
     return tuple(encodes)
-
-
-def _length_and_digest(sources: Sequence[Source]) -> tuple[int, str]:
-    return sources[0].nbytes, sources[0].index_digest

@@ -1,8 +1,9 @@
 """Where each part of an attempt can be had: files on nodes, a rebuild from parity, the persistent level. Pure.
 
 Which bytes are the right ones is settled here too. Files of one attempt and part that differ in the digest of their
-index contradict each other. The manifest decides if there is one, else the parity, which records the digests of what
-was encoded; without either none of them is used.
+index contradict each other, unless the manifest names both: then they are the same bytes, encoded in two ways. The
+manifest decides if there is one, else the parity, which records the digests of what was encoded; without either none
+of them is used.
 """
 
 from __future__ import annotations
@@ -173,24 +174,24 @@ class Stock:
     ) -> Finding:
         files = sorted(placed.get(part, ()), key=lambda each: _by_level(each.file))
         record = committed.parts[part] if committed is not None else None
-        digest, contradictions = _settle(part, files, encoded, record)
+        digests, contradictions = _settle(part, files, encoded, record)
         sources = [
-            Source(each.file.level, each.file.path, each.readers, each.file.nbytes, digest)
+            Source(each.file.level, each.file.path, each.readers, each.file.nbytes, each.file.index_digest)
             for each in files
-            if digest is not None and each.file.index_digest == digest
+            if each.file.index_digest in digests
         ]
         remarks = list(contradictions)
         if not files:
             remarks.append("found on no node")
         for number, each in enumerate(encoded):
-            if digest is not None and each.index_digest == digest:
+            if each.index_digest in digests:
                 rebuild = self._rebuild(each, placed)
                 problem = lacking(rebuild)
                 if problem is None:
                     which = f" no. {number + 1}" if len(encoded) > 1 else ""
                     name = f"parity set{which} {_set_name(each.identity)}"
                     nbytes = each.identity.members[each.place].nbytes
-                    sources.append(Source("parity", name, self.everyone, nbytes, digest, rebuild))
+                    sources.append(Source("parity", name, self.everyone, nbytes, each.index_digest, rebuild))
                 else:
                     remarks.append(problem)
         if committed is not None and record is not None:
@@ -212,22 +213,20 @@ class Stock:
 
 def _settle(
     part: int, files: Sequence[_Placed], encoded: Sequence[_Encoded], record: PartRecord | None
-) -> tuple[str | None, list[str]]:
-    """The digest that counts, if any, and remarks about files that contradict it."""
-    found = {each.file.index_digest for each in files}
+) -> tuple[frozenset[str], list[str]]:
+    """The digests that count, and remarks about files that contradict them."""
     if record is not None:
-        best = {record.index_digest}
+        best = record.index_digests
     else:
-        best = {each.index_digest for each in encoded} or found
-    if len(best) > 1:
+        best = frozenset(each.index_digest for each in encoded) or frozenset(each.file.index_digest for each in files)
+    if record is None and len(best) > 1:
         paths = ", ".join(sorted(each.file.path for each in files)) or "in parity sets"
-        return None, [f"files that claim to be part {part} contradict each other, and nothing decides: {paths}"]
-    digest = next(iter(best), None)
+        return frozenset(), [f"files that claim to be part {part} contradict each other, and nothing decides: {paths}"]
     who = "the manifest says" if record is not None else "the parity was computed of"
-    return digest, [
+    return best, [
         f"{each.file.path}: claims to be part {part}, but its index is not what {who}; ignored"
         for each in files
-        if each.file.index_digest != digest
+        if each.file.index_digest not in best
     ]
 
 

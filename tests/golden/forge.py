@@ -103,7 +103,7 @@ def simple_part(payload: bytes = bytes(range(200)), **wrong: Any) -> bytes:
     return part(payload, **{**rows, **wrong})
 
 
-def seal(document: Any, *, version: int = 1, digest: str | None = None, nbytes: int | None = None) -> bytes:
+def seal(document: Any, *, version: int = 2, digest: str | None = None, nbytes: int | None = None) -> bytes:
     """A manifest file around ``document``: bytes as they are, anything else as canonical JSON."""
     body = document
     if not isinstance(body, bytes):
@@ -135,6 +135,7 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
                 "raw_bytes": 200,
                 "digest": f"{rank:032x}",
                 "index_digest": f"{rank + 16:032x}",
+                "node_index_digest": f"{rank + 32:032x}" if rank % 2 else "",
             }
             for rank in range(world_size)
         ],

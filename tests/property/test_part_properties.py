@@ -84,10 +84,10 @@ def cases(draw: st.DrawFn) -> Case:
     meta = draw(st.binary(max_size=50))
     sink = io.BytesIO()
     writer = PartWriter(sink, attempt, rank)
-    chooser = Chooser(draw(st.sampled_from(["auto", "none", "zstd", "zstd:-1"])))
+    chooser = Chooser(draw(st.sampled_from(["tensor", "none", "zstd", "zstd:-1"])))
     for (start, stop), dtype, flag in zip(cuts, dtypes, flags, strict=True):
         chunk = memoryview(raw)[start:stop]
-        writer.add_chunk(chunk, chooser.encode_chunk(chunk), dtype=dtype, flags=flag)
+        writer.add_chunk(chunk, chooser.encode_chunk(chunk, dtype), dtype=dtype, flags=flag)
     summary = writer.finish(spans, meta)
     return Case(attempt, rank, raw, cuts, dtypes, flags, spans, meta, sink.getvalue(), summary)
 

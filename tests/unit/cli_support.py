@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 import deeppart
 from deeppart.cli import main
 from deeppart.codec import Chooser
+from deeppart.levels.encoding import Encoders
 from deeppart.levels.files import DurableFile, step_directory
 from deeppart.levels.persistent import PersistentLevel, now
-from deeppart.levels.transfer import Staged, write_part
+from deeppart.levels.transfer import Encoding, Staged, write_part
 from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import part_file_name
 from deeppart.state.document import PartDocument
@@ -27,6 +28,7 @@ from deeppart.state.structure import encode_tree
 from deeppart.state.values import encode_value
 
 MEGABYTE = 1 << 20
+RAW = Encoding(Chooser("none"), Encoders(1))
 
 
 def call(*arguments: object, code: int = 0, stdin: str | None = None) -> str:
@@ -140,7 +142,7 @@ def forge(
         described = PartDocument(encode_tree(flat.root), types, {}, per_rank, np.array([True]), values, rank == 0)
         path = step_directory(root, step) / part_file_name(rank, ranks)
         file = DurableFile(path)
-        summary = write_part(Staged(layout, data, described), file, Chooser("none"), attempt, rank)
+        summary = write_part(Staged(layout, data, described), file, RAW, attempt, rank)
         file.commit()
         records.append(record(summary.record(attempt, rank)))
         structure = structure or described.structure()

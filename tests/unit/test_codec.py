@@ -10,7 +10,6 @@ import pytest
 import zstandard
 
 from deeppart.codec import CODECS, Chooser, Codec, EncodedChunk, codec_by_id
-from deeppart.codec.choose import SAMPLE_BYTES
 from deeppart.codec.raw import RawCodec
 from deeppart.codec.zstd import ZstdCodec
 from deeppart.errors import ConfigError, CorruptFileError, NewerFormatError
@@ -30,18 +29,23 @@ def decoded(chunk: EncodedChunk, raw_length: int) -> bytes:
 def test_round_trip(codec: Codec, raw: bytes) -> None:
     encoded = memoryview(codec.encode(memoryview(raw)))
     assert bytes(codec.decode(encoded, len(raw))) == raw
+    into = memoryview(bytearray(len(raw)))
+    assert bytes(codec.decode(encoded, len(raw), into)) == raw == bytes(into)
     for wrong_length in (len(raw) - 1, len(raw) + 1, 0, 2**60):
         with pytest.raises(CorruptFileError):
             codec.decode(encoded, wrong_length)
+        if wrong_length < 2**60:
+            with pytest.raises(CorruptFileError):
+                codec.decode(encoded, wrong_length, memoryview(bytearray(wrong_length)))
 
 
 def test_ids_are_part_of_the_format() -> None:
-    assert {codec_id: codec.name for codec_id, codec in CODECS.items()} == {0: "raw", 1: "zstd"}
+    assert {codec_id: codec.name for codec_id, codec in CODECS.items()} == {0: "raw", 1: "zstd", 2: "tensor"}
 
 
 def test_unknown_id_is_from_a_newer_version() -> None:
-    with pytest.raises(NewerFormatError, match=r"codec 2[\s\S]*chunk 5"):
-        codec_by_id(2, where="chunk 5")
+    with pytest.raises(NewerFormatError, match=r"codec 3[\s\S]*chunk 5"):
+        codec_by_id(3, where="chunk 5")
 
 
 def test_raw_copies_nothing() -> None:
@@ -49,6 +53,8 @@ def test_raw_copies_nothing() -> None:
     assert RawCodec().encode(raw) is raw
     assert RawCodec().decode(raw, 3) is raw
     assert Chooser("none").encode_chunk(raw).data is raw
+    into = memoryview(bytearray(3))
+    assert RawCodec().decode(raw, 3, into) is into and into == raw
 
 
 # --- what zstd must refuse -------------------------------------------------------------------------------------------
@@ -95,50 +101,49 @@ SKIPPABLE = bytes.fromhex("502a4d18") + (4).to_bytes(4, "little") + b"abcd"
     ],
 )
 def test_not_exactly_one_frame_is_refused(encoded: bytes, raw_length: int) -> None:
-    with pytest.raises(CorruptFileError):
-        ZstdCodec().decode(memoryview(encoded), raw_length)
+    for into in (None, memoryview(bytearray(raw_length))):
+        with pytest.raises(CorruptFileError):
+            ZstdCodec().decode(memoryview(encoded), raw_length, into)
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compression", ["auto", "none", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
+@pytest.mark.parametrize("compression", ["none", "tensor", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
 @pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS, BFLOATS], ids=["one", "zeros", "noise", "f32", "bf16"])
-def test_chooser_round_trip_and_never_longer(compression: str, raw: bytes) -> None:
-    chunk = Chooser(compression).encode_chunk(memoryview(raw))
+@pytest.mark.parametrize("dtype", ["", "float32", "int64", "uint8", "float8_e4m3fn"])
+def test_chooser_round_trip_and_never_longer(compression: str, raw: bytes, dtype: str) -> None:
+    chunk = Chooser(compression).encode_chunk(memoryview(raw), dtype)
     assert decoded(chunk, len(raw)) == raw
     assert len(chunk.data) < len(raw) or (chunk.codec_id == 0 and len(chunk.data) == len(raw))
 
 
 @pytest.mark.parametrize(
-    ("compression", "raw", "codec_id"),
+    ("compression", "raw", "dtype", "codec_id"),
     [
-        ("none", ZEROS, 0),
-        ("zstd", ZEROS, 1),
-        ("zstd", NOISE, 0),  # does not shrink
-        ("zstd", b"x", 0),
-        ("zstd", FLOATS, 1),  # shrinks a little: asked for
-        ("auto", FLOATS, 0),  # shrinks too little to pay
-        ("auto", BFLOATS, 1),
-        ("auto", ZEROS, 1),
-        ("auto", NOISE, 0),
-        ("auto", bytes(100), 1),  # shorter than the samples
+        ("none", ZEROS, "float32", 0),
+        ("zstd", ZEROS, "float32", 1),
+        ("zstd", NOISE, "float32", 0),  # does not shrink
+        ("zstd", b"x", "", 0),
+        ("zstd", FLOATS, "float32", 1),
+        ("tensor", FLOATS, "float32", 2),
+        ("tensor", BFLOATS, "bfloat16", 2),
+        ("tensor", NOISE, "float32", 0),
+        ("tensor", NOISE, "int64", 0),
+        ("tensor", ZEROS, "int32", 2),
+        ("tensor", ZEROS, "uint8", 1),  # one plane already
+        ("tensor", ZEROS, "float8_e5m2", 1),
+        ("tensor", ZEROS, "", 1),  # no numbers, or not in this machine's byte order
     ],
 )
-def test_choice(compression: str, raw: bytes, codec_id: int) -> None:
-    assert Chooser(compression).encode_chunk(memoryview(raw)).codec_id == codec_id
+def test_choice(compression: str, raw: bytes, dtype: str, codec_id: int) -> None:
+    assert Chooser(compression).encode_chunk(memoryview(raw), dtype).codec_id == codec_id
 
 
-def test_auto_looks_at_start_middle_and_end() -> None:
-    size = 40 * SAMPLE_BYTES
-    noise = np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8)
-    for place in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
-        raw = noise.copy()
-        raw[place : place + SAMPLE_BYTES] = 0  # one sample of three: 0.67
-        assert Chooser("auto").encode_chunk(raw.data).codec_id == 1
-    raw = noise.copy()
-    raw[2 * SAMPLE_BYTES : 10 * SAMPLE_BYTES] = 0  # where no sample is taken
-    assert Chooser("auto").encode_chunk(raw.data).codec_id == 0
+def test_only_some_dtypes() -> None:
+    chooser = Chooser("tensor", only={"float32": "why not"})
+    assert chooser.encode_chunk(memoryview(FLOATS), "float32").codec_id == 2
+    assert chooser.encode_chunk(memoryview(FLOATS), "float64").codec_id == 0
 
 
 def test_level_reaches_zstd() -> None:
@@ -151,17 +156,13 @@ def test_level_reaches_zstd() -> None:
 
 
 @pytest.mark.parametrize(
-    "compression", ["", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "raw"]
+    "compression",
+    ["", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "raw", "auto"],
 )
 def test_unknown_compression(compression: str) -> None:
-    with pytest.raises(ConfigError, match=r'"auto", "none", "zstd" or "zstd:LEVEL"') as caught:
+    with pytest.raises(ConfigError, match=r'"auto", "none", "tensor", "zstd" or "zstd:LEVEL"') as caught:
         Chooser(compression)
     assert caught.value.found == repr(compression)
-
-
-def test_tensor_is_not_there_yet() -> None:
-    with pytest.raises(ConfigError, match="does not have the tensor codec"):
-        Chooser("tensor")
 
 
 def test_one_chooser_serves_many_threads() -> None:

@@ -56,6 +56,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "scrub_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
     "parity_group": ((2, 2), ("5", 5), ("9", 9)),
     "parity_tolerate": ((1, 1), ("2", 2), ("3", 3)),
+    "encode_threads": ((1, 1), ("2", 2), ("3", 3)),
     "node_size": ((1, 1), ("2", 2), ("3", 3)),
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
@@ -105,13 +106,14 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("keep", {"disk": 1}), ("keep", {"local": -1}), ("keep", {"local": "1"}), ("keep", {"local": None}), ("keep", 3),
     ("compression", "gzip"), ("compression", "zstd:"), ("compression", "zstd:x"), ("compression", None),
     ("compression", "zstd:3 "), ("compression", "zstd:23"), ("compression", "zstd:-8"),
-    ("compression", "tensor"), ("compression", 3),
+    ("compression", "tensors"), ("compression", 3),
     ("capture", "lazy"), ("capture", None), ("replicated", "some"), ("replicated", True), ("on_busy", "drop"),
     ("flush_bandwidth", 0), ("flush_bandwidth", -1), ("flush_bandwidth", math.inf), ("flush_bandwidth", math.nan),
     ("flush_bandwidth", "1G"), ("flush_bandwidth", True),
     ("timeout", 0), ("timeout", -1.0), ("timeout", None), ("timeout", math.inf), ("timeout", math.nan),
     ("timeout", "5"), ("kappa", -1), ("kappa", math.nan), ("kappa", "x"),
     ("node_size", 0), ("node_size", -2), ("node_size", 1.5), ("node_size", True), ("node_size", "2"),
+    ("encode_threads", 0), ("encode_threads", True), ("encode_threads", 1.0),
     ("parity_group", 1), ("parity_group", 128), ("parity_group", True), ("parity_group", 4.0),
     ("parity_tolerate", 0), ("parity_tolerate", True), ("scrub_bandwidth", 0),
 ]  # fmt: skip
@@ -181,7 +183,7 @@ def test_a_directory_in_place_of_the_file_is_no_file(tmp_path: Path) -> None:
     assert Config().timeout == 600.0
 
 
-@pytest.mark.parametrize("text", ["auto", "none", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
+@pytest.mark.parametrize("text", ["none", "tensor", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
 def test_what_the_configuration_lets_through_the_codec_takes(text: str) -> None:
     assert Chooser(Config(compression=text).compression).compression == text
 

@@ -76,10 +76,20 @@ def test_every_truncation_and_appended_bytes_are_found() -> None:
         refused(more + SOUND)
 
 
+def test_version_1_has_no_other_digest_for_nodes() -> None:
+    document = forge.manifest_document()
+    refused(forge.seal(document, version=1))
+    for part in document["parts"]:
+        del part["node_index_digest"]
+    parts = decode_manifest(forge.seal(document, version=1), where="version 1").parts
+    assert [part.index_digests for part in parts] == [{part.index_digest} for part in parts]
+    refused(forge.seal(document, version=2))
+
+
 def test_newer_version() -> None:
-    with pytest.raises(NewerFormatError, match=r"version 2; .* version 1"):
-        decode_manifest(forge.seal({"anything": 1}, version=2), where="manifest under test")
-    refused(forge.seal({"anything": 1}, version=2, digest="0" * 32))
+    with pytest.raises(NewerFormatError, match=r"version 3; .* version 2"):
+        decode_manifest(forge.seal({"anything": 1}, version=3), where="manifest under test")
+    refused(forge.seal({"anything": 1}, version=3, digest="0" * 32))
     refused(forge.seal(forge.manifest_document(), version=0))
 
 
@@ -90,12 +100,12 @@ def test_newer_version() -> None:
         b"\n",
         b"deeppart-manifest",
         SOUND.replace(b"\n", b"\r\n", 1),
-        SOUND.replace(b"manifest 1", b"manifest 01", 1),
-        SOUND.replace(b"manifest 1", b"manifest  1", 1),
+        SOUND.replace(b"manifest 2", b"manifest 02", 1),
+        SOUND.replace(b"manifest 2", b"manifest  2", 1),
         SOUND.replace(b"bytes=", b"bytes=0", 1),
         SOUND.replace(b"bytes=", b"bytes=+", 1),
         SOUND.replace(b"bytes=", b"bytes=" + b"9" * 5000, 1),
-        SOUND.replace(b"manifest 1", b"manifest " + b"9" * 5000, 1),
+        SOUND.replace(b"manifest 2", b"manifest " + b"9" * 5000, 1),
         SOUND.replace(b"xxh3-128=", b"xxh3-128=" + b"0" * 200, 1),
         forge.seal(b"", nbytes=0),
         forge.seal(forge.manifest_document(), nbytes=10**10),
@@ -184,7 +194,10 @@ def changed(path: tuple[Any, ...], value: object) -> bytes:
 ALL_FIELDS = [
     *((name,) for name in ("attempt", "created", "library", "parts", "structure")),
     *(("attempt", name) for name in ("lineage", "session", "sequence", "step", "world_size")),
-    *(("parts", 1, name) for name in ("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest")),
+    *(
+        ("parts", 1, name)
+        for name in ("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest")
+    ),
     ("parts", 0),
 ]
 
@@ -192,6 +205,8 @@ ALL_FIELDS = [
 @pytest.mark.parametrize("path", ALL_FIELDS, ids=str)
 def test_wrong_type_missing_or_unknown_field(path: tuple[Any, ...]) -> None:
     for value in (None, True, False, -1, 1.0, 2**70, "", "\0", "x" * 10**6, [], [[]], [1]):
+        if (path[-1], value) == ("node_index_digest", ""):
+            continue  # there is no other file on nodes
         refused(changed(path, value))
     if path != ("structure",):
         refused(changed(path, {}))
@@ -253,6 +268,7 @@ def test_file_names_of_others(name: str) -> None:
         (("attempt", "world_size"), 2**24 + 1),
         (("parts", 1, "digest"), "g" * 32),
         (("parts", 1, "index_digest"), "0x" + "0" * 30),
+        (("parts", 1, "node_index_digest"), "0" * 31),
         (("parts", 1, "nbytes"), 4223),
         (("parts", 1, "nbytes"), 2**62),
         (("parts", 1, "raw_bytes"), 2**62),

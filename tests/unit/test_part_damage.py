@@ -207,7 +207,7 @@ def test_impossible_chunk(wrong: dict[str, object], text: str) -> None:
     assert type(error) is CorruptFileError
 
 
-@pytest.mark.parametrize("wrong", [{"codec": 2}, {"codec": 65535}, {"flags": 2}, {"flags": 0x8001}])
+@pytest.mark.parametrize("wrong", [{"codec": 3}, {"codec": 65535}, {"flags": 2}, {"flags": 0x8001}])
 def test_codec_or_flag_of_the_future(wrong: dict[str, int]) -> None:
     row = forge.chunk_row(RAW, **wrong)  # type: ignore[arg-type]
     assert type(refused(forge.simple_part(RAW, chunk_rows=[row]))) is NewerFormatError

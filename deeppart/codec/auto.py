@@ -1,0 +1,126 @@
+"""``compression = "auto"``: compress where that makes a level complete sooner, going by what was measured.
+
+Three things are measured as checkpoints go by: how fast each dtype is encoded and to what fraction (on a few chunks
+before the first checkpoint, later on all that are encoded), and how many bytes per second each level takes, making the
+file durable included. Encoding and writing go on at the same time, so a byte of state takes
+
+    1 / bandwidth                            stored raw,
+    max(1 / encoding speed, fraction / bandwidth)   encoded.
+
+A dtype is encoded at a level where the second is shorter by ``MARGIN``. As long as a level's bandwidth is not known, in
+the first checkpoint, nothing is. If a level completes later than it did raw, all the same, it is left raw for a while.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from deeppart.codec.choose import Chooser, tensor_codec
+
+#: Encoding must promise to be sooner by this much, so that it is not slower where the promise is a little too good.
+MARGIN = 0.05
+#: A level that was completed this much later than raw is left raw for so many checkpoints.
+REGRET, REGRET_CHECKPOINTS = 1.05, 20
+#: How much the newest measurement counts against all before.
+_NEWEST = 0.5
+#: Less than this many bytes say nothing of a level's bandwidth: opening and syncing a file take time of their own.
+LEAST_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Units per second, the newest measurements counting most."""
+
+    value: float | None = None
+
+    def note(self, units: float, seconds: float) -> None:
+        """Add a measurement."""
+        found = units / max(seconds, 1e-9)
+        self.value = found if self.value is None else (1 - _NEWEST) * self.value + _NEWEST * found
+
+
+@dataclass(slots=True)
+class _Level:
+    bandwidth: _Rate = field(default_factory=_Rate)
+    raw_speed: _Rate = field(default_factory=_Rate)
+    regret: int = 0
+
+
+@dataclass(slots=True)
+class _Dtype:
+    speed: _Rate = field(default_factory=_Rate)
+    fraction: float = 1.0
+
+
+class AutoCompression:
+    """Measures, and says what to encode. Threads may share it.
+
+    Args:
+        threads: chunks that are encoded at a time.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._levels: dict[str, _Level] = {}
+        self._dtypes: dict[str, _Dtype] = {}
+
+    def unknown(self, dtypes: Iterable[str]) -> list[str]:
+        """Those of the dtypes that nothing is known of."""
+        with self._lock:
+            return sorted(set(dtypes) - set(self._dtypes))
+
+    def note_encoded(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """Chunks of a dtype were encoded, by one thread."""
+        with self._lock:
+            known = self._dtypes.setdefault(dtype, _Dtype())
+            known.speed.note(raw_bytes, seconds)
+            known.fraction = min(1.0, encoded_bytes / raw_bytes)
+
+    def note_stored(self, level: str, nbytes: int, seconds: float) -> None:
+        """A level took so many bytes in so many seconds of writing and syncing."""
+        if nbytes >= LEAST_BYTES:
+            with self._lock:
+                self._levels.setdefault(level, _Level()).bandwidth.note(nbytes, seconds)
+
+    def note_completed(self, level: str, raw_bytes: int, seconds: float, *, encoded: bool) -> None:
+        """A part was completed at a level, ``encoded`` or all of it raw."""
+        if raw_bytes < LEAST_BYTES:
+            return
+        with self._lock:
+            known = self._levels.setdefault(level, _Level())
+            if not encoded:
+                known.raw_speed.note(raw_bytes, seconds)
+                known.regret = max(0, known.regret - 1)
+            elif known.raw_speed.value is not None and seconds > REGRET * raw_bytes / known.raw_speed.value:
+                known.regret = REGRET_CHECKPOINTS
+
+    def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
+        """How the next part at a level is encoded, and a line for each dtype that says why."""
+        encoded: dict[str, str] = {}
+        lines = []
+        with self._lock:
+            known = self._levels.get(level, _Level())
+            for dtype in sorted(set(dtypes)):
+                gains, reason = self._judge(known, self._dtypes.get(dtype, _Dtype()))
+                name = tensor_codec(dtype).name if gains else "raw"
+                lines.append(f"{dtype or 'others'}: {name}: {reason}")
+                if gains:
+                    encoded[dtype] = reason
+        return Chooser("tensor", encoded), tuple(lines)
+
+    def _judge(self, level: _Level, dtype: _Dtype) -> tuple[bool, str]:
+        bandwidth, speed = level.bandwidth.value, dtype.speed.value
+        if bandwidth is None or speed is None:
+            return False, "the level's bandwidth is not known yet" if bandwidth is None else "not tried yet"
+        if level.regret:
+            return False, f"encoding made this level slower; not tried again for {level.regret} checkpoints"
+        raw_s = 1 / bandwidth
+        encoded_s = max(1 / (speed * self._threads), dtype.fraction / bandwidth)
+        facts = (
+            f"encodes {speed * self._threads / 1e9:.2f} GB/s to {dtype.fraction:.2f} of the size, "
+            f"the level takes {bandwidth / 1e9:.2f} GB/s"
+        )
+        return encoded_s < (1 - MARGIN) * raw_s, f"{facts}: {100 * (1 - encoded_s / raw_s):+.0f} % sooner"

@@ -1,0 +1,121 @@
+"""Compressing: what the ``compression`` setting means for the parts that one rank writes, level by level."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deeppart.codec import AutoCompression, Chooser
+from deeppart.levels.encoding import Encoders
+from deeppart.levels.transfer import Encoding, Staged
+from deeppart.state.layout import ShareLayout
+
+#: Chunks of a dtype that are encoded to see how fast that is.
+_TRIED = 3
+
+
+@dataclass(slots=True)
+class _Tally:
+    raw_bytes: int = 0
+    encoded_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class PartEncoding:
+    """How one part is encoded.
+
+    Attributes:
+        level: where it goes.
+        chooser: what each chunk is encoded with.
+        encoders: the threads that do it.
+        reasons: a line per dtype.
+        raw_bytes: of the part.
+    """
+
+    level: str
+    chooser: Chooser
+    encoders: Encoders
+    reasons: tuple[str, ...]
+    raw_bytes: int
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def encoding(self) -> Encoding:
+        """For :func:`deeppart.levels.transfer.write_part`; what it takes is noted here."""
+        return Encoding(self.chooser, self.encoders, self.note)
+
+    def note(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """A chunk was encoded."""
+        with self.lock:
+            tally = self.tallies.setdefault(dtype, _Tally())
+            tally.raw_bytes += raw_bytes
+            tally.encoded_bytes += encoded_bytes
+            tally.seconds += seconds
+
+
+class Compressing:
+    """Encodes the parts of one rank.
+
+    Args:
+        compression: the setting.
+        threads: chunks encoded at a time.
+        prepare: called first in each thread that encodes.
+    """
+
+    def __init__(self, compression: str, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
+        self._encoders = Encoders(threads, prepare)
+        self._auto = AutoCompression(threads) if compression == "auto" else None
+        self._fixed = Chooser("none" if compression == "auto" else compression)
+
+    def look(self, staged: Staged) -> None:
+        """With "auto": encode a few chunks of each new dtype, to see how fast that is and how small they get."""
+        if self._auto is None:
+            return
+        for dtype in self._auto.unknown(chunk.dtype for chunk in staged.layout.chunks):
+            chunks = [chunk for chunk in staged.layout.chunks if chunk.dtype == dtype]
+            tally, chooser = _Tally(), Chooser("tensor")
+            for place in sorted({len(chunks) * part // (_TRIED + 1) for part in range(1, _TRIED + 1)}):
+                raw = staged.data.data[chunks[place].start : chunks[place].start + chunks[place].length]
+                began = time.perf_counter()
+                tally.encoded_bytes += len(chooser.encode_chunk(raw, dtype).data)
+                tally.seconds += time.perf_counter() - began
+                tally.raw_bytes += len(raw)
+            self._auto.note_encoded(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
+
+    def begin(self, level: str, layout: ShareLayout) -> PartEncoding:
+        """How the next part at a level is encoded."""
+        chooser = self._fixed
+        reasons: tuple[str, ...] = (f"compression = {self._fixed.compression!r}",)
+        if self._auto is not None:
+            chooser, reasons = self._auto.chooser(level, (chunk.dtype for chunk in layout.chunks))
+        return PartEncoding(level, chooser, self._encoders, reasons, layout.nbytes)
+
+    def completed(self, part: PartEncoding, nbytes: int, busy_s: float, seconds: float) -> None:
+        """A part was completed.
+
+        Args:
+            part: how it was encoded.
+            nbytes: of its file.
+            busy_s: seconds of writing it and making it durable.
+            seconds: all that it took, encoding included.
+        """
+        if self._auto is None:
+            return
+        for dtype, tally in part.tallies.items():
+            self._auto.note_encoded(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
+        self._auto.note_stored(part.level, nbytes, busy_s)
+        self._auto.note_completed(part.level, part.raw_bytes, seconds, encoded=bool(part.tallies))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._encoders.close()
+
+
+def adds_to(later: Chooser, earlier: Chooser, layout: ShareLayout) -> bool:
+    """Whether one chooser encodes chunks that the other stores raw."""
+    dtypes = {chunk.dtype for chunk in layout.chunks}
+    return any(earlier.codec_for(each) is None and later.codec_for(each) is not None for each in dtypes)

@@ -1,0 +1,104 @@
+"""Encodes the chunks of a part ahead of whoever writes them, on a few threads."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from deeppart.codec import ROOM_BYTES, Chooser, EncodedChunk
+
+#: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
+Watch = Callable[[str, int, int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk to be encoded.
+
+    Attributes:
+        raw: its bytes; not to change while it is in work.
+        dtype: tag of what they are.
+        encoded: what it is encoded to already, or None.
+    """
+
+    raw: memoryview
+    dtype: str
+    encoded: EncodedChunk | None = None
+
+
+class Encoders:
+    """Threads that encode.
+
+    Args:
+        threads: how many.
+        prepare: called first in each of them.
+    """
+
+    def __init__(self, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
+        self.threads = threads
+        self.most_ahead = threads + 1
+        self._pool = ThreadPoolExecutor(threads, "deeppart-encode", prepare)
+
+    def run(
+        self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None
+    ) -> Generator[EncodedChunk, None, None]:
+        """Encode chunks, up to ``most_ahead`` of them before the one that is asked for; in order.
+
+        An encoded chunk lasts until the next one is asked for. Memory: one room more than there are threads, each as
+        long as the longest chunk. Close the generator if not all chunks are taken: it waits for the threads that still
+        read them.
+        """
+        rooms: list[memoryview] = []
+        ahead: deque[tuple[Future[EncodedChunk] | EncodedChunk, memoryview | None]] = deque()
+
+        def take() -> Iterator[EncodedChunk]:
+            future, room = ahead.popleft()
+            yield future.result() if isinstance(future, Future) else future
+            if room is not None:
+                rooms.append(room)
+
+        try:
+            for chunk in chunks:
+                if chunk.encoded is not None or chooser.codec_for(chunk.dtype) is None:
+                    ahead.append((chunk.encoded or chooser.encode_chunk(chunk.raw), None))
+                else:
+                    room = _room(rooms, chunk.raw.nbytes)
+                    ahead.append((self._pool.submit(_encode, chunk, chooser, room, watch), room))
+                while ahead and (len(ahead) >= self.most_ahead or ahead[0][1] is None):
+                    yield from take()
+            while ahead:
+                yield from take()
+        finally:
+            for future, _ in ahead:
+                if isinstance(future, Future) and not future.cancel():
+                    future.exception()  # waits: the memory it reads is about to be used for something else
+
+    def close(self) -> None:
+        """End the threads; what they are at is finished."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _room(rooms: list[memoryview], raw_bytes: int) -> memoryview:
+    """A room that is free, or a new one."""
+    while rooms:
+        room = rooms.pop()
+        if len(room) >= raw_bytes + ROOM_BYTES:
+            return room
+    return memoryview(mmap.mmap(-1, raw_bytes + ROOM_BYTES))
+
+
+def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | None) -> EncodedChunk:
+    """Encode a chunk and take its digests, so that the thread that writes need not."""
+    began = time.perf_counter()
+    encoded = chooser.encode_chunk(chunk.raw, chunk.dtype, room)
+    raw_digest = xxhash.xxh3_128_digest(chunk.raw)
+    digest = raw_digest if encoded.data is chunk.raw else xxhash.xxh3_128_digest(encoded.data)
+    if watch is not None:
+        watch(chunk.dtype, chunk.raw.nbytes, len(encoded.data), time.perf_counter() - began)
+    return replace(encoded, digest=digest, raw_digest=raw_digest)

@@ -1,0 +1,256 @@
+"""Chunks are encoded ahead, in order, in memory that is used again; a part is encoded anew for another level."""
+
+from __future__ import annotations
+
+import io
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
+from deeppart.compressing import Compressing, adds_to
+from deeppart.errors import CorruptFileError
+from deeppart.levels.encoding import Chunk, Encoders
+from deeppart.levels.files import DurableFile
+from deeppart.levels.relay import Relay, SourceLostError
+from deeppart.levels.transfer import Encoding, Staged, recode_part, write_part
+from deeppart.model import Attempt
+from deeppart.part import FileSource, MemorySource, PartReader
+from deeppart.state.document import PartDocument
+from deeppart.state.layout import lay_out
+from deeppart.state.leaves import LeafType
+
+RANDOM = np.random.default_rng(3)
+ATTEMPT = Attempt("0" * 32, "1" * 32, 0, 5, 1)
+
+
+def chunks_of(count: int, elements: int = 20_000) -> list[Chunk]:
+    return [
+        Chunk(RANDOM.standard_normal(elements + i).astype(np.float32).data.cast("B"), "float32") for i in range(count)
+    ]
+
+
+def staged(*kinds: tuple[str, int]) -> Staged:
+    """A share of one leaf per (dtype, elements), in random normals."""
+    types = [LeafType("torch", dtype, (elements,)) for dtype, elements in kinds]
+    layout = lay_out(types, [(i, 0, kind.nbytes) for i, kind in enumerate(types)], [])
+    data = torch.cat(
+        [
+            torch.from_numpy(RANDOM.standard_normal(kind.shape[0])).to(getattr(torch, kind.dtype)).view(torch.uint8)
+            for kind in sorted(types, key=lambda kind: -kind.itemsize)
+        ]
+    )
+    document = PartDocument(["l", []], types, {}, np.zeros(len(types), bool), np.zeros(0, bool), [], False)
+    return Staged(layout, data.numpy(), document)
+
+
+# --- encoders ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_in_order_and_with_digests(threads: int) -> None:
+    chunks = chunks_of(17)
+    chunks[4:7] = [Chunk(each.raw, "uint8") for each in chunks[4:7]]
+    done = EncodedChunk(1, b"done already", b"d" * 16, b"r" * 16)
+    chunks[9] = Chunk(chunks[9].raw, "float32", done)
+    chooser, seen = Chooser("tensor", only={"float32": ""}), []
+    encoders = Encoders(threads)
+    for chunk, encoded in zip(chunks, encoders.run(chunks, chooser, lambda *what: seen.append(what)), strict=True):
+        if chunk.encoded is not None:
+            assert encoded is done
+            continue
+        assert (encoded.codec_id == 2) == (chunk.dtype == "float32") == (encoded.digest is not None)
+        assert bytes(codec_by_id(encoded.codec_id).decode(memoryview(encoded.data), len(chunk.raw))) == chunk.raw
+    assert len(seen) == 13 and all(dtype == "float32" and encoded < raw for dtype, raw, encoded, _ in seen)
+    encoders.close()
+
+
+def test_raw_chunks_behind_a_slow_one_do_not_pile_up() -> None:
+    taken = 0
+
+    def source() -> Any:
+        nonlocal taken
+        for chunk in [*chunks_of(1), *(Chunk(each.raw, "uint8") for each in chunks_of(40, 100))]:
+            taken += 1
+            yield chunk
+
+    encoders = Encoders(2)
+    run = encoders.run(source(), Chooser("tensor", only={"float32": ""}))
+    next(run)
+    assert taken <= encoders.most_ahead
+    run.close()
+    encoders.close()
+
+
+def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
+    started, go_on = threading.Semaphore(0), threading.Event()
+
+    class Slow(Chooser):
+        def encode_chunk(self, raw: memoryview, dtype: str = "", room: memoryview | None = None) -> EncodedChunk:
+            started.release()
+            assert go_on.wait(20)
+            return super().encode_chunk(raw, dtype, room)
+
+    encoders = Encoders(2)
+    run = encoders.run(chunks_of(8), Slow("tensor"))
+    ended = threading.Event()
+
+    def give_up() -> None:
+        with closing(run):
+            threading.Timer(0.2, go_on.set).start()
+            next(run)
+        assert go_on.is_set()
+        ended.set()
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    assert started.acquire(timeout=20)
+    thread.join(20)
+    assert ended.is_set()
+    encoders.close()
+
+
+def test_an_error_in_a_thread_comes_out() -> None:
+    class Broken(Chooser):
+        def encode_chunk(self, raw: memoryview, dtype: str = "", room: memoryview | None = None) -> EncodedChunk:
+            raise MemoryError("no more")
+
+    encoders = Encoders(2)
+    with pytest.raises(MemoryError, match="no more"):
+        list(encoders.run(chunks_of(5), Broken("tensor")))
+    encoders.close()
+
+
+# --- for another level ------------------------------------------------------------------------------------------------
+
+
+def written(share: Staged, path: Path, compression: str, only: dict[str, str] | None = None) -> Relay:
+    """A complete local part, as the drain sees it."""
+    file = DurableFile(path)
+    relay = Relay(file)
+    write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0)
+    relay.end(complete=True)
+    file.commit()
+    return relay
+
+
+def recoded(relay: Relay, share: Staged, chooser: Chooser) -> PartReader:
+    sink = io.BytesIO()
+    encoding = Encoding(chooser, Encoders(2))
+    summary = recode_part(relay, share.layout, share.document, sink, encoding, ATTEMPT, 0)
+    reader = PartReader(MemorySource(sink.getvalue()), where="recoded")
+    assert reader.verify() == summary.digest
+    return reader
+
+
+def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
+    share = staged(("float32", 3_000_000), ("bfloat16", 700_000), ("float64", 100_000))
+    relay = written(share, tmp_path / "local", "tensor", {"bfloat16": ""})
+    local = PartReader(FileSource(tmp_path / "local"), where="local")
+    reader = recoded(relay, share, Chooser("tensor", {"float32": ""}))
+    codecs = {
+        dtype.decode(): int(codec) for dtype, codec in zip(reader.chunks["dtype"], reader.chunks["codec"], strict=True)
+    }
+    assert codecs == {"float64": 0, "float32": 2, "bfloat16": 2}
+    raw = b"".join(bytes(reader.read_chunk(i)) for i in range(len(reader.chunks)))
+    assert raw == share.data.tobytes()
+    assert (reader.chunks["raw_digest"] == local.chunks["raw_digest"]).all()
+    relay.close()
+
+
+def test_a_byte_that_changed_on_the_node_is_not_passed_on(tmp_path: Path) -> None:
+    share = staged(("float32", 3_000_000))
+    relay = written(share, tmp_path / "local", "none")
+    with (tmp_path / "local").open("r+b") as file:
+        file.seek(6 << 20)
+        file.write(b"\x55\xaa\x55")
+    with pytest.raises(CorruptFileError, match="chunk 1 of 3"):
+        recoded(relay, share, Chooser("tensor"))
+    with (tmp_path / "local").open("r+b") as file:
+        file.truncate(5 << 20)
+    with pytest.raises(SourceLostError, match="shorter"):
+        recoded(relay, share, Chooser("tensor"))
+    relay.close()
+
+
+def test_a_part_that_is_given_up_ends_the_one_that_follows_it(tmp_path: Path) -> None:
+    share = staged(("float32", 1000))
+    file = DurableFile(tmp_path / "local")
+    relay = Relay(file)
+    threading.Timer(0.1, lambda: relay.end(complete=False)).start()
+    with pytest.raises(SourceLostError, match="not completed"):
+        recoded(relay, share, Chooser("tensor"))
+    file.abort()
+    relay.close()
+
+
+# --- auto, end to end -------------------------------------------------------------------------------------------------
+
+
+def test_adds_to() -> None:
+    layout = staged(("float32", 10), ("bfloat16", 10)).layout
+    none, both = Chooser("none"), Chooser("tensor")
+    some = Chooser("tensor", {"bfloat16": ""})
+    assert adds_to(both, none, layout) and adds_to(both, some, layout) and adds_to(some, none, layout)
+    assert not any(adds_to(*pair, layout) for pair in ((none, both), (both, both), (some, both), (none, some)))
+
+
+def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
+    compressing = Compressing("auto", 1)
+    share = staged(("float32", 3_000_000), ("bfloat16", 700_000))
+    compressing.look(share)
+    part = compressing.begin("persistent", share.layout)
+    assert all("bandwidth is not known yet" in line for line in part.reasons)
+    compressing.completed(part, share.layout.nbytes, busy_s=10.0, seconds=10.0)
+    part = compressing.begin("persistent", share.layout)
+    assert [line.split(": ")[:2] for line in part.reasons] == [["bfloat16", "tensor"], ["float32", "tensor"]]
+    compressing.close()
+
+
+def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 MB/s go to the persistent level; the local one takes 100 GB/s, whatever this machine's disk does today."""
+    noted = AutoCompression.note_stored
+    monkeypatch.setattr(
+        AutoCompression,
+        "note_stored",
+        lambda auto, level, nbytes, busy_s: noted(auto, level, nbytes, nbytes / 1e11 if level == "local" else busy_s),
+    )
+    state = {"w": torch.randn(2_500_000), "step": 0}
+    config = deeppart.Config(
+        persistent_dir=str(tmp_path / "ckpt"),
+        local_dir=str(tmp_path / "local"),
+        flush_bandwidth=40e6,
+        keep={"local": 2},
+    )
+    reports = []
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in range(3):
+            state["step"] = step
+            pending = checkpointer.checkpoint(state, step)
+            pending.wait("persistent")
+            pending.wait("local")
+            reports.append(pending.report)
+        assert checkpointer.failures == 0
+    assert reports[0].levels["persistent"].nbytes > 10_000_000  # nothing was known
+    for report in reports[1:]:
+        assert report.levels["persistent"].nbytes < 8_500_000 < report.levels["local"].nbytes
+        assert "float32: tensor: encodes" in report.compression["persistent"][0]
+        assert "sooner" in report.compression["local"][0] and "raw" in report.compression["local"][0]
+    # Both are the same checkpoint: a restore may take either, and a lost node's part does not change that.
+    for lost in (False, True):
+        if lost:
+            for path in (tmp_path / "local").rglob("part-*"):
+                path.unlink()
+        live = {"w": torch.zeros(2_500_000), "step": -1}
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore(live) == 2
+            assert ("persistent" in checkpointer.explanation[-1]) == lost
+        assert torch.equal(live["w"], state["w"]) and live["step"] == 2
