@@ -49,7 +49,7 @@ def directory(sound: Path, memory: Path) -> Iterator[Path]:
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local"), "timeout": 30.0} | settings
+    settings = {"local_dir": str(directory / "local"), "timeout": 30.0, "compression": "tensor"} | settings
     return deeppart.Config(persistent_dir=str(directory / "persistent"), **settings)
 
 
@@ -351,6 +351,7 @@ def test_damage_while_the_job_runs_is_noticed_at_the_next_restore(directory: Pat
         pending = ck.checkpoint(state(3), 3)
         pending.wait("local", timeout=30)
         pending.wait("persistent", timeout=30)
+        assert ck._pipeline.drain(30)  # nothing is being removed any more
         for level in ("local", "persistent"):
             flip(part(directory, level, 3), 5000)
         live = blank()

@@ -35,12 +35,16 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     settings = {"local_dir": str(directory / "local"), "timeout": 30.0, "keep": {"persistent": 2}} | settings
+    settings = {"compression": "zstd"} | settings
     return deeppart.Config(persistent_dir=str(directory / "persistent"), **settings)
 
 
 def state(step: int) -> dict[str, Any]:
+    """The later the step the longer the part, compressed: not all of it fits over a spare."""
+    tensor = torch.full((5000,), step, dtype=torch.int32)
+    tensor[: 500 * step] = torch.randint(1 << 30, (500 * step,), generator=torch.Generator().manual_seed(step)).int()
     return {
-        "tensor": torch.full((5000,), step, dtype=torch.int32),
+        "tensor": tensor,
         "array": np.full(70, step),
         "value": [step, str(step)],
     }

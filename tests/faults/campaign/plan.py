@@ -273,7 +273,7 @@ def _job(rng: random.Random, most_ranks: int, most_here: int, lives: list[Life])
         node_size,
         every,
         keep,
-        compression=rng.choice(("none", "none", "auto", "zstd")),
+        compression=rng.choice(("none", "tensor", "auto", "auto", "zstd")),
         on_busy=rng.choice(("wait", "wait", "skip")),
         group=group,
         tolerate=tolerate,
