@@ -36,6 +36,7 @@ from deeppart.saving import Saver, collection_paused
 from deeppart.scrubbing import Ground, Scrubber, ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
+from deeppart.state.deferred import DeferredCopy
 from deeppart.writing import Job
 
 #: Largest step number that a step directory's name can hold.
@@ -86,6 +87,7 @@ class Checkpointer:
             self._retention,
             Protector(self._comm.rank, self._session.protection, self._session.node_levels, self._session.limit),
             self.config.timeout,
+            lazy=self.config.capture == "lazy",
         )
         self._scrubber = self._start_scrubbing()
         self._sequence = 0
@@ -352,9 +354,10 @@ class Checkpointer:
         if not due:
             return
         staged: Staged | None = None
+        deferred: DeferredCopy | None = None
         failure: DeeppartError | None = None
         try:
-            staged, own_bytes = self._saver.capture()
+            staged, own_bytes, deferred = self._saver.capture(step, self._sequence)
             pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=own_bytes)
         except Exception as error:  # memory, or torch: the other ranks go on and hear of it in the commit round
             failure = CheckpointError(
@@ -362,7 +365,7 @@ class Checkpointer:
                 found=f"{type(error).__name__}: {error}",
                 where=f"rank {self.rank}, step {step}",
             )
-        self._pipeline.submit(Job(attempt, due, staged, pending, failure))
+        self._pipeline.submit(Job(attempt, due, staged, pending, failure, deferred))
 
     def _report_failures(self) -> None:
         """Tell the caller, once, of what has failed in the background; forget what has come to its end."""

@@ -58,7 +58,8 @@ class Config:
             dtypes and at those levels where it makes a checkpoint complete sooner.
         encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
             one, at most 4.
-        capture: "eager": the state is copied before ``checkpoint()`` returns.
+        capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
+            copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
         replicated: "auto" compares leaves across ranks, "all" trusts that all are equal, "none" saves all per rank.
         on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
@@ -103,7 +104,7 @@ class Config:
         _check_redundant(self.every)
         if not any(self.every.values()):
             raise _refusal("every", dict(self.every), "at least one level above 0", "set persistent_dir or local_dir")
-        _check_choice("capture", self.capture, ("eager",))
+        _check_choice("capture", self.capture, ("eager", "lazy"))
         _check_choice("replicated", self.replicated, ("auto", "all", "none"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
         _check_compression(self.compression)

@@ -159,6 +159,10 @@ class PerRankNotice(DeeppartWarning):
     """Leaves differ between ranks and are saved per rank from now on."""
 
 
+class LazyCaptureNotice(DeeppartWarning):
+    """``capture="lazy"`` cannot know when some tensors change, and copies them before ``checkpoint()`` returns."""
+
+
 class ReplicaDivergenceWarning(DeeppartWarning):
     """Leaves that all ranks held alike until now differ: a bug in training, or silent data corruption; or buffers that
     were filled from each rank's own data for the first time.

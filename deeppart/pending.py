@@ -47,6 +47,7 @@ class Report:
         retire_error: why old checkpoints could not be removed, or None.
         retries: how often the persistent part was written again after an error that passed.
         diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
+        held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).
         compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
     """
 
@@ -62,6 +63,7 @@ class Report:
     retries: int = 0
     diverged: tuple[str, ...] = ()
     compression: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class _Costs:
     retire_error: str | None = None
     retries: int = 0
     diverged: tuple[str, ...] = ()
+    held_s: float = 0.0
     stages_s: dict[str, float] = field(default_factory=dict)
     compression: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -191,6 +194,7 @@ class Pending:
                 costs.retries,
                 costs.diverged,
                 dict(costs.compression),
+                costs.held_s,
             )
 
     def failures(self) -> list[CheckpointError]:

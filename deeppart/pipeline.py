@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deeppart.capturing import Capturer
 from deeppart.comm.base import Comm
 from deeppart.commit import Commit, commit_round
 from deeppart.compressing import Compressing
@@ -81,6 +82,7 @@ class Pipeline:
         retention: removes what is no longer kept.
         protector: does the redundant levels.
         timeout: seconds to wait for other ranks, from the last time they got further.
+        lazy: whether shares may arrive with copies that are still to be made.
     """
 
     def __init__(
@@ -95,6 +97,8 @@ class Pipeline:
         retention: Retention,
         protector: Protector,
         timeout: float,
+        *,
+        lazy: bool = False,
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
@@ -102,6 +106,7 @@ class Pipeline:
         self._writer = ShareWriter(local, persistent, self._compressing, rank, self._claim_staging)
         self._retention, self._protector = retention, protector
         self._rank = rank
+        self._to_capture: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_drain: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_protect: queue.SimpleQueue[Job | Repair | None] = queue.SimpleQueue()
@@ -114,6 +119,10 @@ class Pipeline:
             ("store", self._to_store, self._store),
             ("drain", self._to_drain, self._drain),
         ]
+        self._capturer = Capturer() if lazy else None
+        self._first = self._to_capture if lazy else self._to_store
+        if lazy:
+            work.append(("capture", self._to_capture, self._capture))
         if any(level in channels for level in REDUNDANT_LEVELS):
             work.append(("protect", self._to_protect, self._protect))
         self._threads = [
@@ -137,7 +146,9 @@ class Pipeline:
         """Take over a checkpoint; its staging memory belongs to the pipeline until it is free again."""
         self._staging_free = job.staged is None
         self._in_flight.append(job)
-        self._to_store.put(job)
+        if self._capturer is not None:
+            self._capturer.begin(job)
+        self._first.put(job)
 
     def submit_repair(self, repair: Repair) -> None:
         """Take over the rebuilding of redundancy; if it needs the staging memory, that is the pipeline's until then."""
@@ -164,7 +175,9 @@ class Pipeline:
         if not self.drain(timeout):
             for channel in self._channels.values():  # ends the waits of our own threads
                 channel.broken = channel.broken or CommError("the checkpointer was closed before this was finished")
-        self._to_store.put(None)
+        if self._capturer is not None:
+            self._capturer.close()
+        self._first.put(None)
         for thread in self._threads:
             thread.join(timeout=1.0)
         self._compressing.close()
@@ -192,16 +205,23 @@ class Pipeline:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
                 mine = {"persistent"} if jobs is self._to_drain or not job.passed_on else set()
-                mine |= {"local", *REDUNDANT_LEVELS} if jobs is self._to_store else set()
+                mine |= {"local", *REDUNDANT_LEVELS} if jobs in (self._to_store, self._to_capture) else set()
                 mine = {*REDUNDANT_LEVELS} if jobs is self._to_protect else mine
                 self._fail(job, job.due & mine, _as_error(error, "background work failed"))
+        if jobs is self._to_capture:
+            self._to_store.put(None)
         if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
             self._to_drain.put(None)
             self._to_protect.put(None)
 
+    def _capture(self, job: Job) -> None:
+        assert self._capturer is not None
+        self._capturer.complete(job)
+        self._to_store.put(job)
+
     def _store(self, job: Job) -> None:
         outcome: PartSummary | DeeppartError | None = None
-        if job.staged is not None:
+        if job.staged is not None and job.failure is None:
             self._compressing.look(job.staged)
         if "local" in job.due:
             job.pending.note_level("local", RUNNING)

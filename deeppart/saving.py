@@ -28,9 +28,11 @@ from deeppart.levels.transfer import Staged
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
 from deeppart.state.classify import Classified, Classifier, Layout
+from deeppart.state.deferred import DeferredCopy
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
+from deeppart.state.lazy import LazyCapture
 from deeppart.state.template import Template
 
 
@@ -68,6 +70,7 @@ class Saver:
         self._staging = staging
         self._share: ShareLayout | None = None
         self._capture: CapturePlan | None = None
+        self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
         self._flat: FlatState | None = None
         self._pinned = False
         self._fresh = False
@@ -121,11 +124,11 @@ class Saver:
             self._renew(turn, bool(agreed.flags["fresh"]), what)
         return False
 
-    def capture(self) -> tuple[Staged, int]:
+    def capture(self, step: int, turn: int) -> tuple[Staged, int, DeferredCopy | None]:
         """Copy this rank's share into staging memory (local).
 
         Returns:
-            The staged share, and how many of its bytes are this rank's own.
+            The staged share, how many of its bytes are this rank's own, and copies that are still to be made.
 
         Raises:
             MemoryError: staging memory cannot be reserved.
@@ -135,9 +138,15 @@ class Saver:
         staged = self._staging.reserve(share.nbytes, pinned=self._pinned)
         if self._capture is None or not self._capture.fits(staged):
             self._capture = CapturePlan(share, layout.types, flat.data, staged)
-        self._capture.copy(flat.data, flat.pointers)
+        later: dict[int, torch.Tensor] = {}
+        if self._lazy is not None:
+            later = self._lazy.later(flat, layout.types, sorted(set(share.segments["leaf"].tolist())))
+        left = self._capture.copy(flat.data, flat.pointers, later)
+        deferred = None
+        if self._lazy is not None and later:
+            deferred = self._lazy.defer(flat, later, left, turn, f"rank {self._comm.rank}, step {step}")
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
-        return Staged(share, staging_bytes(staged), self._document(layout)), own
+        return Staged(share, staging_bytes(staged), self._document(layout)), own, deferred
 
     def let_go(self) -> None:
         """Forget the state, so that nothing of it is kept alive between checkpoints."""

@@ -21,6 +21,7 @@ from deeppart.levels.transfer import Staged, check_copy, copy_part, recode_part,
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, RUNNING, Pending
+from deeppart.state.deferred import DeferredCopy
 from deeppart.state.document import PartDocument
 from deeppart.state.layout import ShareLayout
 
@@ -50,6 +51,7 @@ class Job:
         staged: the share in staging memory, while it is there; never if it could not be captured.
         pending: where progress is reported.
         failure: why the share could not be captured, or None.
+        deferred: copies into staging memory that are still to be made, or None.
         layout, document: of the captured share; they outlive ``staged``.
         encoding: how the local part is encoded; None without one.
         relay: the local part file, which the drain follows; None without one.
@@ -65,6 +67,7 @@ class Job:
     staged: Staged | None
     pending: Pending
     failure: DeeppartError | None = None
+    deferred: DeferredCopy | None = None
     layout: ShareLayout | None = None
     document: PartDocument | None = None
     encoding: PartEncoding | None = None

@@ -7,8 +7,10 @@ fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,10 @@ def staging_bytes(staged: torch.Tensor) -> Bytes:
     return flat
 
 
+#: Target address, source address, bytes.
+Move = tuple[int, int, int]
+
+
 class CapturePlan:
     """Where every segment goes in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
@@ -103,6 +109,7 @@ class CapturePlan:
         self._whole: list[tuple[int, torch.Tensor]] = []
         self._partial: list[tuple[int, int, int, torch.Tensor]] = []
         self._numpy: list[tuple[int, int, int, Bytes]] = []
+        self._tensor_leaves: set[int] = set()
         names = ("leaf", "start", "length", "raw_offset")
         for leaf, start, length, at in zip(*(layout.segments[name].tolist() for name in names), strict=True):
             kind, target = types[leaf], staged[at : at + length]
@@ -115,37 +122,84 @@ class CapturePlan:
                 self._numpy.append((leaf, first, last, target.numpy()))
             elif length == kind.nbytes:
                 self._whole.append((leaf, target.view(_dtype(kind)).view(kind.shape)))
+                self._tensor_leaves.add(leaf)
             else:
                 self._partial.append((leaf, first, last, target.view(_dtype(kind))))
+                self._tensor_leaves.add(leaf)
 
     def fits(self, staged: torch.Tensor) -> bool:
         """Whether the plan was made for this buffer."""
         return self._place == (staged.data_ptr(), staged.numel())
 
-    def copy(self, arrays: Sequence[Any], pointers: Sequence[int]) -> None:
-        """Copy the leaves' current bytes; returns when they are in staging memory.
+    def copy(
+        self, arrays: Sequence[Any], pointers: Sequence[int], later: Collection[int] = ()
+    ) -> tuple[list[Move], list[Callable[[], None]]]:
+        """Copy the leaves' current bytes; returns when they are in staging memory, except those of ``later``.
 
         Args:
             arrays, pointers: the state's tensors and arrays and their addresses by leaf number, of the types and in the
                 memory order that the plan was made for.
+            later: leaves not to copy now.
+
+        Returns:
+            The copies not made: (target address, source address, bytes), and calls that copy from devices.
         """
-        targets = [target for _, target in self._whole]
-        sources = [arrays[leaf] for leaf, _ in self._whole]
-        for leaf, first, last, target in self._partial:
-            for piece, view in _pieces(arrays[leaf], first, last):
-                targets.append(target[piece].view(view.shape))
-                sources.append(view)
+        targets, sources = self._tensors(self._tensor_leaves.difference(later), arrays)
         if any(source.is_cuda for source in sources):
             _copy_from_devices(targets, sources)
         else:
             copy_tensors(targets, sources)
+        moves = []
         for leaf, start, target_address, length in self._moves:
-            _memmove(target_address, pointers[leaf] + start, length)
+            if leaf in later:
+                moves.append((target_address, pointers[leaf] + start, length))
+            else:
+                _memmove(target_address, pointers[leaf] + start, length)
         for leaf, first, last, buffer in self._numpy:
             data = arrays[leaf]
             flat = buffer.view(data.dtype)
             for piece, view in _pieces(data, first, last):
                 np.copyto(flat[piece].reshape(view.shape), view)
+        return moves, _later_calls(*self._tensors(self._tensor_leaves.intersection(later), arrays))
+
+    def _tensors(self, leaves: set[int], arrays: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of staging memory for what does not lie flat on the host, and of what goes there."""
+        targets = [target for leaf, target in self._whole if leaf in leaves]
+        sources = [arrays[leaf] for leaf, _ in self._whole if leaf in leaves]
+        for leaf, first, last, target in self._partial:
+            for piece, view in _pieces(arrays[leaf], first, last) if leaf in leaves else ():
+                targets.append(target[piece].view(view.shape))
+                sources.append(view)
+        return targets, sources
+
+
+def _later_calls(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> list[Callable[[], None]]:
+    """A call for each copy to be made by another thread, after the work that is queued now on its device."""
+    ready: dict[torch.device, torch.cuda.Event] = {}
+    for device in {source.device for source in sources if source.is_cuda}:
+        ready[device] = torch.cuda.current_stream(device).record_event()
+    calls: list[Callable[[], None]] = []
+    for target, source in zip(targets, sources, strict=True):
+        pieces = _device_pieces(target, source) if source.is_cuda else [(target, source)]
+        calls += [partial(_copy_later, part, piece, ready.get(source.device)) for part, piece in pieces]
+    return calls
+
+
+def _copy_later(target: torch.Tensor, source: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+    with torch.no_grad():
+        if ready is None:
+            target.copy_(source)
+            return
+        stream = _side_stream(source.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(ready)
+            target.copy_(source, non_blocking=True)
+        stream.synchronize()
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _dtype(kind: LeafType) -> torch.dtype:

@@ -1,0 +1,47 @@
+"""Capturing: what is left of a capture when ``checkpoint()`` returns (``capture="lazy"``), and who waits for it."""
+
+from __future__ import annotations
+
+import time
+
+from deeppart.state.owners import REGISTRY
+from deeppart.writing import Job
+
+
+class Capturer:
+    """Completes the captures of one rank, one after the other, and holds optimizers back meanwhile."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._listening = True
+        REGISTRY.listen(self.hold)
+
+    def begin(self, job: Job) -> None:
+        """A checkpoint whose capture may not be complete; called by the training thread."""
+        self._job = job
+
+    def complete(self, job: Job) -> None:
+        """Make the copies that are left; what is wrong with them becomes the job's failure."""
+        if job.deferred is None:
+            return
+        began = time.monotonic()
+        job.failure = job.deferred.wait()
+        if not job.deferred.done:
+            job.readers.add("capture")  # a copy that does not end may still land in the staging memory: keep it
+        job.pending.note_stage("deferred", time.monotonic() - began)
+
+    def hold(self) -> None:
+        """An optimizer is about to step, in the thread that calls this."""
+        job = self._job
+        if job is None or job.deferred is None:
+            return
+        if not job.deferred.done:
+            job.deferred.hold()
+            job.pending.note_cost(held_s=job.deferred.held_s)
+        self._job = None
+
+    def close(self) -> None:
+        """Hold nobody back any more."""
+        if self._listening:
+            self._listening = False
+            REGISTRY.unlisten(self.hold)

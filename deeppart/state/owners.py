@@ -1,0 +1,110 @@
+"""Which tensors only an optimizer changes, and a word before it does.
+
+torch tells of every ``step()`` of every optimizer before it begins (``register_optimizer_step_pre_hook``). What an
+optimizer has in its parameter groups and its state changes there and nowhere else, as a rule; whoever relies on it has
+to check that nothing else did.
+
+Optimizers are known from the state that is saved, if they are in it as objects, and from their steps since this module
+was first used. One whose ``step`` torch does not wrap, or that may be replayed in a CUDA graph, gives no word: its
+tensors count as anybody's.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from deeppart.state.flatten import Branch, FlatState, Node
+
+
+class _Registry:
+    """All optimizers that have stepped, and those who are told before the next step. One per process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._listeners: list[Callable[[], None]] = []
+        self._hook: Any = None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` before every step, in the thread that steps."""
+        with self._lock:
+            self._listeners.append(listener)
+            if self._hook is None:
+                self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Do not any more."""
+        with self._lock:
+            self._listeners.remove(listener)
+            if not self._listeners and self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+
+    def stepped(self) -> list[Optimizer]:
+        """The optimizers that have stepped, while anyone listened."""
+        with self._lock:
+            return list(self._stepped)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        with self._lock:
+            self._stepped.add(optimizer)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
+
+
+REGISTRY = _Registry()
+
+
+def owned_tensors(flat: FlatState, least_bytes: int) -> dict[int, torch.Tensor]:
+    """Address -> tensor, of the tensors of more than ``least_bytes`` bytes that only a known optimizer changes."""
+    optimizers = {id(each): each for each in (*REGISTRY.stepped(), *_optimizers_in(flat.root))}
+    owned: dict[int, torch.Tensor] = {}
+    for optimizer in optimizers.values():
+        if _gives_word(optimizer):
+            for tensor in _tensors_of(optimizer):
+                if tensor.numel() * tensor.element_size() > least_bytes:
+                    owned[tensor.data_ptr()] = tensor
+    return owned
+
+
+def _gives_word(optimizer: Optimizer) -> bool:
+    """Whether a step begins with the hook."""
+    wrapped = getattr(type(optimizer).step, "hooked", False)
+    return bool(wrapped) and not any(group.get("capturable") for group in optimizer.param_groups)
+
+
+def _optimizers_in(node: Node) -> Iterator[Optimizer]:
+    if not isinstance(node, Branch):
+        return
+    if node.kind == "object":
+        if isinstance(node.container, Optimizer):
+            yield node.container
+        return  # what its state_dict() holds are no objects
+    for child in node.children:
+        yield from _optimizers_in(child)
+
+
+def _tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from _plain(group["params"])
+    for values in optimizer.state.values():
+        if isinstance(values, dict):
+            yield from _plain(values.values())
+
+
+def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Those of the items, and of lists among them, that are strided tensors with a version counter."""
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            if item.layout is torch.strided and not item.is_inference() and not item.is_meta:
+                yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _plain(item)
