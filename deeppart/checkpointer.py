@@ -197,7 +197,9 @@ class Checkpointer:
             session.lineage,
             lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
         )
-        recovered, self.explanation = recover(self._comm, inventory, step, self._staging, self._arena, timeout)
+        recovered, self.explanation = recover(
+            self._comm, inventory, step, self._staging, self._arena, timeout, session.encode_threads
+        )
         if recovered is None:
             self._warn_unfinished(self.explanation)
             return None

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.comm.base import Comm, Operation, finish
+from deeppart.loading import LoadedPart
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
-from deeppart.recovery import LoadedPart, Recovered
+from deeppart.recovery import Recovered
 from deeppart.state.scatter import Piece, Scatter, chunk_pieces
 
 #: Chunks on their way at once.

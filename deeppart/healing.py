@@ -19,10 +19,11 @@ from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
+from deeppart.loading import LoadedPart
 from deeppart.model import Attempt, ParityMember
 from deeppart.part import FileSource, PartReader
 from deeppart.protection import Protection
-from deeppart.recovery import LoadedPart, Recovered
+from deeppart.recovery import Recovered
 from deeppart.redundancy import ParitySet
 from deeppart.restart import Encode, Healing, Inventory, Transfer, Wish, plan_healing
 

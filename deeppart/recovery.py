@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from deeppart.comm.base import Comm, Operation, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.files import step_directory
-from deeppart.levels.mapped import lies_in_memory
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
+from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import Attempt, PartRecord
-from deeppart.part import FileSource, MemorySource, PartReader
+from deeppart.part import FileSource, MemorySource
 from deeppart.restart import Candidate, Committed, Inventory, Read, StoredParity, StoredPart, assign, explain, survey
 from deeppart.state.capture import Staging, staging_bytes
 
@@ -35,35 +33,6 @@ _MOST_REASONS = 40
 Run = Callable[[Operation[Any], str], Any]
 #: (part, path of the source that failed, why)
 _Failure = tuple[int, str, str]
-
-
-@dataclass(slots=True)
-class LoadedPart:
-    """A part whose encoded chunks are in memory and have been checked.
-
-    Attributes:
-        reader: index, spans and meta; its file is closed.
-        payload: the encoded chunks, back to back.
-        starts: where each chunk begins in ``payload``.
-        head, tail: the bytes of the file before and behind ``payload``.
-    """
-
-    reader: PartReader
-    payload: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.int64]
-    head: bytes
-    tail: bytes
-
-    def pieces(self) -> tuple[memoryview | bytes, ...]:
-        """The bytes of the whole file, in order."""
-        return self.head, self.payload.data, self.tail
-
-    def chunk(self, index: int) -> npt.NDArray[np.uint8]:
-        """The raw bytes of a chunk; one stored raw is returned where it lies."""
-        encoded = self.payload[self.starts[index] : self.starts[index + 1]]
-        if int(self.reader.chunks["codec"][index]) == 0:
-            return encoded
-        return np.frombuffer(self.reader.decode_chunk(index, encoded.data), dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +122,13 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
 
 
 def recover(
-    comm: Comm, inventory: Inventory, step: int | None, staging: Staging, arena: Arena, timeout: float
+    comm: Comm,
+    inventory: Inventory,
+    step: int | None,
+    staging: Staging,
+    arena: Arena,
+    timeout: float,
+    threads: int = LEAST_THREADS,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
     """Read the newest recoverable step into memory (collective).
 
@@ -161,6 +136,7 @@ def recover(
         step: only this step; None for the newest.
         staging: memory to read into.
         arena: memory for blocks on their way.
+        threads: that read, check and decode a part.
 
     Returns:
         What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
@@ -178,7 +154,7 @@ def recover(
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(comm, candidate, staging, arena, run)
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run, threads=threads)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -212,12 +188,14 @@ def read_candidate(
     arena: Arena,
     run: Run,
     wanted: Callable[[Read], bool] = lambda read: True,
+    threads: int = LEAST_THREADS,
 ) -> tuple[Recovered | None, list[str]]:
     """Read parts, falling back from bad sources; None if a part has no good one (collective).
 
     Args:
         run: drives an operation on ``comm``, named by a text, to its end.
         wanted: which parts to read.
+        threads: that read, check and decode a part.
 
     Returns:
         What was read, and a line for every decision.
@@ -226,12 +204,14 @@ def read_candidate(
     lines: list[str] = []
     while True:
         reads = tuple(read for read in assign(candidate, comm.size) if wanted(read))
-        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging)
+        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, threads)
         failed = _gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
             for careful in (False, True):  # nearly always, the files are as good as they look
                 what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
-                rebuilt, failures = _rebuild_mine(comm, candidate.attempt, reads, space, arena, careful, what, run)
+                rebuilt, failures = _rebuild_mine(
+                    comm, candidate.attempt, reads, space, arena, careful, what, run, threads
+                )
                 failed = _gather_failures(comm, failures, what, run)
                 mine |= rebuilt
                 if not failed:
@@ -252,41 +232,53 @@ def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) 
 
 
 def _read_mine(
-    rank: int, attempt: Attempt, reads: tuple[Read, ...], staging: Staging
+    rank: int, attempt: Attempt, reads: tuple[Read, ...], staging: Staging, threads: int
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
-    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures.
-
-    A part that lies in memory already (a local level on tmpfs) is used where it lies; the others go to staging memory.
-    """
+    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
     assigned = [read for read in reads if read.reader == rank]
-    lengths = {read.part: _memory_bytes(read) for read in assigned}
-    try:
-        memory = staging_bytes(staging.reserve(sum(lengths.values())))
-    except MemoryError as error:
-        return {}, {}, [(read.part, read.source.path, str(error)) for read in assigned]
+    opened: dict[int, OpenedPart] = {}
     mine: dict[int, LoadedPart] = {}
-    space: dict[int, Bytes] = {}
     failures: list[_Failure] = []
-    at = 0
-    for read in assigned:
-        room = memory[at : at + lengths[read.part]]
-        at += room.size
-        if read.source.rebuild is not None:
-            space[read.part] = room
-            continue
+    with ExitStack() as files:
+        for read in assigned:
+            if read.source.rebuild is None:
+                try:
+                    source = files.enter_context(FileSource(read.source.path))
+                    opened[read.part] = OpenedPart(source, read, attempt)
+                except (FormatError, StorageError) as error:
+                    failures.append((read.part, read.source.path, one_line(error)))
         try:
-            with FileSource(read.source.path) as source:
-                mine[read.part] = load_part(source, read, attempt, room if room.size else None)
-        except (FormatError, StorageError) as error:
-            failures.append((read.part, read.source.path, one_line(error)))
-    return mine, space, failures
+            rooms = _rooms(assigned, opened, staging)
+        except MemoryError as error:
+            return {}, {}, [(read.part, read.source.path, str(error)) for read in assigned]
+        for read in assigned:
+            if read.part not in opened:
+                continue
+            try:
+                mine[read.part] = opened[read.part].load(rooms[read.part], threads)
+            except (FormatError, StorageError) as error:
+                failures.append((read.part, read.source.path, one_line(error)))
+    return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
 
 
-def _memory_bytes(read: Read) -> int:
-    """Staging memory that a part takes."""
-    if read.source.rebuild is not None:
-        return padded_bytes(read.source.rebuild.identity)
-    return 0 if lies_in_memory(read.source.path) else read.source.nbytes
+def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
+    """Staging memory for every part that takes some: part -> its room.
+
+    Raises:
+        MemoryError: there is not so much.
+    """
+    lengths: dict[int, int] = {}
+    for read in assigned:
+        if read.source.rebuild is not None:
+            lengths[read.part] = padded_bytes(read.source.rebuild.identity)
+        elif read.part in opened:
+            lengths[read.part] = opened[read.part].room_bytes
+    memory = staging_bytes(staging.reserve(sum(lengths.values())))
+    rooms, at = {}, 0
+    for part, length in lengths.items():
+        rooms[part] = memory[at : at + length]
+        at += length
+    return rooms
 
 
 def _rebuild_mine(
@@ -298,6 +290,7 @@ def _rebuild_mine(
     careful: bool,
     what: str,
     run: Run,
+    threads: int,
 ) -> tuple[dict[int, LoadedPart], list[_Failure]]:
     """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
@@ -312,45 +305,7 @@ def _rebuild_mine(
                 raise CorruptFileError(refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
-            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, None)
+            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, threads)
         except (FormatError, StorageError) as error:
             failures.append((read.part, read.source.path, one_line(error)))
     return mine, failures
-
-
-def load_part(source: FileSource | MemorySource, read: Read, attempt: Attempt, memory: Bytes | None) -> LoadedPart:
-    """Bring one part into memory and check every chunk.
-
-    Args:
-        memory: where its chunks go; None to use them where they lie: mapped from the file, or in memory.
-
-    Raises:
-        FormatError: it is damaged or not the part wanted.
-        StorageError: it cannot be read.
-    """
-    reader = PartReader(
-        source,
-        where=read.source.path,
-        expected_attempt=attempt,
-        expected_rank=read.part,
-        expected_index_digest=read.source.index_digest,
-    )
-    starts = np.zeros(len(reader.chunks) + 1, dtype=np.int64)
-    np.cumsum(reader.chunks["encoded_length"], out=starts[1:])
-    offsets = reader.chunks["offset"].tolist()
-    if memory is None:
-        first = offsets[0] if offsets else 0  # chunks lie back to back
-        payload = np.frombuffer(source.mapped(), dtype=np.uint8)[first : first + int(starts[-1])]
-    elif int(starts[-1]) <= memory.size:
-        payload = memory[: int(starts[-1])]
-    else:
-        raise CorruptFileError("a part has grown since it was listed", where=read.source.path)
-    for index, offset in enumerate(offsets):
-        encoded = payload[int(starts[index]) : int(starts[index + 1])].data
-        if memory is not None:
-            source.read_into(offset, encoded)
-        if int(reader.chunks["codec"][index]) == 0:
-            reader.check_chunk(index, encoded)
-        else:
-            reader.decode_chunk(index, encoded)  # so that nothing live is touched if it does not decode
-    return LoadedPart(reader, payload, starts, *reader.frame())

@@ -25,6 +25,7 @@ from deeppart.inspecting.node_files import NodeFiles
 from deeppart.levels.files import DurableFile, step_directory
 from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
+from deeppart.loading import LoadedPart, load_part
 from deeppart.model import Attempt, Manifest, ParityIdentity
 from deeppart.part import (
     FileSource,
@@ -37,7 +38,6 @@ from deeppart.part import (
     set_id,
     stripes_of,
 )
-from deeppart.recovery import LoadedPart, load_part
 from deeppart.restart import Committed, Inventory, Read, Source, Stock
 
 _TIMEOUT_S = 3600.0
@@ -164,9 +164,8 @@ class Repairer:
 
     def _load(self, read: Read, attempt: Attempt) -> LoadedPart:
         if read.source.rebuild is None:
-            memory = np.empty(read.source.nbytes, dtype=np.uint8)
             with FileSource(read.source.path) as source:
-                return load_part(source, read, attempt, memory)
+                return load_part(source, read, attempt)
         room = np.empty(padded_bytes(read.source.rebuild.identity), dtype=np.uint8)
         comm = SingleComm()
         wanted = [Wanted(read.part, 0, read.source.rebuild)]
@@ -174,7 +173,7 @@ class Repairer:
         refused = finish(comm, operation, "repairing from parity", _TIMEOUT_S)
         if refused:
             raise CorruptFileError(refused[read.part], where=read.source.path)
-        return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, None)
+        return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt)
 
     def _digest(self, attempt: Attempt, rank: int, path: Path, source: Source) -> str | None:
         """What the whole file must hash to, where a manifest says."""

@@ -29,6 +29,8 @@ from deeppart.part import is_parity_file_name, parse_part_file_name
 MANIFEST_NAME = "manifest"
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
 BLOCK_BYTES = 8 << 20
+#: At least this much that is aligned in memory and in the file is written from where it lies, without a copy.
+AS_IT_LIES_BYTES = 1 << 20
 #: Alignment of direct writes: no file system in use asks for more.
 ALIGNMENT = 4096
 #: Writeback of buffered files is started this often, so that the final sync has little left to do.
@@ -184,9 +186,12 @@ class DurableFile:
         source = np.frombuffer(data, dtype=np.uint8)
         at = 0
         while at < len(source):
-            if self._direct and not self._filled and len(source) - at >= BLOCK_BYTES and _is_aligned(source[at:]):
-                self._write_out(data[at : at + BLOCK_BYTES])  # as it lies
-                at += BLOCK_BYTES
+            count = min(len(source) - at, BLOCK_BYTES) // ALIGNMENT * ALIGNMENT
+            if self._direct and count >= AS_IT_LIES_BYTES and not self._filled % ALIGNMENT and _is_aligned(source[at:]):
+                if self._filled:
+                    self._flush_block(self._filled)
+                self._write_out(data[at : at + count])
+                at += count
                 continue
             count = min(BLOCK_BYTES - self._filled, len(source) - at)
             block[self._filled : self._filled + count] = source[at : at + count]

@@ -155,10 +155,15 @@ class PartReader:
                 where=self._where_chunk(i),
             )
 
-    def decode_chunk(self, i: int, encoded: memoryview) -> memoryview:
-        """Check and decode bytes of chunk ``i`` that the caller has read; the result may share their memory.
+    def decode_chunk(self, i: int, encoded: memoryview, into: memoryview | None = None) -> memoryview:
+        """Check and decode bytes of chunk ``i`` that the caller has read.
 
         Does all that :meth:`check_chunk` does, so there is no need to call both.
+
+        Args:
+            i: number of the chunk.
+            encoded: its bytes in the file.
+            into: writable memory for exactly its raw bytes; without it, the result may share the memory of ``encoded``.
 
         Raises:
             CorruptFileError: a digest or length does not hold.
@@ -166,7 +171,7 @@ class PartReader:
         self.check_chunk(i, encoded)
         row = self.chunks[i]
         try:
-            raw = codec_by_id(int(row["codec"])).decode(encoded, int(row["raw_length"]))
+            raw = codec_by_id(int(row["codec"])).decode(encoded, int(row["raw_length"]), into)
         except CorruptFileError as error:
             where = self._where_chunk(i)
             raise corrupt(error.summary, expected=error.expected, found=error.found, where=where) from error

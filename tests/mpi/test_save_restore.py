@@ -287,15 +287,15 @@ def test_dict_order_does_not_matter(run_on: Any, shared_path: Path) -> None:
 def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
     """Part and path of every part file that this rank reads chunks of."""
     from deeppart import recovery
+    from deeppart.loading import OpenedPart
 
     read: list[tuple[int, str]] = []
-    load_part = recovery.load_part
 
-    def recording(source: Any, what: Any, attempt: Any, memory: Any) -> Any:
+    def recording(source: Any, what: Any, attempt: Any) -> Any:
         read.append((what.part, what.source.path))
-        return load_part(source, what, attempt, memory)
+        return OpenedPart(source, what, attempt)
 
-    recovery.load_part = recording
+    recovery.OpenedPart = recording  # type: ignore[assignment, misc]
     assert restore(comm, directory)[0] == 3
     return read
 

@@ -73,7 +73,7 @@ STAGES: dict[str, Stage] = {
     "retiring: a node": Stage("deeppart.levels.node.NodeLevel.retire", needs="local", who=LEADER),
     "retiring: one step removed": Stage("deeppart.levels.files.remove_step", after=True, needs="retire", who=ROOT),
     "restore: listing a node": Stage("deeppart.recovery.take_stock", "restore", needs="local", who=LEADER),
-    "restore: reading a part": Stage("deeppart.recovery.load_part", "restore", after=True),
+    "restore: reading a part": Stage("deeppart.loading.OpenedPart.load", "restore", after=True),
     "restore: checking blocks": Stage("deeppart.exchange.rebuild._good_blocks", "restore", needs="rebuild"),
     "restore: rebuilding": Stage("deeppart.exchange.rebuild._Moving._start", "restore", needs="rebuild"),
     "restore: scattering": Stage("deeppart.distribute._Flight.__init__", "restore"),
@@ -94,7 +94,7 @@ _BROKEN = {
     "digests": ("deeppart.part.reader.PartReader.check_chunk",),
     "rebuild": ("deeppart.erasure.ReedSolomon.rebuild",),
     "retention": ("deeppart.levels.persistent.PersistentLevel.removable",),
-    "hang": ("deeppart.recovery.load_part",),
+    "hang": ("deeppart.loading.OpenedPart.load",),
 }
 
 
