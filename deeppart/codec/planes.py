@@ -91,7 +91,7 @@ def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
         planes: written to; one per entry of ``layout.plane_words``, with as many elements.
     """
     size = min(len(elements), BLOCK_ELEMENTS)
-    top, shifted = (SCRATCH.take(name, size, np.uint16) for name in ("top", "shifted"))
+    top = SCRATCH.take("top", size, np.uint16)
     byte = SCRATCH.take("byte", size, np.uint8)
     *lows, rest, exponent = planes
     rest_mask = np.uint8((1 << layout.rest_bits) - 1)
@@ -105,12 +105,16 @@ def split(elements: Plane, layout: PlaneLayout, planes: list[Plane]) -> None:
         tops = block if layout.item_bytes == 2 else _narrow(block, shift, top[:count])
         _narrow(tops, layout.rest_bits, exponent[here])
         _narrow(tops, 0, rest[here])
-        if layout.rest_bits < 8:
-            np.right_shift(tops, 8, out=shifted[:count])
-            np.copyto(byte[:count], shifted[:count], casting="unsafe")
+        if layout.rest_bits == 8:
+            continue
+        if layout.rest_bits == 7:  # only the sign is left: a comparison is cheaper than a shift
+            np.less(tops.view(np.int16), 0, out=byte[:count].view(np.bool_))
+            np.multiply(byte[:count], np.uint8(0x80), out=byte[:count])
+        else:
+            _narrow(tops, 8, byte[:count])
             np.bitwise_and(byte[:count], ~rest_mask, out=byte[:count])
-            np.bitwise_and(rest[here], rest_mask, out=rest[here])
-            np.bitwise_or(rest[here], byte[:count], out=rest[here])
+        np.bitwise_and(rest[here], rest_mask, out=rest[here])
+        np.bitwise_or(rest[here], byte[:count], out=rest[here])
 
 
 def join(planes: list[Plane], layout: PlaneLayout, elements: Plane) -> None:
