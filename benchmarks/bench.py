@@ -1,16 +1,19 @@
-"""Time and memory of saving and restoring, beside torch.save, DCP, torchsnapshot and the machine's limits.
+"""Saving and restoring, beside torch.save, safetensors, DCP, torchsnapshot, ZipNN and the machine's limits.
 
-    python benchmarks/bench.py [--quick] [--json FILE] [--png FILE]
+    python benchmarks/bench.py [--quick] [--case NAME ...] [--json FILE] [--png FILE]
 
-BERT-large by shapes with its Adam state (4.02 GB in 1,564 float32 leaves), replicated on 2 MPI ranks; everyone takes
-turns in one run, round after round, and the first round does not count. Speeds are shown beside their targets and never
-fail the run; a restore that does not bring back every byte does.
+Replicated states of several sizes on 1, 2 and 4 MPI ranks, up to BERT-large by shapes with its Adam state (4.02 GB in
+1,564 float32 leaves), and 100,000 tensors of 4 KiB (benchmarks/cases.py). In each case everyone takes turns, round
+after round, and the first round does not count. Then the codecs (benchmarks/codecs.py) and what serialization costs by
+size and number of tensors (benchmarks/serialization.py). Speeds are shown beside their targets and never fail the run;
+a restore that does not bring back every byte does.
 
 All ranks run with the C library told to bypass the caches in copies of 1 MiB and more, as docs/quickstart.md advises;
 `--plain` leaves that out.
 
-Needs about five times the state in memory and three times on disk; `--scale 0.5` halves both. Exit code: 0 measured,
-1 malfunction, 2 cannot run here.
+A case needs about five times its state in memory and three times on disk; those that do not fit are left out, which is
+said. With `--state`, `--scale`, `--layers` or `--ranks`, one case of that kind is measured and nothing else. Exit code:
+0 measured, 1 malfunction, 2 cannot run here.
 """
 
 from __future__ import annotations
@@ -32,11 +35,12 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 
 from rich.console import Console
 
+from benchmarks.cases import CASES, QUICK, Case, with_repetitions
 from benchmarks.figures import summarize
 from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
-from benchmarks.report import show
-from benchmarks.settings import CONTESTANTS, Settings
+from benchmarks.report import show, show_briefly
+from benchmarks.settings import CONTESTANTS, STATES, Settings
 from benchmarks.workload import BERT_LAYERS, state_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,60 +58,124 @@ class CannotRunError(Exception):
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; returns the exit code."""
     options = _parser().parse_args(arguments)
-    scale = options.scale if options.scale is not None else (0.1 if options.quick else 1.0)
-    repetitions = options.repeat if options.repeat is not None else (3 if options.quick else 5)
     console = Console(width=None if sys.stdout.isatty() else 120)
+    results: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, str] = {}
     try:
-        _check_room(options, scale)
+        _check_options(options)
+        alone = _own_case(options)
+        cases = with_repetitions((alone,) if alone else _cases(options), options.repeat)
         launcher = _find_launcher()
-        result = _measure(options, scale, repetitions, launcher)
+        for case in cases:
+            try:
+                _check_room(options, case)
+            except CannotRunError as problem:
+                if len(cases) == 1:
+                    raise
+                left_out[case.name] = str(problem)
+                continue
+            result = _measure(options, case, launcher)
+            if result is None:
+                return 1
+            results[case.name] = result
+            show(result, console)
     except CannotRunError as problem:
         print(f"bench: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bench: interrupted, the ranks are stopped", file=sys.stderr)
         return 130
-    if result is None:
-        return 1
-    show(result, console)
+    if alone:
+        document = results[alone.name]
+    else:
+        document = {"format": "deeppart-bench-all", "version": 1, "cases": results, "left_out": left_out}
+        document |= _studies(options, console)
+        show_briefly(results, left_out, console)
     if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if options.png is not None:
         from benchmarks.plot import draw
 
-        draw(result, options.png)
+        for name, result in results.items():
+            draw(result, options.png if alone else options.png.with_stem(f"{options.png.stem}-{name}"))
     return 0
+
+
+def _studies(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """The codecs and serialization, in this process."""
+    from benchmarks import codecs, serialization
+
+    rows = codecs.run(options.quick)
+    codecs.show(rows, console)
+    study = serialization.study(options.quick, options.tmpfs)
+    serialization.show(study, console)
+    if options.png is not None:
+        serialization.draw(study, options.png.with_stem(f"{options.png.stem}-serialization"))
+    return {"codecs": [asdict(row) for row in rows], "serialization": study}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the state, 3 rounds")
-    parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
-    parser.add_argument("--scale", type=float, help="share of BERT-large's bytes (default 1)")
-    parser.add_argument("--layers", type=int, default=BERT_LAYERS, help="how many of its 24 layers: fewer leaves")
-    parser.add_argument("--repeat", type=int, help="rounds that count (default 5)")
+    parser.add_argument("--quick", action="store_true", help="two small cases, short studies: under two minutes")
+    parser.add_argument(
+        "--case", action="append", help="only this one; again for more: " + ", ".join(c.name for c in CASES)
+    )
+    parser.add_argument("--state", choices=STATES, help="one case of this state (default bert-large+adam)")
+    parser.add_argument("--ranks", type=int, help="one case on so many MPI ranks (default 2)")
+    parser.add_argument("--scale", type=float, help="one case of this share of the state's bytes (default 1)")
+    parser.add_argument("--layers", type=int, help="one case with so many of BERT's 24 layers: fewer leaves")
+    parser.add_argument("--repeat", type=int, help="rounds that count (default 3, or 5 for small states)")
     parser.add_argument("--plain", action="store_true", help="leave the C library's copies as they are by default")
     parser.add_argument("--only", default=",".join(CONTESTANTS), help="comma separated: " + ", ".join(CONTESTANTS))
     parser.add_argument("--disk", type=Path, default=ROOT / "build", help="where persistent files go (default build/)")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the result there (needs matplotlib)")
-    parser.add_argument("--timeout", type=float, help="seconds after which the ranks are stopped")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the results there (needs matplotlib)")
+    parser.add_argument("--timeout", type=float, help="seconds after which the ranks of a case are stopped")
     return parser
 
 
-def _check_room(options: argparse.Namespace, scale: float) -> None:
-    """Refuse what would swap or fill a disk rather than measure."""
+def _check_options(options: argparse.Namespace) -> None:
+    given = [each for each in (options.ranks, options.layers, options.repeat) if each is not None]
     unknown = set(options.only.split(",")) - set(CONTESTANTS)
-    counts = (options.ranks, options.layers, 1 if options.repeat is None else options.repeat)
-    if unknown or scale <= 0 or min(counts) < 1:
+    if unknown or min(given, default=1) < 1 or (options.scale is not None and options.scale <= 0):
         raise CannotRunError(f"impossible --scale, --layers, --repeat, --ranks or --only (of {', '.join(CONTESTANTS)})")
-    state = state_bytes(scale, options.layers)
+
+
+def _own_case(options: argparse.Namespace) -> Case | None:
+    """The case that the options describe, if they do."""
+    given = (options.state, options.ranks, options.scale, options.layers)
+    if all(each is None for each in given):
+        return None
+    state, ranks, scale, layers = given
+    return Case(
+        "own",
+        state or STATES[0],
+        1.0 if scale is None else scale,
+        2 if ranks is None else ranks,
+        5,
+        BERT_LAYERS if layers is None else layers,
+    )
+
+
+def _cases(options: argparse.Namespace) -> tuple[Case, ...]:
+    if not options.case:
+        return QUICK if options.quick else CASES
+    known = {case.name: case for case in (*CASES, *QUICK)}
+    unknown = sorted(set(options.case) - set(known))
+    if unknown:
+        raise CannotRunError(f"no case {unknown[0]}; there are {', '.join(known)}")
+    return tuple(known[name] for name in options.case)
+
+
+def _check_room(options: argparse.Namespace, case: Case) -> None:
+    """Refuse what would swap or fill a disk rather than measure."""
+    state = state_bytes(case.scale, case.layers, case.state)
     # live on every rank, again on every rank (dcp.async_save, torch.load), once in the page cache or on tmpfs
-    per_scale, fixed = (2 * options.ranks + 1) * state, options.ranks * _PROCESS_BYTES
+    per_scale, fixed = (2 * case.ranks + 1) * state, case.ranks * _PROCESS_BYTES
     available = available_bytes()
     if per_scale + fixed > available:
-        fits = max(0.0, 0.95 * scale * (available - fixed) / per_scale)
+        fits = max(0.0, 0.95 * case.scale * (available - fixed) / per_scale)
         raise CannotRunError(
             f"{(per_scale + fixed) / 1e9:.1f} GB of memory needed, {available / 1e9:.1f} GB available: "
             f"end other programs, or pass --scale {fits:.2f}"
@@ -130,22 +198,22 @@ def _find_launcher() -> list[str]:
     return [found, "-launcher", "fork"] if "HYDRA" in version.upper() else [found]
 
 
-def _measure(options: argparse.Namespace, scale: float, repetitions: int, launcher: list[str]) -> dict[str, Any] | None:
+def _measure(options: argparse.Namespace, case: Case, launcher: list[str]) -> dict[str, Any] | None:
     """Run the ranks in directories of their own, which are removed; None if they failed."""
-    timeout = options.timeout or 120 + (repetitions + 1) * (30 + 600 * scale)
+    gigabytes = state_bytes(case.scale, case.layers, case.state) / 1e9
+    timeout = options.timeout or 120 + (case.repetitions + 1) * (90 + 300 * gigabytes)
     with (
         tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.disk) as disk,
         tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.tmpfs) as tmpfs,
         tempfile.TemporaryDirectory(prefix="deeppart-bench-") as work,
     ):
-        settings = Settings(
-            options.ranks, scale, options.layers, repetitions, disk, tmpfs, tuple(options.only.split(","))
-        )
+        contestants = tuple(options.only.split(","))
+        settings = Settings(case.ranks, case.state, case.scale, case.layers, case.repetitions, disk, tmpfs, contestants)
         tunables = "" if options.plain else BYPASS_CACHES
         machine = describe_machine({"disk": disk, "local": tmpfs}) | {"tunables": tunables}
         settings_path, result_path = Path(work) / "settings.json", Path(work) / "result.json"
         settings.save(settings_path)
-        command = [*launcher, "-n", str(options.ranks), sys.executable, "-m", "mpi4py", "-m", "benchmarks.worker"]
+        command = [*launcher, "-n", str(case.ranks), sys.executable, "-m", "mpi4py", "-m", "benchmarks.worker"]
         environment = _environment(timeout, tunables)
         if not _run([*command, str(settings_path), str(result_path)], work, timeout, environment):
             return None

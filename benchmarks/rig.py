@@ -50,7 +50,7 @@ class Rig:
         if self.size != settings.ranks:
             raise MalfunctionError(f"mpirun made an MPI world of {self.size} ranks, not of {settings.ranks}")
         self.disk, self.tmpfs = Path(settings.disk), Path(settings.tmpfs)
-        self.workload: Workload = make_workload(settings.scale, settings.layers, settings.seed)
+        self.workload: Workload = make_workload(settings.state, settings.scale, settings.layers, settings.seed)
         self.share_bytes = -(-self.workload.nbytes // self.size)
         self.restores_compared = 0
         self._digest = ""

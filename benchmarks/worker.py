@@ -21,8 +21,18 @@ from mpi4py import MPI
 
 import deeppart
 from benchmarks.limits import Limits
-from benchmarks.ours import Deeppart
-from benchmarks.peers import Dcp, DcpAsync, TorchSave, TorchSnapshot, join_process_group, torchsnapshot_missing
+from benchmarks.ours import Deeppart, DeeppartAuto, DeeppartLazy, DeeppartTensor
+from benchmarks.peers import (
+    Dcp,
+    DcpAsync,
+    DcpZstd,
+    Safetensors,
+    TorchSave,
+    TorchSnapshot,
+    Zipnn,
+    join_process_group,
+    missing,
+)
 from benchmarks.rig import Rig, Turn
 from benchmarks.settings import Settings
 
@@ -76,15 +86,23 @@ def _versions() -> dict[str, str]:
 
 
 def _contestants(settings: Settings) -> tuple[list[Contestant], dict[str, str]]:
-    skipped: dict[str, str] = {}
-    everyone: list[Contestant] = [Limits(), Deeppart(), TorchSave(), Dcp(), DcpAsync()]
-    if "torchsnapshot" in settings.contestants:
-        reason = torchsnapshot_missing()
-        if reason is None:
-            everyone.append(TorchSnapshot())
-        else:
-            skipped["torchsnapshot"] = reason
-    return [one for one in everyone if one.name in settings.contestants], skipped
+    everyone: list[Contestant] = [
+        Limits(),
+        Deeppart(),
+        DeeppartLazy("deeppart lazy"),
+        DeeppartTensor("deeppart tensor"),
+        DeeppartAuto("deeppart auto"),
+        TorchSave(),
+        Safetensors(),
+        Zipnn(),
+        Dcp(),
+        DcpZstd(),
+        DcpAsync(),
+        TorchSnapshot(),
+    ]
+    wanted = [one for one in everyone if one.name in settings.contestants]
+    skipped = {one.name: reason for one in wanted if (reason := missing(one.name)) is not None}
+    return [one for one in wanted if one.name not in skipped], skipped
 
 
 def _run(rig: Rig, contestants: list[Contestant]) -> list[dict[str, Turn]]:

@@ -1,7 +1,7 @@
-"""The state that is saved: BERT-large by shapes, with its Adam state, in random float32.
+"""The state that is saved: BERT-large by shapes, with its Adam state or without, or many small tensors; random float32.
 
-A smaller scale takes rows away from the large parameters and leaves the small ones: 1,564 leaves at any scale. Fewer
-layers mean fewer leaves.
+A smaller scale takes rows away from BERT's large parameters and leaves the small ones: 1,564 leaves at any scale. Fewer
+layers mean fewer leaves. Of small tensors, it leaves fewer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import xxhash
 from benchmarks.partition_scale import bert_large_shapes
 
 BERT_LAYERS = 24
+#: Small tensors: how many at scale 1, of how many elements each.
+SMALL_TENSORS, SMALL_TENSOR_ELEMENTS = 100_000, 1024
 #: Parameters of at most this many elements keep their shape at every scale.
 SMALL_ELEMENTS = 16 << 10
 #: Random numbers drawn; leaves are filled from them at different places, which is much faster than drawing them all.
@@ -72,6 +74,13 @@ class Workload:
                 target.copy_(source)
 
 
+def shapes_of(state: str, scale: float, layers: int = BERT_LAYERS) -> dict[str, tuple[int, ...]]:
+    """The parameters of a state."""
+    if state == "small":
+        return {f"tensor{number:06d}": (SMALL_TENSOR_ELEMENTS,) for number in range(round(scale * SMALL_TENSORS))}
+    return scaled_shapes(scale, layers)
+
+
 def scaled_shapes(scale: float, layers: int = BERT_LAYERS) -> dict[str, tuple[int, ...]]:
     """BERT-large's parameters, the large ones with ``scale`` times their rows, of its first layers."""
     shapes = {}
@@ -84,14 +93,15 @@ def scaled_shapes(scale: float, layers: int = BERT_LAYERS) -> dict[str, tuple[in
     return shapes
 
 
-def state_bytes(scale: float, layers: int = BERT_LAYERS) -> int:
+def state_bytes(scale: float, layers: int = BERT_LAYERS, state: str = "bert-large+adam") -> int:
     """Bytes of the state at a scale, without making it."""
-    return sum(12 * int(np.prod(shape)) + 4 for shape in scaled_shapes(scale, layers).values())
+    each, more = (12, 4) if state == "bert-large+adam" else (4, 0)
+    return sum(each * int(np.prod(shape)) + more for shape in shapes_of(state, scale, layers).values())
 
 
-def make_workload(scale: float, layers: int, seed: int) -> Workload:
+def make_workload(state: str, scale: float, layers: int, seed: int) -> Workload:
     """The state, the same on every rank that passes the same arguments."""
-    shapes = scaled_shapes(scale, layers)
+    shapes = shapes_of(state, scale, layers)
     drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(seed))
     place = 0
 
@@ -105,9 +115,10 @@ def make_workload(scale: float, layers: int, seed: int) -> Workload:
         return flat.view(shape)
 
     model = {name: fill(shape) for name, shape in shapes.items()}
-    moments = {
+    moments: dict[int, dict[str, torch.Tensor]] = {
         number: {"step": torch.tensor(1000.0), "exp_avg": fill(shape), "exp_avg_sq": fill(shape).square_()}
         for number, shape in enumerate(shapes.values())
+        if state == "bert-large+adam"
     }
     tree: dict[str, Any] = {"model": model, "optimizer": {"state": moments}}
     leaves = _leaves_of(tree)

@@ -133,7 +133,7 @@ def _sampled(raw: memoryview, coarse: int, fine: int) -> tuple[PlaneLayout, tupl
     if len(elements) > 2 * _PIECES * _PIECE_ELEMENTS:
         rows = elements[: len(elements) // _PIECES * _PIECES].reshape(_PIECES, -1)
         elements = rows[:, :_PIECE_ELEMENTS].reshape(-1)
-    planes = _fresh_planes(layout, len(elements))
+    planes = _scratch_planes(layout, len(elements))
     split(elements, layout, planes)
     methods = [_method(plane, coder) for plane, coder in zip(planes, _float_coders(layout), strict=True)]
     if coarse != fine and not any(methods[:-2]):  # low bytes as they are: in fewer, wider planes
@@ -150,8 +150,8 @@ def _method(sample: Plane, coder: Coder) -> int:
     return FOLDED_PLANE if foldable else RAW_PLANE
 
 
-def _fresh_planes(layout: PlaneLayout, count: int) -> list[Plane]:
-    return [np.empty(count, word_type(word)) for word in layout.plane_words]
+def _scratch_planes(layout: PlaneLayout, count: int) -> list[Plane]:
+    return [SCRATCH.take(f"plane {i}", count, word_type(word)) for i, word in enumerate(layout.plane_words)]
 
 
 def _store(
@@ -162,7 +162,7 @@ def _store(
     Planes stored as they are come first, so that they can be split off right where they belong.
     """
     elements = elements_of(raw, layout)
-    planes = _fresh_planes(layout, 0)
+    planes = _scratch_planes(layout, 0)
     at = _HEAD.size + _PLANE.size * len(methods)
     _HEAD.pack_into(out.data, 0, layout.layout_id, len(methods), 0)
     for i, word in enumerate(layout.plane_words):

@@ -89,7 +89,7 @@ from mpi4py import MPI
 from benchmarks.rig import MalfunctionError, Rig
 from benchmarks.settings import Settings
 
-rig = Rig(Settings(1, 0.01, 1, 1, sys.argv[1], sys.argv[1], ()), MPI.COMM_SELF)
+rig = Rig(Settings(1, "bert-large+adam", 0.01, 1, 1, sys.argv[1], sys.argv[1], ()), MPI.COMM_SELF)
 rig.next_state()
 saved = [leaf.clone() for leaf in rig.workload.leaves]
 
