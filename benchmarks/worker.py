@@ -110,7 +110,8 @@ def _run(rig: Rig, contestants: list[Contestant]) -> list[dict[str, Turn]]:
     for number in range(rig.settings.repetitions + 1):
         rig.next_state()
         turns: dict[str, Turn] = {}
-        for contestant in contestants:
+        first = number * len(contestants) // (rig.settings.repetitions + 1)  # nobody always comes after the same one
+        for contestant in contestants[first:] + contestants[:first]:
             began = time.perf_counter()
             turns[contestant.name] = contestant.turn(rig)
             label = f"round {number} of {rig.settings.repetitions}" if number else "warm-up round"

@@ -83,7 +83,7 @@ class Checkpointer:
             self._session.persistent,
             self._session.owner,
             self.config.compression,
-            self._session.encode_threads,
+            self._session.processors,
             self._retention,
             Protector(self._comm.rank, self._session.protection, self._session.node_levels, self._session.limit),
             self.config.timeout,
@@ -198,7 +198,7 @@ class Checkpointer:
             lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
         )
         recovered, self.explanation = recover(
-            self._comm, inventory, step, self._staging, self._arena, timeout, session.encode_threads
+            self._comm, inventory, step, self._staging, self._arena, timeout, session.processors.threads
         )
         if recovered is None:
             self._warn_unfinished(self.explanation)

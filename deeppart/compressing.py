@@ -57,6 +57,19 @@ class PartEncoding:
             tally.seconds += seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """What a rank has to encode chunks with.
+
+    Attributes:
+        threads: chunks encoded at a time.
+        spare: whether there are processors for them that training and the other ranks do not need.
+    """
+
+    threads: int
+    spare: bool
+
+
 class Compressing:
     """Encodes the parts of one rank.
 
@@ -64,11 +77,14 @@ class Compressing:
         compression: the setting.
         threads: chunks encoded at a time.
         prepare: called first in each thread that encodes.
+        spare: whether there are processors for them that nobody else needs.
     """
 
-    def __init__(self, compression: str, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, compression: str, threads: int, prepare: Callable[[], None] = lambda: None, *, spare: bool = True
+    ) -> None:
         self._encoders = Encoders(threads, prepare)
-        self._auto = AutoCompression(threads) if compression == "auto" else None
+        self._auto = AutoCompression(threads, spare=spare) if compression == "auto" else None
         self._fixed = Chooser("none" if compression == "auto" else compression)
 
     def look(self, staged: Staged) -> None:

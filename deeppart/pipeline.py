@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from deeppart.capturing import Capturer
 from deeppart.comm.base import Comm
 from deeppart.commit import Commit, commit_round
-from deeppart.compressing import Compressing
+from deeppart.compressing import Compressing, Processors
 from deeppart.config import REDUNDANT_LEVELS
 from deeppart.driving import Driver
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError
@@ -78,7 +78,8 @@ class Pipeline:
         local: the local level, or None without one.
         persistent: the persistent level.
         owner: the directory's lock, on rank 0.
-        compression: the setting. encode_threads: chunks encoded at a time.
+        compression: the setting.
+        processors: what there is to encode chunks with.
         retention: removes what is no longer kept.
         protector: does the redundant levels.
         timeout: seconds to wait for other ranks, from the last time they got further.
@@ -93,7 +94,7 @@ class Pipeline:
         persistent: PersistentLevel,
         owner: DirectoryOwner | None,
         compression: str,
-        encode_threads: int,
+        processors: Processors,
         retention: Retention,
         protector: Protector,
         timeout: float,
@@ -102,7 +103,7 @@ class Pipeline:
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
-        self._compressing = Compressing(compression, encode_threads, _lower_priority)
+        self._compressing = Compressing(compression, processors.threads, _lower_priority, spare=processors.spare)
         self._writer = ShareWriter(local, persistent, self._compressing, rank, self._claim_staging)
         self._retention, self._protector = retention, protector
         self._rank = rank

@@ -17,6 +17,7 @@ import numpy as np
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import Operation, finish_quietly
+from deeppart.compressing import Processors
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.erasure import check_available
 from deeppart.errors import ConfigError, DeeppartError, StorageError
@@ -92,7 +93,7 @@ class Session:
         limit: of what leaves this rank in the background, or None.
         committed: steps on the persistent level at start-up.
         leftovers: level name -> steps that earlier sessions left there.
-        encode_threads: chunks to encode at a time.
+        processors: what there is to encode chunks with.
     """
 
     config: Config
@@ -108,7 +109,7 @@ class Session:
     limit: RateLimit | None
     committed: set[int]
     leftovers: dict[str, set[int]]
-    encode_threads: int
+    processors: Processors
 
     @property
     def leads_directory(self) -> bool:
@@ -160,7 +161,7 @@ def open_session(config: Config, comm: Any) -> Session:
         PeerTimeoutError: a rank did not take part.
     """
     main = connect(comm, config.timeout)
-    topology, encode_threads = _compare_settings(main, config)
+    topology, processors = _compare_settings(main, config)
     rank, timeout = main.rank, config.timeout
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
     owner, welcome = _open_persistent(main, config, str(directory), timeout)
@@ -194,12 +195,12 @@ def open_session(config: Config, comm: Any) -> Session:
         limit,
         set(welcome["committed"]),
         leftovers,
-        encode_threads,
+        processors,
     )
 
 
-def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, int]:
-    """Every rank must have been given the same settings; returns who is where, and how many threads this rank has."""
+def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, Processors]:
+    """Every rank must have been given the same settings; returns who is where, and what this rank can encode with."""
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
     settings = {key: repr(value) for key, value in config.shared_settings().items()}
     directory = _local_directory(config, name, comm.rank)
@@ -221,19 +222,21 @@ def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, int]:
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
     node_domains = tuple(domain_of[node] for node in range(len(numbers)))
-    threads = config.encode_threads or _idle_processors(processors, all_processors)
-    return Topology(tuple(names), node_of, tuple(directories), node_domains), threads
+    idle = _idle_processors(processors, all_processors)
+    threads = config.encode_threads or max(1, min(MOST_ENCODE_THREADS, idle))
+    topology = Topology(tuple(names), node_of, tuple(directories), node_domains)
+    return topology, Processors(threads, spare=idle >= threads)
 
 
 def _idle_processors(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
-    """Of the processors that this rank may use, its share less one for training; at least one, at most a few.
+    """Of the processors that this rank may use, its share less one for training.
 
     Args:
         mine: host, and a mask of its processors that this rank may use. all_processors: those of all ranks.
     """
     host, usable = mine[0], int(mine[1], 16)
     sharing = sum(other == host and int(mask, 16) & usable != 0 for other, mask in all_processors)
-    return max(1, min(MOST_ENCODE_THREADS, usable.bit_count() // max(1, sharing) - 1))
+    return usable.bit_count() // max(1, sharing) - 1
 
 
 def _local_directory(config: Config, node: str, rank: int) -> str:

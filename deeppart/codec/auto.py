@@ -7,6 +7,7 @@ file durable included. Encoding and writing go on at the same time, so a byte of
     1 / bandwidth                            stored raw,
     max(1 / encoding speed, fraction / bandwidth)   encoded.
 
+Where a rank has no processor to spare for encoding, the two cannot go on at the same time, and their times add up.
 A dtype is encoded at a level where the second is shorter by ``MARGIN``. As long as a level's bandwidth is not known, in
 the first checkpoint, nothing is. If a level completes later than it did raw, all the same, it is left raw for a while.
 """
@@ -59,10 +60,12 @@ class AutoCompression:
 
     Args:
         threads: chunks that are encoded at a time.
+        spare: whether there are processors for them that nobody else needs.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, spare: bool = True) -> None:
         self._threads = threads
+        self._spare = spare
         self._lock = threading.Lock()
         self._levels: dict[str, _Level] = {}
         self._dtypes: dict[str, _Dtype] = {}
@@ -118,9 +121,11 @@ class AutoCompression:
         if level.regret:
             return False, f"encoding made this level slower; not tried again for {level.regret} checkpoints"
         raw_s = 1 / bandwidth
-        encoded_s = max(1 / (speed * self._threads), dtype.fraction / bandwidth)
+        encoding_s, writing_s = 1 / (speed * self._threads), dtype.fraction / bandwidth
+        encoded_s = max(encoding_s, writing_s) if self._spare else encoding_s + writing_s
         facts = (
             f"encodes {speed * self._threads / 1e9:.2f} GB/s to {dtype.fraction:.2f} of the size, "
             f"the level takes {bandwidth / 1e9:.2f} GB/s"
         )
-        return encoded_s < (1 - MARGIN) * raw_s, f"{facts}: {100 * (1 - encoded_s / raw_s):+.0f} % sooner"
+        turns = "" if self._spare else ", in turn, as there is no idle processor"
+        return encoded_s < (1 - MARGIN) * raw_s, f"{facts}{turns}: {100 * (1 - encoded_s / raw_s):+.0f} % sooner"

@@ -41,6 +41,17 @@ def test_what_ends_soonest(bandwidth: float, speed: float, fraction: float, thre
     assert encodes(known(bandwidth, speed=speed, fraction=fraction, threads=threads)) is wanted
 
 
+def test_without_an_idle_processor_encoding_and_writing_take_turns() -> None:
+    """2 GB/s and 0.83: worth it overlapped at 1.5 GB/s, in turns only where writing takes several times as long."""
+    for bandwidth, overlapped, in_turn in ((1.5, True, False), (0.4, True, False), (0.1, True, True)):
+        for spare, wanted in ((True, overlapped), (False, in_turn)):
+            auto = AutoCompression(1, spare=spare)
+            auto.note_encoded("float32", 10**9, 830_000_000, 0.5)
+            auto.note_stored("persistent", 10**9, 1 / bandwidth)
+            assert encodes(auto) is wanted
+            assert ("no idle processor" in auto.chooser("persistent", ["float32"])[1][0]) is not spare
+
+
 def test_nothing_is_encoded_at_a_level_or_of_a_dtype_that_is_not_known() -> None:
     auto = known(0.1 * GB)
     assert not encodes(auto, "local")
