@@ -24,6 +24,8 @@ class Deeppart:
 
     capture = "eager"
     compression = "none"
+    #: Checkpoints before the one that is timed.
+    warm_ups = 1
 
     def __init__(self, name: str = "deeppart") -> None:
         self.name = name
@@ -63,6 +65,9 @@ class Deeppart:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
                 pending.wait("persistent", _TIMEOUT_S)
                 self._forget_step(rig, disk, local)
+                for _ in range(self.warm_ups - 1):
+                    checkpointer.checkpoint(rig.workload.tree, self._next_step()).wait("persistent", _TIMEOUT_S)
+                    self._forget_step(rig, disk, local)
                 with MemoryWatch() as warm:
                     measured = self._timed_save(rig, checkpointer)
         growth = max(cold.growth_bytes, cold.sampled_bytes)
@@ -133,9 +138,10 @@ class DeeppartTensor(Deeppart):
 
 
 class DeeppartAuto(Deeppart):
-    """The same with compression where it is sooner; what is timed is the checkpoint after the one that measured."""
+    """The same with compression where it is sooner; what is timed is the checkpoint after those that measured."""
 
     compression = "auto"
+    warm_ups = 2
 
 
 def _stages(rig: Rig, report: Report) -> Turn:

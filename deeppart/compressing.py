@@ -100,7 +100,7 @@ class Compressing:
                 tally.encoded_bytes += len(chooser.encode_chunk(raw, dtype).data)
                 tally.seconds += time.perf_counter() - began
                 tally.raw_bytes += len(raw)
-            self._auto.note_encoded(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
+            self._auto.note_tried(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
 
     def begin(self, level: str, layout: ShareLayout) -> PartEncoding:
         """How the next part at a level is encoded."""

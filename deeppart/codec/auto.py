@@ -8,13 +8,16 @@ file durable included. Encoding and writing go on at the same time, so a byte of
     max(1 / encoding speed, fraction / bandwidth)   encoded.
 
 Where a rank has no processor to spare for encoding, the two cannot go on at the same time, and their times add up.
-A dtype is encoded at a level where the second is shorter by ``MARGIN``. As long as a level's bandwidth is not known, in
-the first checkpoint, nothing is. If a level completes later than it did raw, all the same, it is left raw for a while.
+A dtype is encoded at a level where the second is shorter by ``MARGIN``. The first parts at a level are stored raw, and
+of what it has taken lately the best counts: files of a first checkpoint are written more slowly than later ones. An
+encoding speed that has not been seen in a real part, beside the other work, is believed in part. If a level completes
+later than it did raw, all the same, it is left raw for a while.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -24,35 +27,46 @@ from deeppart.codec.choose import Chooser, tensor_codec
 MARGIN = 0.05
 #: A level that was completed this much later than raw is left raw for so many checkpoints.
 REGRET, REGRET_CHECKPOINTS = 1.05, 20
-#: How much the newest measurement counts against all before.
+#: How much the newest measurement of a codec's speed counts against all before.
 _NEWEST = 0.5
+#: How much of a codec's speed is believed that was measured on a few chunks and nothing beside.
+_TRIED = 0.75
+#: A level's bandwidth is the best of so many measurements, and not known before there are so many.
+_RECENT, LEAST_MEASUREMENTS = 4, 2
 #: Less than this many bytes say nothing of a level's bandwidth: opening and syncing a file take time of their own.
 LEAST_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
-class _Rate:
-    """Units per second, the newest measurements counting most."""
+class _Best:
+    """The best of recent measurements, in bytes per second."""
 
-    value: float | None = None
+    found: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
-    def note(self, units: float, seconds: float) -> None:
+    def note(self, nbytes: int, seconds: float) -> None:
         """Add a measurement."""
-        found = units / max(seconds, 1e-9)
-        self.value = found if self.value is None else (1 - _NEWEST) * self.value + _NEWEST * found
+        self.found.append(nbytes / max(seconds, 1e-9))
+
+    @property
+    def value(self) -> float | None:
+        """None as long as there are too few."""
+        return max(self.found) if len(self.found) >= LEAST_MEASUREMENTS else None
 
 
 @dataclass(slots=True)
 class _Level:
-    bandwidth: _Rate = field(default_factory=_Rate)
-    raw_speed: _Rate = field(default_factory=_Rate)
+    bandwidth: _Best = field(default_factory=_Best)
+    raw_speed: _Best = field(default_factory=_Best)
     regret: int = 0
 
 
 @dataclass(slots=True)
 class _Dtype:
-    speed: _Rate = field(default_factory=_Rate)
-    fraction: float = 1.0
+    """Raw bytes per second of one thread, and encoded bytes per raw byte; ``proven`` in a real part."""
+
+    speed: float
+    fraction: float
+    proven: bool
 
 
 class AutoCompression:
@@ -75,12 +89,18 @@ class AutoCompression:
         with self._lock:
             return sorted(set(dtypes) - set(self._dtypes))
 
-    def note_encoded(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
-        """Chunks of a dtype were encoded, by one thread."""
+    def note_tried(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """A few chunks of a dtype were encoded, by one thread, beside nothing else."""
         with self._lock:
-            known = self._dtypes.setdefault(dtype, _Dtype())
-            known.speed.note(raw_bytes, seconds)
-            known.fraction = min(1.0, encoded_bytes / raw_bytes)
+            self._dtypes[dtype] = _Dtype(_TRIED * raw_bytes / max(seconds, 1e-9), encoded_bytes / raw_bytes, False)
+
+    def note_encoded(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
+        """The chunks of a dtype in a part were encoded; seconds of all threads together."""
+        with self._lock:
+            speed, known = raw_bytes / max(seconds, 1e-9), self._dtypes.get(dtype)
+            if known is not None and known.proven:
+                speed = (1 - _NEWEST) * known.speed + _NEWEST * speed
+            self._dtypes[dtype] = _Dtype(speed, min(1.0, encoded_bytes / raw_bytes), True)
 
     def note_stored(self, level: str, nbytes: int, seconds: float) -> None:
         """A level took so many bytes in so many seconds of writing and syncing."""
@@ -107,24 +127,25 @@ class AutoCompression:
         with self._lock:
             known = self._levels.get(level, _Level())
             for dtype in sorted(set(dtypes)):
-                gains, reason = self._judge(known, self._dtypes.get(dtype, _Dtype()))
+                gains, reason = self._judge(known, self._dtypes.get(dtype))
                 name = tensor_codec(dtype).name if gains else "raw"
                 lines.append(f"{dtype or 'others'}: {name}: {reason}")
                 if gains:
                     encoded[dtype] = reason
         return Chooser("tensor", encoded), tuple(lines)
 
-    def _judge(self, level: _Level, dtype: _Dtype) -> tuple[bool, str]:
-        bandwidth, speed = level.bandwidth.value, dtype.speed.value
-        if bandwidth is None or speed is None:
+    def _judge(self, level: _Level, dtype: _Dtype | None) -> tuple[bool, str]:
+        bandwidth = level.bandwidth.value
+        if bandwidth is None or dtype is None:
             return False, "the level's bandwidth is not known yet" if bandwidth is None else "not tried yet"
         if level.regret:
             return False, f"encoding made this level slower; not tried again for {level.regret} checkpoints"
         raw_s = 1 / bandwidth
-        encoding_s, writing_s = 1 / (speed * self._threads), dtype.fraction / bandwidth
+        speed = dtype.speed * self._threads
+        encoding_s, writing_s = 1 / speed, dtype.fraction / bandwidth
         encoded_s = max(encoding_s, writing_s) if self._spare else encoding_s + writing_s
         facts = (
-            f"encodes {speed * self._threads / 1e9:.2f} GB/s to {dtype.fraction:.2f} of the size, "
+            f"encodes {speed / 1e9:.2f} GB/s to {dtype.fraction:.2f} of the size, "
             f"the level takes {bandwidth / 1e9:.2f} GB/s"
         )
         turns = "" if self._spare else ", in turn, as there is no idle processor"

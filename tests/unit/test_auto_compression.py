@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deeppart.codec import AutoCompression
-from deeppart.codec.auto import LEAST_BYTES, REGRET_CHECKPOINTS
+from deeppart.codec.auto import LEAST_BYTES, LEAST_MEASUREMENTS, REGRET_CHECKPOINTS
 
 GB = 1e9
 
@@ -14,7 +14,8 @@ def known(bandwidth: float, *, speed: float = 2 * GB, fraction: float = 0.83, th
     """Knows float32 and the level "persistent"."""
     auto = AutoCompression(threads)
     auto.note_encoded("float32", 10**9, int(fraction * 10**9), 10**9 / speed)
-    auto.note_stored("persistent", 10**9, 10**9 / bandwidth)
+    for _ in range(LEAST_MEASUREMENTS):
+        auto.note_stored("persistent", 10**9, 10**9 / bandwidth)
     return auto
 
 
@@ -47,7 +48,8 @@ def test_without_an_idle_processor_encoding_and_writing_take_turns() -> None:
         for spare, wanted in ((True, overlapped), (False, in_turn)):
             auto = AutoCompression(1, spare=spare)
             auto.note_encoded("float32", 10**9, 830_000_000, 0.5)
-            auto.note_stored("persistent", 10**9, 1 / bandwidth)
+            for _ in range(LEAST_MEASUREMENTS):
+                auto.note_stored("persistent", 10**9, 1 / bandwidth)
             assert encodes(auto) is wanted
             assert ("no idle processor" in auto.chooser("persistent", ["float32"])[1][0]) is not spare
 
@@ -58,13 +60,18 @@ def test_nothing_is_encoded_at_a_level_or_of_a_dtype_that_is_not_known() -> None
     assert not encodes(auto, dtype="bfloat16")
     assert auto.unknown(["float32", "bfloat16", "int64", "bfloat16"]) == ["bfloat16", "int64"]
     assert "not known yet" in auto.chooser("local", ["float32"])[1][0]
-    auto.note_stored("local", LEAST_BYTES - 1, 1.0)  # too little to tell
+    for _ in range(4):
+        auto.note_stored("local", LEAST_BYTES - 1, 1.0)  # too little to tell
+    auto.note_stored("local", LEAST_BYTES, 1.0)  # once is not enough
     assert not encodes(auto, "local")
+    auto.note_stored("local", LEAST_BYTES, 1.0)
+    assert encodes(auto, "local")
 
 
 def test_levels_and_dtypes_are_judged_one_by_one() -> None:
     auto = known(0.5 * GB)
-    auto.note_stored("local", 10**9, 1 / 3)
+    for _ in range(LEAST_MEASUREMENTS):
+        auto.note_stored("local", 10**9, 1 / 3)
     auto.note_encoded("uint8", 10**9, 10**9, 0.5)
     chooser, lines = auto.chooser("persistent", ["uint8", "float32", "float32"])
     assert chooser.codec_for("float32") is not None and chooser.codec_for("uint8") is None
@@ -73,11 +80,30 @@ def test_levels_and_dtypes_are_judged_one_by_one() -> None:
     assert not encodes(auto, "local")
 
 
-def test_newer_measurements_win() -> None:
+def test_the_best_that_a_level_has_taken_lately_counts() -> None:
     auto = known(3 * GB)
-    assert not encodes(auto)
-    for _ in range(4):
+    for _ in range(3):
         auto.note_stored("persistent", 10**9, 2.0)
+        assert not encodes(auto)
+    auto.note_stored("persistent", 10**9, 2.0)
+    assert encodes(auto)
+
+
+def test_a_speed_that_is_not_proven_is_believed_in_part() -> None:
+    auto = AutoCompression(1)
+    for _ in range(LEAST_MEASUREMENTS):
+        auto.note_stored("persistent", 10**9, 1 / 1.7)
+    auto.note_tried("float32", 10**9, 830_000_000, 0.5)  # 2 GB/s, nothing beside
+    assert not encodes(auto)
+    auto.note_encoded("float32", 10**9, 830_000_000, 0.5)
+    assert encodes(auto)
+    for _ in range(2):
+        auto.note_encoded("float32", 10**9, 830_000_000, 0.9)
+    assert not encodes(auto)
+
+
+def test_newer_measurements_win() -> None:
+    auto = known(0.5 * GB)
     assert encodes(auto)
     for _ in range(6):
         auto.note_encoded("float32", 10**9, 830_000_000, 10.0)
@@ -86,7 +112,8 @@ def test_newer_measurements_win() -> None:
 
 def test_a_level_that_became_slower_is_left_raw_for_a_while() -> None:
     auto = known(0.5 * GB)
-    auto.note_completed("persistent", 10**9, 2.0, encoded=False)
+    for seconds in (3.0, 2.0):  # the first one took longer
+        auto.note_completed("persistent", 10**9, seconds, encoded=False)
     auto.note_completed("persistent", 10**9, 2.05, encoded=True)  # within 5 %
     assert encodes(auto)
     auto.note_completed("persistent", 10**9, 2.3, encoded=True)
