@@ -13,19 +13,20 @@ from benchmarks.rig import MalfunctionError, Rig, Turn
 from deeppart.pending import Report
 
 _TIMEOUT_S = 300.0
+#: Checkpoints before the one that is timed: from then on, staging memory is there, files of retired steps are written
+#: over, and "auto" has measured what it goes by.
+_WARM_UPS = 3
 
 
 class Deeppart:
-    """Each turn opens a checkpointer, saves once to warm it, saves once timed, and restores from both levels.
+    """Each turn opens a checkpointer, saves a few times to warm it, saves once timed, and restores from both levels.
 
-    Steady state means: the second save, with staging memory and the structure's plan in place. Each restore is the
+    Each restore is the
     first thing a fresh checkpointer does, as after a restart: its memory is cold.
     """
 
     capture = "eager"
     compression = "none"
-    #: Checkpoints before the one that is timed.
-    warm_ups = 1
 
     def __init__(self, name: str = "deeppart") -> None:
         self.name = name
@@ -43,12 +44,11 @@ class Deeppart:
         return measured
 
     def _config(self, disk: Path, local: Path) -> deeppart.Config:
-        # keep 0: nothing is retired; as with the peers, files are removed between turns, outside of any timing
         return deeppart.Config(
             persistent_dir=str(disk),
             local_dir=str(local),
             every={"local": 1, "persistent": 1},
-            keep={"local": 0, "persistent": 0},
+            keep={"local": 1, "persistent": 1},
             compression=self.compression,
             capture=self.capture,
             timeout=_TIMEOUT_S,
@@ -64,10 +64,8 @@ class Deeppart:
             with MemoryWatch(sample=True) as cold:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
                 pending.wait("persistent", _TIMEOUT_S)
-                self._forget_step(rig, disk, local)
-                for _ in range(self.warm_ups - 1):
+                for _ in range(_WARM_UPS - 1):
                     checkpointer.checkpoint(rig.workload.tree, self._next_step()).wait("persistent", _TIMEOUT_S)
-                    self._forget_step(rig, disk, local)
                 with MemoryWatch() as warm:
                     measured = self._timed_save(rig, checkpointer)
         growth = max(cold.growth_bytes, cold.sampled_bytes)
@@ -119,11 +117,6 @@ class Deeppart:
         self._step += 1
         return self._step
 
-    def _forget_step(self, rig: Rig, disk: Path, local: Path) -> None:
-        """Remove the files of the step that warmed things up, as `keep` would later."""
-        name = f"step-{self._step:012d}"
-        rig.wipe(*local.glob(f"*/{name}"), disk / name)
-
 
 class DeeppartLazy(Deeppart):
     """The same with ``capture="lazy"``: all tensors are an optimizer's."""
@@ -141,7 +134,6 @@ class DeeppartAuto(Deeppart):
     """The same with compression where it is sooner; what is timed is the checkpoint after those that measured."""
 
     compression = "auto"
-    warm_ups = 2
 
 
 def _stages(rig: Rig, report: Report) -> Turn:
