@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import recovery, writing
+from deeppart import loading, writing
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -223,8 +223,9 @@ def test_every_operation_of_a_restore(
 ) -> None:
     """What cannot be read gives way to another level or to an earlier step; otherwise the live state is as it was."""
     if not mapped:
-        monkeypatch.setattr(recovery, "lies_in_memory", lambda path: False)
-    settings = {"local_dir": None} if level == "alone" else {}
+        monkeypatch.setattr(loading, "lies_in_memory", lambda path: False)
+    settings: dict[str, Any] = {"local_dir": None} if level == "alone" else {}
+    settings["compression"] = "none" if mapped else "zstd"
     with deeppart.Checkpointer(config(memory, **settings)) as ck:
         for step in (1, 2):
             ck.checkpoint(state(step), step).wait(timeout=30)
