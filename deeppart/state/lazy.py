@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -51,7 +52,7 @@ class LazyCapture:
             if (
                 owner is not None
                 and owner.numel() * owner.element_size() >= types[leaf].nbytes
-                and (lies_flat_on_host(data) or data.is_cuda)
+                and (lies_flat_on_host(data) or _is_on_device(data))
             ):
                 found[leaf] = owner
             else:
@@ -77,7 +78,7 @@ class LazyCapture:
         guards = [
             Guard(partial(readable, flat.arrays[leaf].path), tensor, tensor._version) for leaf, tensor in later.items()
         ]
-        on_devices = [leaf for leaf in later if flat.data[leaf].is_cuda]
+        on_devices = [leaf for leaf in later if _is_on_device(flat.data[leaf])]
         sampled = tuple(sorted(set(later) - set(on_devices[_SAMPLED_ON_DEVICES:])))
         if sampled != self._sampled:
             self._sampled, self._sampler = sampled, Sampler(sampled, flat.data)
@@ -98,3 +99,7 @@ class LazyCapture:
             "made a step since the Checkpointer was made",
             LazyCaptureNotice,
         )
+
+
+def _is_on_device(data: Any) -> bool:
+    return isinstance(data, torch.Tensor) and data.is_cuda

@@ -123,6 +123,21 @@ def test_large_owned_tensors_are_what_waits(tmp_path: Path, slow: threading.Even
     assert difference(expected, saved(tmp_path, 1)) is None
 
 
+def test_arrays_over_the_memory_of_parameters(tmp_path: Path, slow: threading.Event) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    gradients(net)
+    weight = net[0].weight.detach().numpy()
+    state = {"flat": weight, "turned": weight.T, "optimizer": optimizer}
+    expected = weight.copy()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        pending = ck.checkpoint(state, 1)
+        optimizer.step()
+        pending.wait("persistent", 30)
+    found = saved(tmp_path, 1)
+    assert (found["flat"] == expected).all() and (found["turned"] == expected.T).all()
+
+
 def test_plain_state_dicts_of_an_optimizer_that_has_stepped(tmp_path: Path, slow: threading.Event) -> None:
     net = model()
     optimizer = torch.optim.Adam(net.parameters())

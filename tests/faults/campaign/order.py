@@ -78,6 +78,7 @@ class Order:
             every=life.every,
             keep=life.keep,
             compression=life.compression,
+            capture=life.capture,
             on_busy=life.on_busy,
             node_size=life.node_size,
             parity_group=life.group,

@@ -132,6 +132,7 @@ class Life:
         reuse: steps count on from the restored one; otherwise from the largest ever used.
         again: restore once more at the end.
         before, storage, running, kill: what goes wrong.
+        capture: of the configuration.
     """
 
     world: int
@@ -152,6 +153,7 @@ class Life:
     storage: tuple[StorageFault, ...] = ()
     running: tuple[RunningFault, ...] = ()
     kill: Kill | None = None
+    capture: str = "eager"
 
     @property
     def nodes(self) -> int:
@@ -217,7 +219,7 @@ def describe(each: Scenario) -> str:
         every = " ".join(f"{level}={life.every[level]}/{life.keep[level]}" for level in LEVELS)
         lines.append(
             f"  life {number}: {life.world} ranks, {life.node_size} per node; every/keep {every}; {life.compression}, "
-            f"on_busy {life.on_busy}, group {life.group}, tolerate {life.tolerate}, scrub {life.scrub}, "
+            f"{life.capture}, on_busy {life.on_busy}, group {life.group}, tolerate {life.tolerate}, scrub {life.scrub}, "
             f"per_rank {life.per_rank}, {life.checkpoints} checkpoints{', waiting' if life.wait else ''}"
             f"{', steps reused' if life.reuse else ''}{', restoring again' if life.again else ''}"
         )
@@ -274,6 +276,7 @@ def _job(rng: random.Random, most_ranks: int, most_here: int, lives: list[Life])
         every,
         keep,
         compression=rng.choice(("none", "tensor", "auto", "auto", "zstd")),
+        capture=rng.choice(("eager", "lazy")),
         on_busy=rng.choice(("wait", "wait", "skip")),
         group=group,
         tolerate=tolerate,

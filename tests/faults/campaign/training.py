@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
 from deeppart.testing.faults import StorageFaults
 from tests.faults.campaign import contents
@@ -39,6 +41,9 @@ class Training:
         self._rank, self._ck = rank, ck
         self._pending: list[tuple[int, Any, set[str]]] = []
         self._first = rank.rank % rank.life.node_size == 0
+        tensors = [value for value in rank.live.values() if isinstance(value, torch.Tensor)]
+        self._optimizer = torch.optim.SGD(tensors) if tensors and rank.life.capture == "lazy" else None
+        self._step()
 
     def run(self, restored: int | None) -> None:
         """All checkpoints."""
@@ -90,10 +95,16 @@ class Training:
                 step += 1
         due = {level for level, report in pending.report.levels.items() if report.state != "off"}
         rank.record("returned", step=step, due=sorted(due))
+        self._step()
         contents.overwrite(live, leaves, contents.SCRIBBLE)  # the state may change from here on
         live |= {"step": -2}
         self._pending.append((step, pending, due))
         return step
+
+    def _step(self) -> None:
+        """What makes the tensors an optimizer's, for a lazy capture, and waits for it. Without gradients, no more."""
+        if self._optimizer is not None:
+            self._optimizer.step()
 
     def _look(self) -> bool:
         """Record what has been settled since the last look; whether all is."""
