@@ -221,7 +221,8 @@ def describe(each: Scenario) -> str:
             f"  life {number}: {life.world} ranks, {life.node_size} per node; every/keep {every}; {life.compression}, "
             f"{life.capture}, on_busy {life.on_busy}, group {life.group}, tolerate {life.tolerate}, "
             f"scrub {life.scrub}, per_rank {life.per_rank}, {life.checkpoints} checkpoints"
-            f"{', waiting' if life.wait else ''}{', steps reused' if life.reuse else ''}{', restoring again' if life.again else ''}"
+            f"{', waiting' if life.wait else ''}{', steps reused' if life.reuse else ''}"
+            f"{', restoring again' if life.again else ''}"
         )
         lines += [f"    during: {fault}" for fault in (*life.storage, *life.running, life.kill) if fault is not None]
     return "\n".join(lines)
