@@ -217,7 +217,7 @@ def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
 def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 MB/s go to the persistent level; the local one takes 100 GB/s, whatever this machine's disk does today."""
+    """10 MB/s go to the persistent level; the local one takes 100 GB/s, whatever this machine's disk does today."""
     noted = AutoCompression.note_stored
     monkeypatch.setattr(
         AutoCompression,
@@ -228,7 +228,7 @@ def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
     config = deeppart.Config(
         persistent_dir=str(tmp_path / "ckpt"),
         local_dir=str(tmp_path / "local"),
-        flush_bandwidth=40e6,
+        flush_bandwidth=10e6,
         keep={"local": 2},
     )
     reports = []
