@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ class TorchSave:
             if rig.rank == 0:
                 with path.open("wb") as file:
                     torch.save(rig.workload.tree, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+                _sync(path)
             rig.comm.Barrier()
 
         load_s = 0.0
@@ -47,22 +47,8 @@ class TorchSave:
             load_s = time.perf_counter() - began
             rig.workload.take(values)
 
-        rig.step()
-        with MemoryWatch() as saving:
-            save_s, _ = rig.timed(save)
-        nbytes = float(path.stat().st_size)
-        rig.warm_cache(path)
-        with MemoryWatch() as loading:
-            restore_s = rig.restored("torch.load", load)
-        rig.wipe(path)
-        return {
-            "save_s": save_s,
-            "bytes": nbytes,
-            "memory_bytes": rig.slowest(saving.growth_bytes),
-            "load_s": rig.slowest(load_s),
-            "restore_s": restore_s,
-            "restore_memory_bytes": rig.slowest(loading.growth_bytes),
-        }
+        measured = _saved_and_restored(rig, path, save, load, "torch.load")
+        return measured | {"load_s": rig.slowest(load_s)}
 
 
 class Safetensors:
@@ -87,21 +73,7 @@ class Safetensors:
             for name, value in load_file(path).items():
                 leaves[name].copy_(value)
 
-        rig.step()
-        with MemoryWatch() as saving:
-            save_s, _ = rig.timed(save)
-        nbytes = float(path.stat().st_size)
-        rig.warm_cache(path)
-        with MemoryWatch() as loading:
-            restore_s = rig.restored("safetensors", load)
-        rig.wipe(path)
-        return {
-            "save_s": save_s,
-            "bytes": nbytes,
-            "memory_bytes": rig.slowest(saving.growth_bytes),
-            "restore_s": restore_s,
-            "restore_memory_bytes": rig.slowest(loading.growth_bytes),
-        }
+        return _saved_and_restored(rig, path, save, load, self.name)
 
 
 class Zipnn:
@@ -133,15 +105,7 @@ class Zipnn:
                     data = codec.decompress(file.read(int.from_bytes(file.read(8), "little")))
                     leaf.reshape(-1).copy_(torch.frombuffer(bytearray(data), dtype=leaf.dtype))
 
-        rig.step()
-        with MemoryWatch() as saving:
-            save_s, _ = rig.timed(save)
-        nbytes = float(path.stat().st_size)
-        rig.warm_cache(path)
-        restore_s = rig.restored("ZipNN", load)
-        rig.wipe(path)
-        memory = rig.slowest(saving.growth_bytes)
-        return {"save_s": save_s, "bytes": nbytes, "memory_bytes": memory, "restore_s": restore_s}
+        return _saved_and_restored(rig, path, save, load, self.name)
 
 
 class Dcp:
@@ -155,16 +119,11 @@ class Dcp:
     def turn(self, rig: Rig) -> Turn:
         """Measure once."""
         path = rig.disk / "dcp"
-        rig.step()
-        with MemoryWatch() as saving:
-            save_s, _ = rig.timed(lambda: self._save(rig, path))
-        measured = {"save_s": save_s, "bytes": _tree_bytes(path), "memory_bytes": rig.slowest(saving.growth_bytes)}
-        rig.warm_cache(path)
-        with MemoryWatch() as loading:
-            measured["restore_s"] = rig.restored("dcp.load", lambda: dcp.load(rig.workload.tree, checkpoint_id=path))
-        measured["restore_memory_bytes"] = rig.slowest(loading.growth_bytes)
-        rig.wipe(path)
-        return measured
+
+        def load() -> None:
+            dcp.load(rig.workload.tree, checkpoint_id=path)
+
+        return _saved_and_restored(rig, path, lambda: self._save(rig, path), load, "dcp.load")
 
 
 class DcpZstd(Dcp):
@@ -232,23 +191,19 @@ class TorchSnapshot:
         path = rig.disk / "torchsnapshot"
         app_state = {"state": StateDict(**rig.workload.tree)}
 
-        def durable(take: Callable[[], Any]) -> Any:
-            snapshot = take()
+        def durable(take: Callable[[], object]) -> None:
+            take()
             rig.comm.Barrier()
-            _sync_files(path, rig.rank, rig.size)
-            return snapshot
+            for file in _files(path)[rig.rank :: rig.size]:
+                _sync(file)
 
-        rig.step()
-        with MemoryWatch() as saving:
-            save_s, snapshot = rig.timed(
-                lambda: durable(lambda: Snapshot.take(str(path), app_state, replicated=["**"]))
-            )
-        measured = {"save_s": save_s, "bytes": _tree_bytes(path), "memory_bytes": rig.slowest(saving.growth_bytes)}
-        rig.warm_cache(path)
-        with MemoryWatch() as loading:
-            measured["restore_s"] = rig.restored("torchsnapshot.restore", lambda: snapshot.restore(app_state))
-        measured["restore_memory_bytes"] = rig.slowest(loading.growth_bytes)
-        rig.wipe(path)
+        measured = _saved_and_restored(
+            rig,
+            path,
+            lambda: durable(lambda: Snapshot.take(str(path), app_state, replicated=["**"])),
+            lambda: Snapshot(str(path)).restore(app_state),
+            "torchsnapshot.restore",
+        )
         rig.step()
         began = time.perf_counter()
         pending = Snapshot.async_take(str(path), app_state, replicated=["**"])
@@ -261,14 +216,18 @@ class TorchSnapshot:
 
 def missing(name: str) -> str | None:
     """Why a contestant cannot take part, or None."""
-    needs = {"safetensors": "safetensors", "ZipNN": "zipnn"}
-    if name == "torchsnapshot":
-        return torchsnapshot_missing()
-    if name == "dcp zstd":
-        return _dcp_zstd_missing()
-    if name in needs and importlib.util.find_spec(needs[name]) is None:
-        return f"{needs[name]} is not installed (pip install 'deeppart[bench]')"
-    return None
+    checks = {
+        Safetensors.name: partial(_not_installed, "safetensors"),
+        Zipnn.name: partial(_not_installed, "zipnn"),
+        DcpZstd.name: _dcp_zstd_missing,
+        TorchSnapshot.name: _torchsnapshot_missing,
+    }
+    return checks[name]() if name in checks else None
+
+
+def _not_installed(package: str) -> str | None:
+    installed = importlib.util.find_spec(package) is not None
+    return None if installed else f"{package} is not installed (pip install 'deeppart[bench]')"
 
 
 def _dcp_zstd_missing() -> str | None:
@@ -280,7 +239,7 @@ def _dcp_zstd_missing() -> str | None:
         return f"this torch has no such extension: {type(error).__name__}: {error}"
 
 
-def torchsnapshot_missing() -> str | None:
+def _torchsnapshot_missing() -> str | None:
     """Why torchsnapshot cannot take part, or None."""
     if importlib.util.find_spec("torchsnapshot") is None:
         return "torchsnapshot is not installed (pip install torchsnapshot aiofiles nest_asyncio 'importlib_metadata<8')"
@@ -311,12 +270,27 @@ def _sync(path: Path) -> None:
     os.close(descriptor)
 
 
-def _tree_bytes(path: Path) -> float:
-    return float(sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
+def _files(path: Path) -> list[Path]:
+    """A file, or all that are in a directory."""
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _sync_files(path: Path, rank: int, ranks: int) -> None:
-    for file in sorted(file for file in path.rglob("*") if file.is_file())[rank::ranks]:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+def _saved_and_restored(
+    rig: Rig, path: Path, save: Callable[[], object], load: Callable[[], object], what: str
+) -> Turn:
+    """Seconds, bytes and memory of one save to ``path`` and one restore from it, in the page cache; then wipe it."""
+    rig.step()
+    with MemoryWatch() as saving:
+        save_s, _ = rig.timed(save)
+    nbytes = float(sum(file.stat().st_size for file in _files(path)))
+    rig.warm_cache(path)
+    with MemoryWatch() as loading:
+        restore_s = rig.restored(what, load)
+    rig.wipe(path)
+    return {
+        "save_s": save_s,
+        "bytes": nbytes,
+        "memory_bytes": rig.slowest(saving.growth_bytes),
+        "restore_s": restore_s,
+        "restore_memory_bytes": rig.slowest(loading.growth_bytes),
+    }

@@ -75,16 +75,14 @@ class Compressing:
 
     Args:
         compression: the setting.
-        threads: chunks encoded at a time.
+        processors: what it has to do so.
         prepare: called first in each thread that encodes.
-        spare: whether there are processors for them that nobody else needs.
     """
 
-    def __init__(
-        self, compression: str, threads: int, prepare: Callable[[], None] = lambda: None, *, spare: bool = True
-    ) -> None:
-        self._encoders = Encoders(threads, prepare)
-        self._auto = AutoCompression(threads, spare=spare) if compression == "auto" else None
+    def __init__(self, compression: str, processors: Processors, prepare: Callable[[], None] = lambda: None) -> None:
+        self._encoders = Encoders(processors.threads, prepare)
+        auto = compression == "auto"
+        self._auto = AutoCompression(processors.threads, spare=processors.spare) if auto else None
         self._fixed = Chooser("none" if compression == "auto" else compression)
 
     def look(self, staged: Staged) -> None:

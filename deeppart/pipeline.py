@@ -103,7 +103,7 @@ class Pipeline:
     ) -> None:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
-        self._compressing = Compressing(compression, processors.threads, _lower_priority, spare=processors.spare)
+        self._compressing = Compressing(compression, processors, _lower_priority)
         self._writer = ShareWriter(local, persistent, self._compressing, rank, self._claim_staging)
         self._retention, self._protector = retention, protector
         self._rank = rank

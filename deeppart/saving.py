@@ -140,7 +140,7 @@ class Saver:
             self._capture = CapturePlan(share, layout.types, flat.data, staged)
         later: dict[int, torch.Tensor] = {}
         if self._lazy is not None:
-            later = self._lazy.later(flat, layout.types, sorted(set(share.segments["leaf"].tolist())))
+            later = self._lazy.later(flat, layout.types)
         left = self._capture.copy(flat.data, flat.pointers, later)
         deferred = None
         if self._lazy is not None and later:
@@ -182,6 +182,8 @@ class Saver:
         if self._comm.rank == 0:
             self._tell(found, what)
         self._share = self._plan(what)
+        if self._lazy is not None and self._classifier.layout is not None:
+            self._lazy.look_after(self._share, self._classifier.layout.types)
         self._pinned = any(data.is_cuda for data in self._flat.data if isinstance(data, torch.Tensor))
         self._capture = None
         self._fresh = False

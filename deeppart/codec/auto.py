@@ -122,7 +122,7 @@ class AutoCompression:
 
     def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
         """How the next part at a level is encoded, and a line for each dtype that says why."""
-        encoded: dict[str, str] = {}
+        encoded: set[str] = set()
         lines = []
         with self._lock:
             known = self._levels.get(level, _Level())
@@ -131,7 +131,7 @@ class AutoCompression:
                 name = tensor_codec(dtype).name if gains else "raw"
                 lines.append(f"{dtype or 'others'}: {name}: {reason}")
                 if gains:
-                    encoded[dtype] = reason
+                    encoded.add(dtype)
         return Chooser("tensor", encoded), tuple(lines)
 
     def _judge(self, level: _Level, dtype: _Dtype | None) -> tuple[bool, str]:

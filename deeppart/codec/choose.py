@@ -11,7 +11,7 @@ A chunk that a codec does not make smaller is stored raw.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from deeppart.codec.base import Codec, EncodedChunk
 from deeppart.codec.raw import RawCodec
@@ -30,13 +30,13 @@ class Chooser:
 
     Args:
         compression: ``"none"``, ``"tensor"``, ``"zstd"`` (level 3) or ``"zstd:LEVEL"``.
-        only: dtype tags that are encoded, with the reason; None for all. Others are stored raw.
+        only: dtype tags that are encoded, None for all. Others are stored raw.
 
     Raises:
         ConfigError: any other value.
     """
 
-    def __init__(self, compression: str, only: Mapping[str, str] | None = None) -> None:
+    def __init__(self, compression: str, only: Collection[str] | None = None) -> None:
         self.compression = compression
         self._only = only
         self._zstd = _zstd_of(compression)

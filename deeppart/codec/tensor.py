@@ -162,15 +162,15 @@ def _store(
     Planes stored as they are come first, so that they can be split off right where they belong.
     """
     elements = elements_of(raw, layout)
-    planes = _scratch_planes(layout, 0)
+    planes: list[Plane] = []
     at = _HEAD.size + _PLANE.size * len(methods)
     _HEAD.pack_into(out.data, 0, layout.layout_id, len(methods), 0)
     for i, word in enumerate(layout.plane_words):
         if methods[i] == RAW_PLANE:
-            planes[i] = out[at : at + word * len(elements)].view(word_type(word))
+            planes.append(out[at : at + word * len(elements)].view(word_type(word)))
             at += planes[i].nbytes
         else:
-            planes[i] = SCRATCH.take(f"plane {i}", len(elements), word_type(word))
+            planes.append(SCRATCH.take(f"plane {i}", len(elements), word_type(word)))
     split(elements, layout, planes)
     for i, plane in enumerate(planes):
         method, length = methods[i], plane.nbytes

@@ -26,7 +26,7 @@ from deeppart.levels.files import DurableFile, step_directory
 from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
 from deeppart.loading import LoadedPart, load_part
-from deeppart.model import Attempt, Manifest, ParityIdentity
+from deeppart.model import Attempt, Manifest, ParityIdentity, PartRecord
 from deeppart.part import (
     FileSource,
     MemorySource,
@@ -114,7 +114,8 @@ class Repairer:
         rank, world_size = parsed
         attempt = self._attempt_of(path, world_size)
         part, source = self._get(attempt, rank, path)
-        _write(path, part, self._digest(attempt, rank, path, source))
+        record = self._record(attempt, rank)
+        _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
@@ -144,7 +145,9 @@ class Repairer:
         """
         finding = self._stock.findings(attempt)[rank]
         tried = list(finding.remarks)
-        wanted = self._index_digest(attempt, rank, path)
+        # What lies in the persistent directory must be the file that its manifest names.
+        record = self._record(attempt, rank) if path.parent.parent == self._root else None
+        wanted = record.index_digest if record else None
         for source in finding.sources:
             if source.path == str(path) or source.path in self._bad:
                 continue
@@ -175,20 +178,10 @@ class Repairer:
             raise CorruptFileError(refused[read.part], where=read.source.path)
         return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt)
 
-    def _digest(self, attempt: Attempt, rank: int, path: Path, source: Source) -> str | None:
-        """What the whole file must hash to, where a manifest says."""
+    def _record(self, attempt: Attempt, rank: int) -> PartRecord | None:
+        """What a manifest says of a part, if there is one of this attempt."""
         manifest = self._manifests.get(attempt.step)
-        if manifest is None or manifest.attempt != attempt:
-            return None
-        record = manifest.parts[rank]
-        return record.digest if source.index_digest == record.index_digest else None
-
-    def _index_digest(self, attempt: Attempt, rank: int, path: Path) -> str | None:
-        """What the index of the file must hash to: that of a persistent part stands in the manifest."""
-        manifest = self._manifests.get(attempt.step)
-        if manifest is None or manifest.attempt != attempt or path.parent.parent != self._root:
-            return None
-        return manifest.parts[rank].index_digest
+        return manifest.parts[rank] if manifest is not None and manifest.attempt == attempt else None
 
     def _repair_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""

@@ -41,7 +41,6 @@ class Encoders:
     """
 
     def __init__(self, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
-        self.threads = threads
         self.most_ahead = threads + 1
         self._pool = ThreadPoolExecutor(threads, "deeppart-encode", prepare)
 

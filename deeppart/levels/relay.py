@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 
 from deeppart.errors import StorageError
 from deeppart.levels.files import DurableFile, storage_error
@@ -63,10 +64,9 @@ class Relay:
             SourceLostError: the file was not completed.
         """
         with self._changed:
-            while not self._failed and not self._complete and number >= len(self._chunks):
-                self._changed.wait(_LOOK_S)
+            self._wait(lambda: number < len(self._chunks))
             if self._failed or number >= len(self._chunks):
-                raise SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+                raise self._not_completed()
             return self._chunks[number]
 
     def end(self, *, complete: bool) -> None:
@@ -79,8 +79,7 @@ class Relay:
     def wait_for_end(self) -> None:
         """Wait until the file is complete, or given up."""
         with self._changed:
-            while not self._failed and not self._complete:
-                self._changed.wait(_LOOK_S)
+            self._wait(lambda: False)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read from ``offset``, waiting until the buffer can be filled or the file is complete.
@@ -92,10 +91,9 @@ class Relay:
             SourceLostError: the file was not completed, or cannot be read.
         """
         with self._changed:
-            while not self._failed and not self._complete and self._written < offset + len(buffer):
-                self._changed.wait(_LOOK_S)
+            self._wait(lambda: self._written >= offset + len(buffer))
             if self._failed:
-                raise SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+                raise self._not_completed()
             buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
         return self._read(offset, buffer)
 
@@ -107,6 +105,14 @@ class Relay:
         """
         if self._read(offset, buffer) != len(buffer):
             raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
+
+    def _wait(self, enough: Callable[[], bool]) -> None:
+        """Wait, the lock held, until there is enough, or nothing more will come."""
+        while not self._failed and not self._complete and not enough():
+            self._changed.wait(_LOOK_S)
+
+    def _not_completed(self) -> SourceLostError:
+        return SourceLostError("the part file to copy was not completed", where=str(self._file.path))
 
     def _read(self, offset: int, buffer: memoryview) -> int:
         count = 0

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec import Chooser, EncodedChunk
+from deeppart.codec import Chooser
 from deeppart.codec.raw import RawCodec
 from deeppart.errors import CorruptFileError
 from deeppart.levels.encoding import Chunk, Encoders, Watch
@@ -97,18 +97,13 @@ def _write(
     with closing(encoding.encoders.run(chunks, encoding.chooser, encoding.watch)) as encoded_chunks:
         for plan, encoded in zip(layout.chunks, encoded_chunks, strict=True):
             flags = FLAG_PER_RANK if plan.per_rank else 0
-            place = writer.add_encoded(plan.length, _hashed(encoded), dtype=plan.dtype, flags=flags)
+            if encoded.digest is None:  # stored raw: it has not been in an encoding thread, which takes the digests
+                place = writer.add_chunk(memoryview(encoded.data), encoded, dtype=plan.dtype, flags=flags)
+            else:
+                place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
             if isinstance(sink, Relay):
                 sink.note_chunk(place)
     return writer.finish(layout.segments, document.meta())
-
-
-def _hashed(encoded: EncodedChunk) -> EncodedChunk:
-    """A chunk stored raw has not been in an encoding thread, which takes the digests of the others."""
-    if encoded.digest is not None:
-        return encoded
-    digest = xxhash.xxh3_128_digest(encoded.data)
-    return replace(encoded, digest=digest, raw_digest=digest)
 
 
 def _stored_chunks(relay: Relay, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:

@@ -7,7 +7,7 @@ copied faster than they are looked after. All others are copied before.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from deeppart.state.capture import Move
 from deeppart.state.deferred import DeferredCopy, Guard
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, Sampler
 from deeppart.state.flatten import FlatState, readable
+from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import LeafType, lies_flat_on_host
 from deeppart.state.owners import owned_tensors
 
@@ -36,18 +37,22 @@ class LazyCapture:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
+        self._large: list[int] = []
         self._sampled: tuple[int, ...] = ()
         self._sampler = Sampler([], [])
         self._noticed = False
 
-    def later(self, flat: FlatState, types: Sequence[LeafType], leaves: Collection[int]) -> dict[int, torch.Tensor]:
-        """Those of ``leaves`` that can wait, with the tensor that an optimizer has of each."""
+    def look_after(self, share: ShareLayout, types: Sequence[LeafType]) -> None:
+        """The leaves of a share are those that are captured from now on."""
+        leaves = sorted(set(share.segments["leaf"].tolist()))
+        self._large = [leaf for leaf in leaves if types[leaf].nbytes > SMALL_LEAF_BYTES]
+
+    def later(self, flat: FlatState, types: Sequence[LeafType]) -> dict[int, torch.Tensor]:
+        """The leaves of the share that can wait, with the tensor that an optimizer has of each."""
         owned = owned_tensors(flat, SMALL_LEAF_BYTES)
         found: dict[int, torch.Tensor] = {}
         others: list[int] = []
-        for leaf in leaves:
-            if types[leaf].nbytes <= SMALL_LEAF_BYTES:
-                continue
+        for leaf in self._large:
             owner, data = owned.get(flat.pointers[leaf]), flat.data[leaf]
             if (
                 owner is not None

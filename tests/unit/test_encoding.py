@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
-from deeppart.compressing import Compressing, adds_to
+from deeppart.compressing import Compressing, Processors, adds_to
 from deeppart.errors import CorruptFileError
 from deeppart.levels.encoding import Chunk, Encoders
 from deeppart.levels.files import DurableFile
@@ -59,7 +59,7 @@ def test_in_order_and_with_digests(threads: int) -> None:
     chunks[4:7] = [Chunk(each.raw, "uint8") for each in chunks[4:7]]
     done = EncodedChunk(1, b"done already", b"d" * 16, b"r" * 16)
     chunks[9] = Chunk(chunks[9].raw, "float32", done)
-    chooser, seen = Chooser("tensor", only={"float32": ""}), []
+    chooser, seen = Chooser("tensor", only={"float32"}), []
     encoders = Encoders(threads)
     for chunk, encoded in zip(chunks, encoders.run(chunks, chooser, lambda *what: seen.append(what)), strict=True):
         if chunk.encoded is not None:
@@ -81,7 +81,7 @@ def test_raw_chunks_behind_a_slow_one_do_not_pile_up() -> None:
             yield chunk
 
     encoders = Encoders(2)
-    run = encoders.run(source(), Chooser("tensor", only={"float32": ""}))
+    run = encoders.run(source(), Chooser("tensor", only={"float32"}))
     next(run)
     assert taken <= encoders.most_ahead
     run.close()
@@ -130,7 +130,7 @@ def test_an_error_in_a_thread_comes_out() -> None:
 # --- for another level ------------------------------------------------------------------------------------------------
 
 
-def written(share: Staged, path: Path, compression: str, only: dict[str, str] | None = None) -> Relay:
+def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> Relay:
     """A complete local part, as the drain sees it."""
     file = DurableFile(path)
     relay = Relay(file)
@@ -151,9 +151,9 @@ def recoded(relay: Relay, share: Staged, chooser: Chooser) -> PartReader:
 
 def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
     share = staged(("float32", 3_000_000), ("bfloat16", 700_000), ("float64", 100_000))
-    relay = written(share, tmp_path / "local", "tensor", {"bfloat16": ""})
+    relay = written(share, tmp_path / "local", "tensor", {"bfloat16"})
     local = PartReader(FileSource(tmp_path / "local"), where="local")
-    reader = recoded(relay, share, Chooser("tensor", {"float32": ""}))
+    reader = recoded(relay, share, Chooser("tensor", {"float32"}))
     codecs = {
         dtype.decode(): int(codec) for dtype, codec in zip(reader.chunks["dtype"], reader.chunks["codec"], strict=True)
     }
@@ -196,13 +196,13 @@ def test_a_part_that_is_given_up_ends_the_one_that_follows_it(tmp_path: Path) ->
 def test_adds_to() -> None:
     layout = staged(("float32", 10), ("bfloat16", 10)).layout
     none, both = Chooser("none"), Chooser("tensor")
-    some = Chooser("tensor", {"bfloat16": ""})
+    some = Chooser("tensor", {"bfloat16"})
     assert adds_to(both, none, layout) and adds_to(both, some, layout) and adds_to(some, none, layout)
     assert not any(adds_to(*pair, layout) for pair in ((none, both), (both, both), (some, both), (none, some)))
 
 
 def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
-    compressing = Compressing("auto", 1)
+    compressing = Compressing("auto", Processors(threads=1, spare=True))
     share = staged(("float32", 3_000_000), ("bfloat16", 700_000))
     compressing.look(share)
     part = compressing.begin("persistent", share.layout)

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.campaign.files import Stamp, Stored, stamp_of, take_stock
+from tests.faults.campaign.files import FOOTER_BYTES, Stamp, Stored, index_offset, stamp_of, take_stock
 from tests.faults.campaign.plan import FileFault
 
 _HEADER_BYTES = 4096
@@ -21,11 +21,13 @@ class Applied:
     Attributes:
         kind, how: row of the report, and what was done.
         detail: which file and bytes.
+        hidden: the file, if only reading all of it shows that it was harmed.
     """
 
     kind: str
     how: str
     detail: str
+    hidden: Path | None = None
 
 
 def apply(fault: FileFault, base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
@@ -42,10 +44,12 @@ def apply(fault: FileFault, base: Path, damaged: dict[Path, Stamp]) -> list[Appl
             other for other in stock if other.kind == each.kind and other.path != each.path and other.path.exists()
         ]
         how = fault.action if fault.action != "swap" or others else "garbage"
+        before = each.path.read_bytes()
         detail = _harm(each.path, how, others, rng)
         if each.path.exists():
             damaged[each.path] = stamp_of(each.path)
-        applied.append(Applied(f"file: {_names(fault.file)}", how, f"{each.path.relative_to(base)}: {detail}"))
+        hidden = each.path if each.session and _is_hidden(before, each.path) else None
+        applied.append(Applied(f"file: {_names(fault.file)}", how, f"{each.path.relative_to(base)}: {detail}", hidden))
     return applied
 
 
@@ -94,6 +98,17 @@ def _harm(path: Path, how: str, others: list[Stored], rng: random.Random) -> str
     path.unlink()
     path.write_bytes(data)
     return "replaced by another file" if how == "swap" else f"replaced by {len(data)} bytes of garbage"
+
+
+def _is_hidden(before: bytes, path: Path) -> bool:
+    """Whether a part or parity file has changed in its payload alone: between its header and its index."""
+    after = path.read_bytes() if path.exists() else b""
+    if len(before) != len(after) or len(before) < FOOTER_BYTES:
+        return False
+    index = index_offset(before)
+    return (
+        index >= _HEADER_BYTES and before[:_HEADER_BYTES] == after[:_HEADER_BYTES] and before[index:] == after[index:]
+    )
 
 
 def _place(size: int, rng: random.Random) -> int:

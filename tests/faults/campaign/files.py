@@ -18,7 +18,7 @@ Stamp = tuple[int, int, int]
 _PART = struct.Struct("<8sII16s16sQQII")
 _PARITY = struct.Struct("<8sII16s16sQQIIII")
 _INDEX = struct.Struct("<8sQQ8s32x")
-_FOOTER_BYTES = 64
+FOOTER_BYTES = 64
 _STEP = re.compile(r"step-(\d{12,})")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
 NODE_KINDS = ("local", "partner", "parity")
@@ -73,6 +73,12 @@ def sound(files: Iterable[Stored], damaged: dict[Path, Stamp]) -> list[Stored]:
     return [each for each in files if damaged.get(each.path) != each.stamp and each.session]
 
 
+def index_offset(content: bytes) -> int:
+    """Where the index of a part or parity file begins, by its footer."""
+    offset: int = struct.unpack("<8xQ", content[-FOOTER_BYTES:][:16])[0]
+    return offset
+
+
 def read_lineage(persistent: Path) -> str | None:
     """The directory's lineage; "" where there is no record, None where it cannot be read."""
     try:
@@ -125,7 +131,7 @@ def _part(plain: Stored) -> Stored:
 def _parity(plain: Stored) -> Stored:
     with plain.path.open("rb") as file:
         _, _, _, _, session, _, step, world, _, tolerate, place = _PARITY.unpack(file.read(_PARITY.size))
-        end = file.seek(-_FOOTER_BYTES, 2)
+        end = file.seek(-FOOTER_BYTES, 2)
         offset, length = struct.unpack("<8xQQ", file.read(24))
         if length > 1 << 24 or offset > end:
             raise ValueError("no index")

@@ -241,8 +241,12 @@ def check_progress(outcome: Outcome, before: Sequence[Stored], after: Sequence[S
     return []
 
 
-def check_healed(outcome: Outcome, after: Sequence[Stored], nodes: range) -> list[Problem]:
-    """Where nothing but a restore has happened, what was restored can stand the loss of any node again."""
+def check_healed(outcome: Outcome, after: Sequence[Stored], hidden: Sequence[Stored], nodes: range) -> list[Problem]:
+    """Where nothing but a restore has happened, what was restored can stand the loss of any node again.
+
+    Args:
+        hidden: harmed copies and parity that look sound until all of them is read, which is what scrubbing is for.
+    """
     life, results = outcome.life, outcome.restores("first")
     quiet = (
         not outcome.killed and not outcome.steps and not any(event["refused"] for _, event in outcome.events("storage"))
@@ -250,9 +254,10 @@ def check_healed(outcome: Outcome, after: Sequence[Stored], nodes: range) -> lis
     if not quiet or not results or results[0]["step"] is None or not (life.every["partner"] or life.every["parity"]):
         return []
     problems, step = [], results[0]["step"]
+    unread = [each for each in hidden if each.kind in ("partner", "parity")]
     for node in nodes:
         view = oracle.View([other for other in nodes if other != node], outcome.lineage, (-1,))
-        left = oracle.newest(oracle.recoverable(after, view))
+        left = oracle.newest(oracle.recoverable([*after, *unread], view))
         if left is None or left < step:
             problems.append(
                 Problem(LOST, f"step {step} was restored, but could not stand the loss of node {node} afterwards")

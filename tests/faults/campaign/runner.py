@@ -197,6 +197,7 @@ class Play:
     def __init__(self, scenario: Scenario, base: Path, jobs: Jobs, tally: Tally, broken: str = "") -> None:
         self._scenario, self._base, self._jobs, self._tally, self._broken = scenario, base, jobs, tally, broken
         self._damaged: dict[Path, Stamp] = {}
+        self._hidden: dict[Path, Stamp] = {}
         self._started: dict[int, set[int]] = {}
         self._next_step = 1
         self._lineage_record = b""
@@ -220,6 +221,8 @@ class Play:
         for fault in each.before:
             for applied in faults.apply(fault, self._base, self._damaged):
                 self._note(applied.kind, applied.how, applied.detail)
+                if applied.hidden is not None:
+                    self._hidden[applied.hidden] = self._damaged[applied.hidden]
 
     def _note(self, kind: str, how: str, detail: str) -> None:
         self.log.append(f"{kind}, {how}: {detail}")
@@ -333,7 +336,9 @@ class Play:
         each = outcome.life
         if (self._base / "away").exists() and not self.problems:  # killed while it was away
             (self._base / "away").rename(self._base / "persistent")
-        after = sound(take_stock(self._base), self._damaged)
+        stock = take_stock(self._base)
+        after = sound(stock, self._damaged)
+        hidden = [each for each in stock if self._hidden.get(each.path) == each.stamp]
         lineage = read_lineage(self._base / "persistent")
         if lineage:
             self._lineage_record = (self._base / "persistent" / "deeppart.json").read_bytes()
@@ -341,7 +346,7 @@ class Play:
             nodes = range(each.nodes if each.every["local"] else 0)
             self.problems += judge.check_kept(outcome, after)
             self.problems += judge.check_persistent(outcome, start.files, after)
-            self.problems += judge.check_healed(outcome, after, nodes)
+            self.problems += judge.check_healed(outcome, after, hidden, nodes)
             self.problems += judge.check_progress(outcome, start.files, after, nodes)
         self._had = oracle.recoverable(after, oracle.View(range(100), lineage or ""))
 
