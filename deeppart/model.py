@@ -77,6 +77,21 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseRecord:
+    """An older part file of the same rank that holds chunks of a part: its *base*.
+
+    Attributes:
+        index_digest: xxh3-128 of the base's index, 32 hex digits; names the file.
+        nbytes: length of the file.
+        step: the step it was written for.
+    """
+
+    index_digest: str
+    nbytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartRecord:
     """What the manifest says of one part file.
 
@@ -88,6 +103,7 @@ class PartRecord:
         digest: xxh3-128 of the whole file, 32 hex digits.
         index_digest: xxh3-128 of the file's index, 32 hex digits; the index holds every chunk's digest.
         node_index_digest: the same of the part on nodes, where it is encoded in another way; "" where there is no such.
+        referenced_bytes: encoded bytes of the part that lie in its bases, beside the file.
     """
 
     rank: int
@@ -97,6 +113,7 @@ class PartRecord:
     digest: str
     index_digest: str
     node_index_digest: str = ""
+    referenced_bytes: int = 0
 
     @property
     def index_digests(self) -> frozenset[str]:

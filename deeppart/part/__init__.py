@@ -4,6 +4,7 @@ Knows nothing of tensors, ranks' communication or directories: bytes go out thro
 """
 
 from deeppart.part.format import (
+    BASE_DTYPE,
     CHUNK_DTYPE,
     DEFAULT_CHUNK_BYTES,
     FLAG_PER_RANK,
@@ -11,7 +12,9 @@ from deeppart.part.format import (
     OWN_TABLE,
     SHARED_TABLE,
     SPAN_DTYPE,
+    base_file_name,
     is_hex32,
+    parse_base_file_name,
     parse_part_file_name,
     part_file_name,
 )
@@ -22,6 +25,7 @@ from deeppart.part.source import FileSource, MemorySource, Source
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
 __all__ = [
+    "BASE_DTYPE",
     "CHUNK_DTYPE",
     "DEFAULT_CHUNK_BYTES",
     "FLAG_PER_RANK",
@@ -40,11 +44,13 @@ __all__ = [
     "PartWriter",
     "Sink",
     "Source",
+    "base_file_name",
     "decode_manifest",
     "encode_manifest",
     "is_hex32",
     "is_parity_file_name",
     "parity_file_name",
+    "parse_base_file_name",
     "parse_part_file_name",
     "part_file_name",
     "set_id",

@@ -1,4 +1,4 @@
-"""The layout of a part file, format version 1: constants, records, limits, header and footer (docs/format.md).
+"""The layout of a part file: constants, records, limits, header and footer (docs/format.md).
 
     header (4096 bytes) | payload: chunks back to back | index | footer (64 bytes)
 
@@ -20,7 +20,8 @@ import xxhash
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt
 
-FORMAT_VERSION: Final = 1
+#: The newest that is read. Parts without bases are written in version 1, others in version 2.
+FORMAT_VERSION: Final = 2
 
 #: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
 HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
@@ -39,6 +40,7 @@ MAX_CHUNK_BYTES: Final = 64 * 1024**2
 MAX_CHUNKS: Final = 2**24
 MAX_SPANS: Final = 2**24
 MAX_META_BYTES: Final = 256 * 1024**2
+MAX_BASES: Final = 64
 #: 64 MiB times 2**24. Sums of two lengths up to the limits cannot overflow 64 bits anywhere in the reader.
 MAX_RAW_BYTES: Final = MAX_CHUNK_BYTES * MAX_CHUNKS
 MAX_LEAF_BYTES: Final = 2**62
@@ -46,7 +48,9 @@ MAX_COUNTER: Final = 2**63 - 1
 MAX_WORLD_SIZE: Final = 2**24
 MIN_FILE_BYTES: Final = HEADER_BYTES + INDEX_HEAD_BYTES + FOOTER_BYTES
 #: Longest file within the limits above; every length in a file is compared with it before it is used.
-MAX_FILE_BYTES: Final = MAX_RAW_BYTES + MAX_CHUNKS * 80 + MAX_SPANS * 32 + MAX_META_BYTES + MIN_FILE_BYTES
+MAX_FILE_BYTES: Final = (
+    MAX_RAW_BYTES + MAX_CHUNKS * 80 + MAX_SPANS * 32 + MAX_META_BYTES + MAX_BASES * 32 + MIN_FILE_BYTES
+)
 
 #: Flag of a chunk with bytes that only this rank has (not replicated on other ranks).
 FLAG_PER_RANK: Final = 1
@@ -63,7 +67,7 @@ CHUNK_DTYPE: Final = np.dtype(
         ("raw_length", "<u8"),
         ("codec", "<u2"),
         ("flags", "<u2"),
-        ("reserved", "<u4"),
+        ("base", "<u4"),  # 0: the chunk lies in this file; n: in base n of the table, counted from 1
         ("dtype", "S16"),
         ("encoded_digest", "u1", (16,)),
         ("raw_digest", "u1", (16,)),
@@ -72,8 +76,9 @@ CHUNK_DTYPE: Final = np.dtype(
 SPAN_DTYPE: Final = np.dtype(
     [("leaf", "<u4"), ("table", "<u4"), ("start", "<u8"), ("length", "<u8"), ("raw_offset", "<u8")]
 )
+BASE_DTYPE: Final = np.dtype([("index_digest", "u1", (16,)), ("nbytes", "<u8"), ("step", "<u8")])
 
-#: A structured array of CHUNK_DTYPE or SPAN_DTYPE.
+#: A structured array of CHUNK_DTYPE, SPAN_DTYPE or BASE_DTYPE.
 Table = npt.NDArray[np.void]
 
 _HEADER = struct.Struct("<8sII16s16sQQII")
@@ -83,6 +88,7 @@ _DIGEST64_BYTES = 8
 DTYPE_TAG: Final = re.compile(rb"[A-Za-z0-9_.]{0,16}")
 
 _PART_NAME = re.compile(r"part-([0-9]{5,8})-of-([0-9]{5,8})\.dpp", re.ASCII)
+_BASE_NAME = re.compile(r"base-([0-9]{5,8})-of-([0-9]{5,8})-([0-9a-f]{32})\.dpp", re.ASCII)
 _HEX32 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -98,6 +104,21 @@ def parse_part_file_name(name: str) -> tuple[int, int] | None:
         return None
     rank, world_size = int(match[1]), int(match[2])
     return (rank, world_size) if rank < world_size and name == part_file_name(rank, world_size) else None
+
+
+def base_file_name(rank: int, world_size: int, index_digest: str) -> str:
+    """Return the name under which a base lies beside the parts that refer to it."""
+    return f"base-{rank:05d}-of-{world_size:05d}-{index_digest}.dpp"
+
+
+def parse_base_file_name(name: str) -> tuple[int, int, str] | None:
+    """Return ``(rank, world_size, index_digest)`` when ``name`` is what :func:`base_file_name` gives, else None."""
+    match = _BASE_NAME.fullmatch(name)
+    if match is None:
+        return None
+    rank, world_size = int(match[1]), int(match[2])
+    found = rank, world_size, match[3]
+    return found if rank < world_size and name == base_file_name(*found) else None
 
 
 def is_hex32(text: object) -> bool:
@@ -129,10 +150,16 @@ def bad_attempt(attempt: Attempt, rank: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """Whose part this is: the first 4096 bytes of the file."""
+    """Whose part this is: the first 4096 bytes of the file.
+
+    Attributes:
+        attempt, rank: whose.
+        version: of the format: 2 if chunks of the part may lie in other files, else 1.
+    """
 
     attempt: Attempt
     rank: int
+    version: int = 1
 
     def encode(self) -> bytes:
         """Return the header block, 4096 bytes.
@@ -146,7 +173,7 @@ class PartHeader:
         attempt = self.attempt
         fields = _HEADER.pack(
             HEADER_MAGIC,
-            FORMAT_VERSION,
+            self.version,
             HEADER_BYTES,
             bytes.fromhex(attempt.lineage),
             bytes.fromhex(attempt.session),
@@ -182,14 +209,14 @@ class PartHeader:
                 where=where,
                 todo="read the checkpoint with a newer deeppart",
             )
-        if version != FORMAT_VERSION or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
+        if not 1 <= version or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
             raise corrupt(
-                "the header is not one of format version 1",
-                expected=f"version {FORMAT_VERSION}, {HEADER_BYTES} bytes, zeros behind the fields",
+                f"the header is not one of format versions 1 to {FORMAT_VERSION}",
+                expected=f"version 1 to {FORMAT_VERSION}, {HEADER_BYTES} bytes, zeros behind the fields",
                 found=f"version {version}, {length} bytes",
                 where=where,
             )
-        header = cls(Attempt(lineage.hex(), session.hex(), sequence, step, world_size), rank)
+        header = cls(Attempt(lineage.hex(), session.hex(), sequence, step, world_size), rank, version)
         wrong = bad_attempt(header.attempt, header.rank)
         if wrong is not None:
             raise corrupt("the header holds an impossible value", found=wrong, where=where)

@@ -1,8 +1,9 @@
-"""The index of a part file: chunk table, span table, meta document; to bytes, from bytes, and every check on them.
+"""The index of a part file: chunks, spans, bases, meta document; to bytes, from bytes, and every check on them.
 
 Invariants of a sound index
 ---------------------------
-* Chunks lie in the payload back to back, without gap or overlap, and end where the index begins.
+* Chunks that lie in this file fill the payload back to back, without gap or overlap, and end where the index begins.
+  The others lie within their base, and no base stands in the table without a chunk in it.
 * Chunks laid end to end are the *raw stream*; spans laid end to end are the same bytes. Chunk and span borders are
   independent of each other: a span may cover many chunks, a chunk may hold many spans.
 * No chunk or span is empty. No byte of a leaf stands in two spans.
@@ -14,7 +15,7 @@ Writer and reader run the same checks, so a file that the reader would refuse is
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,10 @@ from deeppart.codec.known import codec_by_id
 from deeppart.codec.raw import RawCodec
 from deeppart.errors import NewerFormatError
 from deeppart.part import format as fmt
-from deeppart.part.format import CHUNK_DTYPE, INDEX_HEAD_BYTES, INDEX_MAGIC, SPAN_DTYPE, Table, corrupt
+from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, INDEX_HEAD_BYTES, INDEX_MAGIC, SPAN_DTYPE, Table, corrupt
 
-_HEAD = struct.Struct("<8sQQQQ8s16s")
+_HEAD = struct.Struct("<8sQQQQ8sI12s")
+NO_BASES = np.zeros(0, dtype=BASE_DTYPE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,21 +39,23 @@ class PartIndex:
         spans: array of SPAN_DTYPE in the order of the raw stream.
         meta: UTF-8 JSON document of the state room, not interpreted here.
         raw_bytes: length of the raw stream.
+        bases: array of BASE_DTYPE: older files in which chunks of this part lie.
     """
 
     chunks: Table
     spans: Table
     meta: bytes
     raw_bytes: int
+    bases: Table = field(default_factory=lambda: NO_BASES)
 
     def encode(self, header_digest: bytes) -> bytes:
         """Return the bytes of the index; ``header_digest`` (8 bytes) ties it to the header of its file."""
         counts = (len(self.chunks), len(self.spans), len(self.meta), self.raw_bytes)
-        head = _HEAD.pack(INDEX_MAGIC, *counts, header_digest, bytes(16))
-        return b"".join((head, self.chunks.tobytes(), self.spans.tobytes(), self.meta))
+        head = _HEAD.pack(INDEX_MAGIC, *counts, header_digest, len(self.bases), bytes(12))
+        return b"".join((head, self.chunks.tobytes(), self.spans.tobytes(), self.bases.tobytes(), self.meta))
 
     @classmethod
-    def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str) -> PartIndex:
+    def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str, version: int = 1) -> PartIndex:
         """Read and check an index whose digest has been checked; the arrays are read-only views of ``data``.
 
         Args:
@@ -59,13 +63,14 @@ class PartIndex:
             payload_end: offset in the file (bytes) where the index begins.
             header_digest: the last 8 bytes of the file's header.
             where: the file, for messages.
+            version: of the format, as the header says; version 1 has no bases.
 
         Raises:
             CorruptFileError: a count, bound or value does not hold.
             NewerFormatError: a codec or flag that this version does not know.
         """
-        magic, n_chunks, n_spans, n_meta, raw_bytes, tied_to, reserved = _HEAD.unpack_from(data)
-        if magic != INDEX_MAGIC or reserved != bytes(16):
+        magic, n_chunks, n_spans, n_meta, raw_bytes, tied_to, n_bases, reserved = _HEAD.unpack_from(data)
+        if magic != INDEX_MAGIC or reserved != bytes(12) or (n_bases and version == 1):
             raise corrupt("the index has no valid head", expected=repr(INDEX_MAGIC), found=repr(magic), where=where)
         if tied_to != header_digest:
             raise corrupt(
@@ -74,19 +79,22 @@ class PartIndex:
                 found=header_digest.hex(),
                 where=where,
             )
-        _check_limits(n_chunks, n_spans, n_meta, raw_bytes, where)
+        _check_limits(n_chunks, n_spans, n_meta, n_bases, raw_bytes, where)
         chunks_end = INDEX_HEAD_BYTES + n_chunks * CHUNK_DTYPE.itemsize
         spans_end = chunks_end + n_spans * SPAN_DTYPE.itemsize
-        if spans_end + n_meta != len(data):  # Python integers: no overflow, whatever the counts claim
+        bases_end = spans_end + n_bases * BASE_DTYPE.itemsize
+        if bases_end + n_meta != len(data):  # Python integers: no overflow, whatever the counts claim
+            counted = f"{n_chunks} chunks, {n_spans} spans, {n_bases} bases, {n_meta} bytes of meta"
             raise corrupt(
                 "the counts of the index do not add up to its length",
-                expected=f"{spans_end + n_meta} bytes for {n_chunks} chunks, {n_spans} spans, {n_meta} bytes of meta",
+                expected=f"{bases_end + n_meta} bytes for {counted}",
                 found=f"{len(data)} bytes",
                 where=where,
             )
         chunks = np.frombuffer(data, CHUNK_DTYPE, n_chunks, INDEX_HEAD_BYTES)
         spans = np.frombuffer(data, SPAN_DTYPE, n_spans, chunks_end)
-        index = cls(chunks, spans, data[spans_end:], raw_bytes)
+        bases = np.frombuffer(data, BASE_DTYPE, n_bases, spans_end)
+        index = cls(chunks, spans, data[bases_end:], raw_bytes, bases)
         index.check(payload_end=payload_end, where=where)
         return index
 
@@ -96,8 +104,9 @@ class PartIndex:
         Raises:
             CorruptFileError, NewerFormatError: as for :meth:`decode`; the message names the first bad row.
         """
-        _check_limits(len(self.chunks), len(self.spans), len(self.meta), self.raw_bytes, where)
+        _check_limits(len(self.chunks), len(self.spans), len(self.meta), len(self.bases), self.raw_bytes, where)
         _check_chunk_values(self.chunks, where)
+        _check_bases(self.chunks, self.bases, where)
         _check_chunk_places(self.chunks, self.raw_bytes, payload_end, where)
         _check_spans(self.spans, self.raw_bytes, where)
 
@@ -122,14 +131,32 @@ def _check_chunk_values(chunks: Table, where: str) -> None:
     _refuse(stored_raw & (encoded != raw), "chunk", "stored raw, but its two lengths differ", where)
     digests_differ = (chunks["encoded_digest"] != chunks["raw_digest"]).any(axis=1)
     _refuse(stored_raw & digests_differ, "chunk", "stored raw, but its two digests differ", where)
-    _refuse(chunks["reserved"] != 0, "chunk", "reserved bytes not zero", where)
     for tag in np.unique(chunks["dtype"]).tolist():
         if fmt.DTYPE_TAG.fullmatch(tag) is None:
             raise corrupt("a chunk has a malformed dtype tag", found=repr(tag), where=where)
 
 
+def _check_bases(chunks: Table, bases: Table, where: str) -> None:
+    """Check the table of bases, and that chunks which lie in one lie within its payload."""
+    nbytes = bases["nbytes"]
+    _refuse((nbytes < fmt.MIN_FILE_BYTES) | (nbytes > fmt.MAX_FILE_BYTES), "base", "impossible length", where)
+    _refuse(bases["step"] > fmt.MAX_COUNTER, "base", "impossible step", where)
+    if len({row.tobytes() for row in bases["index_digest"]}) != len(bases):
+        raise corrupt("the base table of the part is not valid: a base stands in it twice", where=where)
+    base, offset = chunks["base"], chunks["offset"]
+    _refuse(base > len(bases), "chunk", "lies in a base that is not in the table", where)
+    if len(np.unique(base[base > 0])) != len(bases):
+        raise corrupt("the base table of the part is not valid: no chunk lies in a base", where=where)
+    payload_ends = np.concatenate([[np.uint64(0)], nbytes - np.uint64(fmt.FOOTER_BYTES + INDEX_HEAD_BYTES)])[base]
+    outside = (offset < fmt.HEADER_BYTES) | (offset > fmt.MAX_FILE_BYTES)
+    outside |= offset + chunks["encoded_length"] > payload_ends
+    _refuse((base > 0) & outside, "chunk", "does not lie within its base", where)
+
+
 def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: str) -> None:
     """Check that the chunks fill the payload and the raw stream exactly; lengths were checked before."""
+    total = int(chunks["raw_length"].sum(dtype=np.uint64))
+    chunks = chunks[chunks["base"] == 0]
     offset, encoded = chunks["offset"], chunks["encoded_length"]
     _refuse(offset >= payload_end, "chunk", f"begins behind the payload, which ends at {payload_end}", where)
     ends = offset + encoded
@@ -142,7 +169,6 @@ def _check_chunk_places(chunks: Table, raw_bytes: int, payload_end: int, where: 
             found=f"chunks up to byte {last_end}",
             where=where,
         )
-    total = int(chunks["raw_length"].sum(dtype=np.uint64))
     if total != raw_bytes:
         raise corrupt(
             "the chunks are not as long as the raw stream",
@@ -186,12 +212,13 @@ def _after(ends: npt.NDArray[np.uint64], first: int) -> npt.NDArray[np.uint64]:
     return begins
 
 
-def _check_limits(n_chunks: int, n_spans: int, n_meta: int, raw_bytes: int, where: str) -> None:
+def _check_limits(n_chunks: int, n_spans: int, n_meta: int, n_bases: int, raw_bytes: int, where: str) -> None:
     """Check the counts of the index against the format's limits."""
     for what, count, limit in (
         ("chunks", n_chunks, fmt.MAX_CHUNKS),
         ("spans", n_spans, fmt.MAX_SPANS),
         ("bytes of meta", n_meta, fmt.MAX_META_BYTES),
+        ("bases", n_bases, fmt.MAX_BASES),
         ("raw bytes", raw_bytes, fmt.MAX_RAW_BYTES),
     ):
         if count > limit:

@@ -38,9 +38,18 @@ _TODO = "use another copy of the manifest, or an earlier step; `deeppart verify`
 
 _FIELDS: Final = {"attempt", "created", "library", "parts", "structure"}
 _ATTEMPT_FIELDS: Final = {"lineage", "session", "sequence", "step", "world_size"}
-_PART_FIELDS: Final = {"rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest"}
+_PART_FIELDS: Final = {
+    "rank",
+    "file",
+    "nbytes",
+    "raw_bytes",
+    "digest",
+    "index_digest",
+    "node_index_digest",
+    "referenced_bytes",
+}
 #: Version -> fields that it does not have.
-_LATER_PART_FIELDS: Final = {1: {"node_index_digest"}}
+_LATER_PART_FIELDS: Final = {1: {"node_index_digest", "referenced_bytes"}}
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -182,8 +191,14 @@ def _part(item: object, rank: int, world_size: int, names: set[str], where: str)
     name = fmt.part_file_name(rank, world_size)
     if fields["file"] != name:
         raise _bad(f"{what} of the manifest has another file name", where, expected=name, found=short(fields["file"]))
-    limits = (("nbytes", fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES), ("raw_bytes", 0, fmt.MAX_RAW_BYTES))
+    limits = (
+        ("nbytes", fmt.MIN_FILE_BYTES, fmt.MAX_FILE_BYTES),
+        ("raw_bytes", 0, fmt.MAX_RAW_BYTES),
+        ("referenced_bytes", 0, fmt.MAX_RAW_BYTES),
+    )
     for key, least, most in limits:
+        if key not in names:
+            continue
         value = fields[key]
         if type(value) is not int or not least <= value <= most:  # `type`, because True is an int to isinstance
             limit = f"an integer from {least} to {most}"

@@ -5,6 +5,8 @@ Invariants
 * A reader exists only for a file whose header, footer and index have been checked completely.
 * The digest of encoded bytes is checked before they are decoded, and that of the decoded bytes after.
 * Every byte that comes out stood under a digest; every length is checked before memory is taken for it.
+* Chunks that lie in a base, an older file beside this one, come from nowhere else: the base is one whose footer names
+  the index that this part's table names.
 * Wrong bytes end in CorruptFileError, NewerFormatError or StorageError and in nothing else.
 
 The order of the checks is in docs/format.md. A reader never changes once made: threads may share one.
@@ -21,9 +23,9 @@ import xxhash
 from deeppart.codec.known import codec_by_id
 from deeppart.codec.raw import RawCodec
 from deeppart.errors import CorruptFileError, FormatError
-from deeppart.model import Attempt
+from deeppart.model import Attempt, BaseRecord
 from deeppart.part import format as fmt
-from deeppart.part.format import PartFooter, PartHeader, check_digest, corrupt
+from deeppart.part.format import PartFooter, PartHeader, base_file_name, check_digest, corrupt
 from deeppart.part.index import PartIndex
 from deeppart.part.source import Source
 
@@ -41,6 +43,7 @@ class PartReader:
         chunks: read-only array of CHUNK_DTYPE.
         spans: read-only array of SPAN_DTYPE.
         meta: UTF-8 JSON document, not interpreted.
+        bases: older files that hold chunks of this part, in the order of its table.
         raw_bytes: length of the raw stream.
         raw_starts: where each chunk begins in the raw stream, and at the end its length; uint64, chunks + 1 values.
         index_digest: xxh3-128 of the index, 32 hex digits.
@@ -79,8 +82,16 @@ class PartReader:
         self._head, self._tail = bytes(block), data + bytes(end)
         check_digest("index", data, self._footer.index_digest, where=where)
         index = PartIndex.decode(
-            data, payload_end=self._footer.index_offset, header_digest=bytes(block[-8:]), where=where
+            data,
+            payload_end=self._footer.index_offset,
+            header_digest=bytes(block[-8:]),
+            where=where,
+            version=header.version,
         )
+        self.bases = tuple(
+            BaseRecord(row["index_digest"].tobytes().hex(), int(row["nbytes"]), int(row["step"])) for row in index.bases
+        )
+        self._base_sources: dict[int, Source] = {}
         self.chunks, self.spans = index.chunks, index.spans
         self.meta, self.raw_bytes = index.meta, index.raw_bytes
         self.raw_starts: npt.NDArray[np.uint64] = np.zeros(len(self.chunks) + 1, dtype=np.uint64)
@@ -118,9 +129,9 @@ class PartReader:
             StorageError: the file cannot be read.
             FormatError: ``scratch`` is too short.
         """
-        offset, length = int(self.chunks["offset"][i]), int(self.chunks["encoded_length"][i])
+        length = int(self.chunks["encoded_length"][i])
         if scratch is None:
-            return self.decode_chunk(i, self._read(offset, length))
+            return self.decode_chunk(i, memoryview(self._source_of(i).read_at(int(self.chunks["offset"][i]), length)))
         if scratch.nbytes < length:
             raise FormatError(
                 "the memory given for a chunk is too short for it",
@@ -129,8 +140,56 @@ class PartReader:
                 where=self._where_chunk(i),
             )
         encoded = scratch.cast("B")[:length]
-        self._source.read_into(offset, encoded)
+        self.read_encoded(i, encoded)
         return self.decode_chunk(i, encoded)
+
+    def read_encoded(self, i: int, encoded: memoryview) -> None:
+        """Read the encoded bytes of chunk ``i``, wherever they lie; nothing is checked.
+
+        Raises:
+            CorruptFileError: the chunk's base is missing, or another file.
+            StorageError: the file cannot be read.
+        """
+        self._source_of(i).read_into(int(self.chunks["offset"][i]), encoded)
+
+    def base_name(self, base: int) -> str:
+        """Name of the file that is base ``base`` of the table, counted from 1."""
+        return base_file_name(self.rank, self.attempt.world_size, self.bases[base - 1].index_digest)
+
+    def check_bases(self) -> None:
+        """See that every base lies beside this file and is the one that the table names; no chunk is read.
+
+        Raises:
+            CorruptFileError: a base is another file, or not sound at its end.
+            StorageError: it is missing, or cannot be read.
+        """
+        for base in range(1, len(self.bases) + 1):
+            self._base(base)
+
+    def _source_of(self, i: int) -> Source:
+        base = int(self.chunks["base"][i])
+        return self._source if base == 0 else self._base(base)
+
+    def _base(self, base: int) -> Source:
+        found = self._base_sources.get(base)
+        if found is None:
+            found = self._source.beside(self.base_name(base))
+            record, where = self.bases[base - 1], f"{self._where}, base {self.base_name(base)}"
+            if found.size != record.nbytes:
+                raise corrupt(
+                    "a base of a part has another length than the part says",
+                    expected=f"{record.nbytes} bytes",
+                    found=f"{found.size} bytes",
+                    where=where,
+                )
+            end = found.read_at(found.size - fmt.FOOTER_BYTES, fmt.FOOTER_BYTES)
+            digest = PartFooter.decode(end, file_length=found.size, where=where).index_digest.hex()
+            if digest != record.index_digest:
+                raise corrupt(
+                    "a base of a part is another file", expected=record.index_digest, found=digest, where=where
+                )
+            self._base_sources[base] = found
+        return found
 
     def check_chunk(self, i: int, encoded: memoryview) -> None:
         """Check encoded bytes of chunk ``i`` that the caller has read; nothing is decoded.
@@ -181,7 +240,9 @@ class PartReader:
         return memoryview(raw)
 
     def verify(self, *, expected_digest: str | None = None, pace: Callable[[int], None] = lambda nbytes: None) -> str:
-        """Read the whole file once, check and decode every chunk; return the file's xxh3-128 as 32 hex digits.
+        """Read the whole file once, check and decode every chunk in it; return the file's xxh3-128 as 32 hex digits.
+
+        Bases are files of their own.
 
         Memory: one chunk, encoded and decoded. Measured, one core, from tmpfs: 4.4 GB/s stored raw, 0.9 GB/s (of raw
         bytes) from zstd.
@@ -197,7 +258,9 @@ class PartReader:
         whole = xxhash.xxh3_128(self._read(0, fmt.HEADER_BYTES))
         longest = int(self.chunks["encoded_length"].max(initial=0))
         buffer = np.empty(longest, dtype=np.uint8).data
-        for i, (offset, length) in enumerate(self.chunks[["offset", "encoded_length"]].tolist()):
+        for i, (offset, length, base) in enumerate(self.chunks[["offset", "encoded_length", "base"]].tolist()):
+            if base:
+                continue
             encoded = buffer[:length]
             pace(length)
             self._source.read_into(offset, encoded)

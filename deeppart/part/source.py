@@ -13,6 +13,7 @@ import contextlib
 import mmap
 import os
 import stat
+import threading
 from types import TracebackType
 from typing import Protocol
 
@@ -38,9 +39,13 @@ class Source(Protocol):
         """Fill ``buffer`` (writable, contiguous) from ``offset``, or raise CorruptFileError or StorageError."""
         ...
 
+    def beside(self, name: str) -> Source:
+        """The file of that name in the same directory, or raise CorruptFileError or StorageError."""
+        ...
+
 
 class FileSource:
-    """A regular file, read with pread. A context manager.
+    """A regular file, read with pread. A context manager; it also closes the files it has opened beside its own.
 
     Args:
         path: the file.
@@ -52,6 +57,8 @@ class FileSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        self._beside: dict[str, FileSource] = {}
+        self._opening = threading.Lock()
         try:
             if not stat.S_ISREG(os.lstat(self.path).st_mode):
                 raise self._not_regular()
@@ -111,8 +118,21 @@ class FileSource:
             found = OSError(getattr(error, "errno", None), str(error))
             raise self._storage_error("cannot map a part file", found) from error
 
+    def beside(self, name: str) -> FileSource:
+        """The file ``name`` in the same directory, opened once.
+
+        Raises:
+            StorageError, CorruptFileError: as for this one.
+        """
+        with self._opening:
+            if name not in self._beside:
+                self._beside[name] = FileSource(os.path.join(os.path.dirname(self.path), name))
+            return self._beside[name]
+
     def close(self) -> None:
         """Close the file; a second call does nothing."""
+        for other in self._beside.values():
+            other.close()
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # nothing was written: it says nothing about what was read
@@ -183,3 +203,11 @@ class MemorySource:
     def mapped(self) -> memoryview:
         """The whole part, where it lies."""
         return self._data
+
+    def beside(self, name: str) -> Source:
+        """There is no other.
+
+        Raises:
+            CorruptFileError: always.
+        """
+        raise corrupt("a part in memory has no other files beside it", expected=name, where=self.name)

@@ -2,7 +2,8 @@
 
 Invariants
 ----------
-* Bytes go to the sink in file order and never again: any pipe, file or buffer can be a sink.
+* Bytes go to the sink in file order and never again: any pipe, file or buffer can be a sink. Chunks that lie in another
+  file, a *base*, do not go there at all: only their rows do.
 * Chunk payload is never copied: the digests read the caller's memory, and the sink gets that same memory.
 * The digest of the whole file is taken while it is written; nothing is read back.
 * After a sink error the part is lost; a second call cannot turn half a write into a file that looks whole.
@@ -24,9 +25,9 @@ from deeppart.codec.base import EncodedChunk
 from deeppart.codec.known import CODECS
 from deeppart.codec.raw import RawCodec
 from deeppart.errors import FormatError
-from deeppart.model import Attempt, PartRecord
+from deeppart.model import Attempt, BaseRecord, PartRecord
 from deeppart.part import format as fmt
-from deeppart.part.format import CHUNK_DTYPE, SPAN_DTYPE, PartFooter, PartHeader, Table
+from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, SPAN_DTYPE, PartFooter, PartHeader, Table
 from deeppart.part.index import PartIndex
 
 _CHUNK_ROW = struct.Struct("<QQQHHI16s16s16s")  # CHUNK_DTYPE, one row
@@ -40,15 +41,17 @@ class Sink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PartSummary:
     """What was written.
 
     Attributes:
         nbytes: length of the file.
         raw_bytes: length of the raw stream.
-        encoded_bytes: length of the payload: the raw stream after encoding.
-        chunks: number of chunks.
+        encoded_bytes: the raw stream after encoding, wherever it lies.
+        referenced_bytes: those of them that lie in bases.
+        chunks: array of CHUNK_DTYPE.
+        bases: in the order of the base table.
         digest: xxh3-128 of the whole file, 32 hex digits (``xxhsum -H2``).
         index_digest: xxh3-128 of the index, 32 hex digits.
     """
@@ -56,7 +59,9 @@ class PartSummary:
     nbytes: int
     raw_bytes: int
     encoded_bytes: int
-    chunks: int
+    referenced_bytes: int
+    chunks: Table
+    bases: tuple[BaseRecord, ...]
     digest: str
     index_digest: str
 
@@ -68,22 +73,25 @@ class PartSummary:
         """
         name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
-        return PartRecord(rank, name, self.nbytes, self.raw_bytes, self.digest, self.index_digest, node_digest)
+        digests = (self.digest, self.index_digest, node_digest)
+        return PartRecord(rank, name, self.nbytes, self.raw_bytes, *digests, self.referenced_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk is in the file.
+    """Where the bytes of a chunk are.
 
     Attributes:
         offset: of its first byte.
         encoded: codec and digests; without the bytes.
         nbytes: encoded bytes.
+        base: the file, if it is not the part's own.
     """
 
     offset: int
     encoded: EncodedChunk
     nbytes: int
+    base: BaseRecord | None = None
 
 
 class PartWriter:
@@ -93,12 +101,13 @@ class PartWriter:
         sink: takes the bytes; its errors pass through unchanged.
         attempt: the checkpoint this part belongs to.
         rank: the rank whose share this is.
+        refers: whether chunks may lie in other files; the part is then one of format version 2.
 
     Raises:
         FormatError: ``attempt`` or ``rank`` is outside the format's limits.
     """
 
-    def __init__(self, sink: Sink, attempt: Attempt, rank: int) -> None:
+    def __init__(self, sink: Sink, attempt: Attempt, rank: int, *, refers: bool = False) -> None:
         self._sink = sink
         self._where = f"step {attempt.step}, part of rank {rank}, being written"
         self._hash = xxhash.xxh3_128()
@@ -106,7 +115,9 @@ class PartWriter:
         self._raw_bytes = 0
         self._rows = bytearray()
         self._usable = True
-        header = PartHeader(attempt, rank).encode()
+        self._bases: dict[BaseRecord, int] = {}
+        self._refers = refers
+        header = PartHeader(attempt, rank, 2 if refers else 1).encode()
         self._header_digest = header[-8:]
         self._write(header)
 
@@ -138,18 +149,41 @@ class PartWriter:
             FormatError: a length is outside the format's limits, or a digest is missing.
         """
         data = memoryview(encoded.data).cast("B")
-        tag = dtype.encode("ascii", "replace")
-        wrong = _bad_chunk(raw_length, data.nbytes, encoded.codec_id, flags, tag)
+        place = ChunkPlace(self._offset, replace(encoded, data=b""), data.nbytes)
+        row = self._row(raw_length, place, dtype, flags)
+        self._write(data)
+        self._rows += row
+        self._raw_bytes += raw_length
+        return place
+
+    def add_reference(self, raw_length: int, place: ChunkPlace, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
+        """Add the next chunk of the raw stream, which lies in a base.
+
+        Raises:
+            FormatError: a length is outside the format's limits, a digest is missing, or the part must not refer.
+        """
+        self._check_usable()
+        if place.base is None or not self._refers:
+            raise FormatError("a chunk cannot be referred to", found="no base, or format version 1", where=self._where)
+        self._rows += self._row(raw_length, place, dtype, flags)
+        self._raw_bytes += raw_length
+        return place
+
+    def _row(self, raw_length: int, place: ChunkPlace, dtype: str, flags: int) -> bytes:
+        """A row of the chunk table.
+
+        Raises:
+            FormatError: the format has no such chunk.
+        """
+        encoded, tag = place.encoded, dtype.encode("ascii", "replace")
+        wrong = _bad_chunk(raw_length, place.nbytes, encoded.codec_id, flags, tag)
         if encoded.digest is None or encoded.raw_digest is None:
             wrong = wrong or "no digest of it"
         if wrong is not None:
             raise FormatError("a chunk cannot be written", found=wrong, where=self._where)
-        place = ChunkPlace(self._offset, replace(encoded, data=b""), data.nbytes)
-        self._write(data)
-        digests = (encoded.digest, encoded.raw_digest)
-        self._rows += _CHUNK_ROW.pack(place.offset, data.nbytes, raw_length, encoded.codec_id, flags, 0, tag, *digests)
-        self._raw_bytes += raw_length
-        return place
+        base = 0 if place.base is None else self._bases.setdefault(place.base, len(self._bases) + 1)
+        sizes, digests = (place.offset, place.nbytes, raw_length), (encoded.digest, encoded.raw_digest)
+        return _CHUNK_ROW.pack(*sizes, encoded.codec_id, flags, base, tag, *digests)
 
     def finish(self, spans: Table, meta: bytes) -> PartSummary:
         """Write index and footer. Everything the reader would refuse is refused here, before it is written.
@@ -165,7 +199,11 @@ class PartWriter:
         if spans.dtype != SPAN_DTYPE or spans.ndim != 1:
             raise FormatError("spans must be a one-dimensional array of SPAN_DTYPE", found=str(spans.dtype))
         chunks = np.frombuffer(bytes(self._rows), CHUNK_DTYPE)
-        index = PartIndex(chunks, spans, meta, self._raw_bytes)
+        bases = np.zeros(len(self._bases), BASE_DTYPE)
+        for row, base in zip(bases, self._bases, strict=True):
+            row["index_digest"] = np.frombuffer(bytes.fromhex(base.index_digest), np.uint8)
+            row["nbytes"], row["step"] = base.nbytes, base.step
+        index = PartIndex(chunks, spans, meta, self._raw_bytes, bases)
         try:
             index.check(payload_end=self._offset, where=self._where)
         except FormatError as error:  # the same words, but nothing on storage is damaged
@@ -178,11 +216,14 @@ class PartWriter:
         self._write(index_data)
         self._write(PartFooter(index_offset, len(index_data), file_length, index_digest).encode())
         self._usable = False
+        referenced = int(chunks["encoded_length"][chunks["base"] > 0].sum())
         return PartSummary(
             nbytes=self._offset,
             raw_bytes=self._raw_bytes,
-            encoded_bytes=index_offset - fmt.HEADER_BYTES,
-            chunks=len(chunks),
+            encoded_bytes=index_offset - fmt.HEADER_BYTES + referenced,
+            referenced_bytes=referenced,
+            chunks=chunks,
+            bases=tuple(self._bases),
             digest=self._hash.hexdigest(),
             index_digest=index_digest.hex(),
         )

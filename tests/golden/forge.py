@@ -42,7 +42,7 @@ def chunk_row(
     raw_length: int | None = None,
     codec: int = 0,
     flags: int = 0,
-    reserved: int = 0,
+    base: int = 0,
     dtype: bytes = b"uint8",
     encoded_digest: bytes | None = None,
     raw_digest: bytes | None = None,
@@ -52,11 +52,16 @@ def chunk_row(
     return (
         struct.pack("<QQ", offset, encoded_length)
         + struct.pack("<Q", encoded_length if raw_length is None else raw_length)
-        + struct.pack("<HHI", codec, flags, reserved)
+        + struct.pack("<HHI", codec, flags, base)
         + dtype.ljust(16, b"\0")
         + (digest if encoded_digest is None else encoded_digest)
         + (digest if raw_digest is None else raw_digest)
     )
+
+
+def base_row(file: bytes, *, nbytes: int | None = None, step: int = 0) -> bytes:
+    """A row of the base table, for a base with these bytes: its index digest stands in its footer."""
+    return file[-32:-16] + struct.pack("<QQ", len(file) if nbytes is None else nbytes, step)
 
 
 def span_row(leaf: int, start: int, length: int, raw_offset: int, *, table: int = 0) -> bytes:
@@ -68,12 +73,13 @@ def part(
     chunk_rows: list[bytes],
     span_rows: list[bytes],
     *,
+    bases: list[bytes] | None = None,
     meta: bytes = b"{}",
     head: bytes | None = None,
     raw_bytes: int | None = None,
     counts: tuple[int, int, int] | None = None,
     index_magic: bytes = b"DPPINDEX",
-    index_reserved: bytes = bytes(16),
+    index_reserved: bytes = bytes(12),
     header_digest: bytes | None = None,
     footer_magic: bytes = b"DPPFOOTR",
     footer_reserved: bytes = bytes(8),
@@ -85,8 +91,9 @@ def part(
     n_chunks, n_spans, n_meta = counts or (len(chunk_rows), len(span_rows), len(meta))
     raw_bytes = len(payload) if raw_bytes is None else raw_bytes
     index = index_magic + struct.pack("<QQQQ", n_chunks, n_spans, n_meta, raw_bytes)
-    index += (head[-8:] if header_digest is None else header_digest) + index_reserved
-    index += b"".join(chunk_rows) + b"".join(span_rows) + meta
+    index += head[-8:] if header_digest is None else header_digest
+    index += struct.pack("<I", len(bases or ())) + index_reserved
+    index += b"".join(chunk_rows) + b"".join(span_rows) + b"".join(bases or ()) + meta
     end = footer_magic + struct.pack(
         "<QQQ",
         len(head) + len(payload) if index_offset is None else index_offset,
@@ -136,6 +143,7 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
                 "digest": f"{rank:032x}",
                 "index_digest": f"{rank + 16:032x}",
                 "node_index_digest": f"{rank + 32:032x}" if rank % 2 else "",
+                "referenced_bytes": 150 * rank,
             }
             for rank in range(world_size)
         ],

@@ -1,21 +1,32 @@
 """Makes the golden files of format version 2: ``python -m tests.golden.make_v2 DIRECTORY``.
 
-Version 2 is that of manifests; parts have version 1 still, but chunks may go through the tensor codec. The files under
-``tests/golden/v2`` were made once and stay as they are: later versions of the library must read them. Everything in
-them is fixed, except that another zstd may compress planes into other (equally good) bytes.
+Version 2 is that of manifests, and of parts with a base: the part of rank 0 refers to the golden part of version 1. The
+part of rank 1 has version 1, and chunks that went through the tensor codec. The files under ``tests/golden/v2`` were
+made once and stay as they are: later versions of the library must read them. Everything in them is fixed, except that
+another zstd may compress planes into other (equally good) bytes.
 """
 
 from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from deeppart.codec import EncodedChunk
 from deeppart.codec.tensor import TensorCodec
-from deeppart.part import SPAN_DTYPE, PartSummary, PartWriter, part_file_name
+from deeppart.model import BaseRecord
+from deeppart.part import (
+    FLAG_PER_RANK,
+    SPAN_DTYPE,
+    ChunkPlace,
+    PartSummary,
+    PartWriter,
+    base_file_name,
+    part_file_name,
+)
 from tests.golden import make_v1
 from tests.golden.make_v1 import ATTEMPT
 
@@ -62,11 +73,35 @@ def make_part() -> tuple[bytes, PartSummary]:
     return sink.getvalue(), summary
 
 
+#: The part of rank 0 is of a later step: its first chunk is as it was.
+LATER = replace(ATTEMPT, sequence=8, step=1300)
+LATER_RAW = make_v1.RAW[0][:200] + bytes(reversed(make_v1.RAW[0][200:]))
+BASE = BaseRecord(make_v1.make_part(0)[1].index_digest, make_v1.make_part(0)[1].nbytes, ATTEMPT.step)
+
+
+def make_later_part() -> tuple[bytes, PartSummary]:
+    """Return the bytes of the golden part of rank 0."""
+    raw, first = memoryview(LATER_RAW), make_v1.make_part(0)[1].chunks[0]
+    sink = io.BytesIO()
+    writer = PartWriter(sink, LATER, 0, refers=True)
+    digest = first["raw_digest"].tobytes()
+    place = ChunkPlace(int(first["offset"]), EncodedChunk(0, b"", digest, digest), 200, BASE)
+    writer.add_reference(200, place, dtype="float32")
+    writer.add_chunk(raw[200:], EncodedChunk(0, raw[200:]), dtype="bfloat16", flags=FLAG_PER_RANK)
+    summary = writer.finish(np.array(make_v1.SPANS[0], dtype=SPAN_DTYPE), b"{}")
+    return sink.getvalue(), summary
+
+
 def main(directory: str) -> None:
     """Write all golden files into ``directory``; refuses to replace one."""
     part, _ = make_part()
     manifest = make_v1.make_manifest([make_v1.make_part(rank)[1] for rank in range(2)])
-    for name, data in ((part_file_name(1, 2), part), ("manifest", manifest)):
+    files = {part_file_name(1, 2): part, "manifest": manifest}
+    files |= {
+        part_file_name(0, 2): make_later_part()[0],
+        base_file_name(0, 2, BASE.index_digest): make_v1.make_part(0)[0],
+    }
+    for name, data in files.items():
         with (Path(directory) / name).open("xb") as file:
             file.write(data)
 

@@ -15,6 +15,7 @@ from deeppart.codec.zstd import ZstdCodec
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.model import Attempt, Manifest
 from deeppart.part import (
+    CHUNK_DTYPE,
     SPAN_DTYPE,
     MemorySource,
     PartReader,
@@ -144,7 +145,7 @@ def test_zstd_decodes_noise_to_nothing_else(noise: bytes, raw_length: int) -> No
 )
 def test_manifest_round_trip(drawn: tuple[Attempt, int], structure: dict[str, object]) -> None:
     attempt, _ = drawn
-    summary = PartSummary(5000, 10, 10, 1, "ab" * 16, "cd" * 16)
+    summary = PartSummary(5000, 10, 10, 4, np.zeros(1, CHUNK_DTYPE), (), "ab" * 16, "cd" * 16)
     parts = tuple(summary.record(attempt, rank) for rank in range(attempt.world_size))
     manifest = Manifest(attempt, "2026-11-21T04:05:06Z", "deeppart 0", parts, structure)
     data = encode_manifest(manifest)

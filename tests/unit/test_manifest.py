@@ -80,7 +80,7 @@ def test_version_1_has_no_other_digest_for_nodes() -> None:
     document = forge.manifest_document()
     refused(forge.seal(document, version=1))
     for part in document["parts"]:
-        del part["node_index_digest"]
+        del part["node_index_digest"], part["referenced_bytes"]
     parts = decode_manifest(forge.seal(document, version=1), where="version 1").parts
     assert [part.index_digests for part in parts] == [{part.index_digest} for part in parts]
     refused(forge.seal(document, version=2))
@@ -196,7 +196,10 @@ ALL_FIELDS = [
     *(("attempt", name) for name in ("lineage", "session", "sequence", "step", "world_size")),
     *(
         ("parts", 1, name)
-        for name in ("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest", "node_index_digest")
+        for name in (
+            *("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest"),
+            *("node_index_digest", "referenced_bytes"),
+        )
     ),
     ("parts", 0),
 ]
@@ -272,6 +275,7 @@ def test_file_names_of_others(name: str) -> None:
         (("parts", 1, "nbytes"), 4223),
         (("parts", 1, "nbytes"), 2**62),
         (("parts", 1, "raw_bytes"), 2**62),
+        (("parts", 1, "referenced_bytes"), 2**62),
         (("parts", 1, "rank"), 0),
         (("parts", 1, "rank"), 2),
         (("parts", 0, "rank"), False),

@@ -11,21 +11,25 @@ import pytest
 import xxhash
 
 from deeppart.codec import Chooser, EncodedChunk
-from deeppart.errors import CorruptFileError, FormatError
+from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.part import (
+    BASE_DTYPE,
     CHUNK_DTYPE,
     FLAG_PER_RANK,
     SPAN_DTYPE,
+    ChunkPlace,
     FileSource,
     MemorySource,
     PartReader,
     PartWriter,
+    base_file_name,
     decode_manifest,
     encode_manifest,
+    parse_base_file_name,
     parse_part_file_name,
     part_file_name,
 )
-from tests.golden import forge, make_v1
+from tests.golden import forge, make_v1, make_v2
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 ONE_SPAN = [(0, 0, 0, 200, 0)]
@@ -95,6 +99,119 @@ def test_library_writes_what_the_document_says() -> None:
     assert (CHUNK_DTYPE.itemsize, SPAN_DTYPE.itemsize) == (80, 32)
 
 
+# --- parts with a base ------------------------------------------------------------------------------------------------
+
+
+def test_golden_part_with_a_base() -> None:
+    """One chunk lies in version 1's golden part, which lies beside it under the name of a base."""
+    directory = GOLDEN.parent / "v2"
+    with FileSource(directory / part_file_name(0, 2)) as source:
+        reader = PartReader(source, where="golden", expected_attempt=make_v2.LATER, expected_rank=0)
+        assert b"".join(reader.read_chunk(i) for i in range(2)) == make_v2.LATER_RAW
+        reader.check_bases()
+        reader.verify()
+        assert reader.bases == (make_v2.BASE,)
+        assert reader.chunks[["offset", "base"]].tolist() == [(4096, 1), (4096, 0)]
+
+
+def test_library_writes_a_base_as_the_document_says() -> None:
+    base, raw = make_v1.make_part(0)[0], make_v2.LATER_RAW
+    rows = [
+        forge.chunk_row(raw[:200], base=1, dtype=b"float32"),
+        forge.chunk_row(raw[200:], dtype=b"bfloat16", flags=1),
+    ]
+    spans = [forge.span_row(leaf, start, n, at, table=table) for leaf, table, start, n, at in make_v1.SPANS[0]]
+    head = forge.header(version=2, sequence=8, step=1300)
+    bases = [forge.base_row(base, step=1200)]
+    data = forge.part(raw[200:], rows, spans, head=head, bases=bases, raw_bytes=300)
+    assert data == make_v2.make_later_part()[0] == (GOLDEN.parent / "v2" / part_file_name(0, 2)).read_bytes()
+    assert BASE_DTYPE.itemsize == 32
+
+
+def referring(**wrong: object) -> bytes:
+    """A part of one chunk of 200 bytes in a base of 5000, made by hand; or one that is wrong somewhere."""
+    row = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
+    bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
+    head = forge.header(version=int(wrong.get("version", 2)))  # type: ignore[call-overload]
+    rows = [forge.chunk_row(bytes(RAW), **row)]
+    return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], head=head, bases=bases, raw_bytes=200)
+
+
+def test_what_is_sound_opens_without_its_base() -> None:
+    reader = PartReader(MemorySource(referring()), where="part under test")
+    assert [base.nbytes for base in reader.bases] == [5000]
+    with pytest.raises(CorruptFileError, match=r"no other files beside it[\s\S]*base-00000-of-00002-"):
+        reader.read_chunk(0)
+    with pytest.raises(CorruptFileError):
+        reader.check_bases()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"version": 1}, "no valid head"),
+        ({"base": 2}, "not in the table"),
+        ({"base": 2**32 - 1}, "not in the table"),
+        ({"base": 0}, "fill the payload|no chunk lies in a base|begins behind"),
+        ({"offset": 4095}, "within its base"),
+        ({"offset": 5000 - 128 - 199}, "within its base"),
+        ({"offset": 2**64 - 100}, "within its base"),
+        ({"bases": [forge.base_row(bytes(5000)), forge.base_row(b"\1" * 5001)]}, "no chunk lies in a base"),
+        ({"bases": [forge.base_row(bytes(5000))] * 2}, "twice"),
+        ({"bases": [forge.base_row(bytes(4223))]}, "impossible length"),
+        ({"bases": [forge.base_row(bytes(5000), nbytes=2**63)]}, "impossible length"),
+        ({"bases": [forge.base_row(bytes(5000), step=2**63)]}, "impossible step"),
+        ({"bases": [forge.base_row(bytes(5000 + i)) for i in range(65)]}, "too many bases"),
+    ],
+)
+def test_impossible_base(wrong: dict[str, object], text: str) -> None:
+    with pytest.raises(CorruptFileError, match=text):
+        PartReader(MemorySource(referring(**wrong)), where="part under test")
+
+
+def test_a_base_must_be_the_file_that_was_meant(tmp_path: Path) -> None:
+    data, _ = make_v2.make_later_part()
+    path, base = tmp_path / part_file_name(0, 2), tmp_path / base_file_name(0, 2, make_v2.BASE.index_digest)
+    path.write_bytes(data)
+    good, other = make_v1.make_part(0)[0], make_v1.make_part(1)[0]
+
+    def refusal() -> str:
+        with FileSource(path) as source, pytest.raises((CorruptFileError, StorageError)) as caught:
+            PartReader(source, where="later").check_bases()
+        return str(caught.value)
+
+    assert "cannot open" in refusal()
+    for content, text in (
+        (good[:-1], "another length"),
+        (other, "another length"),
+        (good[:-64] + other[-64:], "another length than its footer"),
+        (good[:-3] + b"abc", "digest of the footer"),
+    ):
+        base.write_bytes(content)
+        assert text in refusal()
+    base.write_bytes(good[:4100] + b"\xff" + good[4101:])  # its payload is not looked at before a chunk is read
+    with FileSource(path) as source:
+        reader = PartReader(source, where="later")
+        reader.check_bases()
+        with pytest.raises(CorruptFileError, match=r"digest of a chunk[\s\S]*chunk 0 of 2"):
+            reader.read_chunk(0)
+
+
+def test_base_names() -> None:
+    name = base_file_name(3, 8, "0123456789abcdef" * 2)
+    assert parse_base_file_name(name) == (3, 8, "0123456789abcdef" * 2) and parse_part_file_name(name) is None
+    for wrong in (name.upper(), name + "x", name.replace("00003", "00008"), name.replace("-of-00008", "-of-000008")):
+        assert parse_base_file_name(wrong) is None
+
+
+def test_a_writer_that_was_not_told_does_not_refer() -> None:
+    place = ChunkPlace(4096, EncodedChunk(0, b"", bytes(16), bytes(16)), 200, make_v2.BASE)
+    with pytest.raises(FormatError, match="cannot be referred to"):
+        started().add_reference(200, place)
+    with pytest.raises(FormatError, match="cannot be referred to"):
+        PartWriter(io.BytesIO(), make_v1.ATTEMPT, 0, refers=True).add_reference(200, replace(place, base=None))
+
+
 # --- writer ----------------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +232,7 @@ def test_summary() -> None:
     data, summary = make_v1.make_part(1)
     assert summary.nbytes == len(data)
     assert summary.digest == xxhash.xxh3_128_hexdigest(data)
-    assert (summary.raw_bytes, summary.chunks, summary.encoded_bytes) == (2600, 2, data.index(b"DPPINDEX") - 4096)
+    assert (summary.raw_bytes, len(summary.chunks), summary.encoded_bytes) == (2600, 2, data.index(b"DPPINDEX") - 4096)
     assert summary.index_digest == xxhash.xxh3_128_hexdigest(data[4096 + summary.encoded_bytes : -64])
 
 
