@@ -22,6 +22,7 @@ from deeppart.errors import (
 )
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
+from deeppart.incremental import Incremental
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
@@ -84,6 +85,7 @@ class Checkpointer:
             self._session.owner,
             self.config.compression,
             self._session.processors,
+            Incremental(self._comm.rank, on=self.config.incremental),
             self._retention,
             Protector(self._comm.rank, self._session.protection, self._session.node_levels, self._session.limit),
             self.config.timeout,

@@ -32,14 +32,12 @@ class PartEncoding:
         chooser: what each chunk is encoded with.
         encoders: the threads that do it.
         reasons: a line per dtype.
-        raw_bytes: of the part.
     """
 
     level: str
     chooser: Chooser
     encoders: Encoders
     reasons: tuple[str, ...]
-    raw_bytes: int
     tallies: dict[str, _Tally] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,14 +104,15 @@ class Compressing:
         reasons: tuple[str, ...] = (f"compression = {self._fixed.compression!r}",)
         if self._auto is not None:
             chooser, reasons = self._auto.chooser(level, (chunk.dtype for chunk in layout.chunks))
-        return PartEncoding(level, chooser, self._encoders, reasons, layout.nbytes)
+        return PartEncoding(level, chooser, self._encoders, reasons)
 
-    def completed(self, part: PartEncoding, nbytes: int, busy_s: float, seconds: float) -> None:
+    def completed(self, part: PartEncoding, nbytes: int, raw_bytes: int, busy_s: float, seconds: float) -> None:
         """A part was completed.
 
         Args:
             part: how it was encoded.
             nbytes: of its file.
+            raw_bytes: what is in the file, before encoding.
             busy_s: seconds of writing it and making it durable.
             seconds: all that it took, encoding included.
         """
@@ -122,7 +121,7 @@ class Compressing:
         for dtype, tally in part.tallies.items():
             self._auto.note_encoded(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
         self._auto.note_stored(part.level, nbytes, busy_s)
-        self._auto.note_completed(part.level, part.raw_bytes, seconds, encoded=bool(part.tallies))
+        self._auto.note_completed(part.level, raw_bytes, seconds, encoded=bool(part.tallies))
 
     def close(self) -> None:
         """End the threads."""

@@ -58,6 +58,8 @@ class Config:
             dtypes and at those levels where it makes a checkpoint complete sooner.
         encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
             one, at most 4.
+        incremental: whether chunks that have not changed since the last checkpoint of a level are referred to there,
+            instead of being written again.
         capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
         replicated: "auto" compares leaves across ranks, "all" trusts that all are equal, "none" saves all per rank.
@@ -91,6 +93,7 @@ class Config:
     parity_group: int | None = _setting("parity_group", None)
     parity_tolerate: int | None = _setting("parity_tolerate", None)
     encode_threads: int | None = _setting("encode_threads", None)
+    incremental: bool = _setting("incremental", True)
     scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
 
     def __post_init__(self) -> None:
@@ -108,6 +111,8 @@ class Config:
         _check_choice("replicated", self.replicated, ("auto", "all", "none"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
         _check_compression(self.compression)
+        if not isinstance(self.incremental, bool):
+            raise _refusal("incremental", self.incremental, "true or false")
         _check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
         _check_positive("timeout", self.timeout)
         _check_positive("kappa", self.kappa, optional=True, zero=True)
@@ -121,7 +126,7 @@ class Config:
     def shared_settings(self) -> dict[str, Any]:
         """The settings that must be equal on every rank (directories may differ through their placeholders)."""
         names = ["every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa"]
-        names += ["parity_group", "parity_tolerate", "persistent_dir"]
+        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental"]
         scrubbed = {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
         return {name: getattr(self, name) for name in names} | scrubbed
 
@@ -227,6 +232,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "timeout": float,
         "node_size": int,
         "encode_threads": int,
+        "incremental": _read_switch,
         "parity_group": int,
         "parity_tolerate": int,
     }
@@ -253,6 +259,12 @@ def _read_counts(text: str) -> dict[str, int]:
             raise ValueError("LEVEL=COUNT, comma separated")
         counts[level.strip()] = int(count)
     return counts
+
+
+def _read_switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("true or false")
+    return text == "true"
 
 
 def _read_size(text: str) -> float:

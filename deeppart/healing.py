@@ -6,13 +6,16 @@ copies to other nodes, parity. Files appear under their names one by one; whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from deeppart.comm.base import Comm, Operation
 from deeppart.commit import commit_round
-from deeppart.errors import CheckpointError, DeeppartError, StorageError
+from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
@@ -29,6 +32,7 @@ from deeppart.restart import Encode, Healing, Inventory, Transfer, Wish, plan_he
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[Any]], Any]
+_BLOCK_BYTES = 8 << 20
 
 
 class Healer:
@@ -90,14 +94,10 @@ class Healer:
     def _write(self, healing: Healing, attempt: Attempt, memory: Mapping[int, LoadedPart]) -> None:
         for write in healing.writes:
             if write.rank == self._comm.rank:
-                file = self._levels["local"].open_part(attempt, write.part)
-                try:
-                    for piece in memory[write.part].pieces():
-                        file.write(piece)
-                    file.commit()
-                except BaseException:
-                    file.abort()
-                    raise
+                local, part = self._levels["local"], memory[write.part]
+                for name, path in part.bases():
+                    _fill(local.open_base(attempt, name), _sound_pieces(path))
+                _fill(local.open_part(attempt, write.part), part.pieces())
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         rank = self._comm.rank
@@ -105,27 +105,37 @@ class Healer:
             return
         sends, problem = [], None
         for each in transfers:
-            if each.source == rank:
+            for name in (*each.bases, "") if each.source == rank else ():  # bases first: the part refers to them
                 try:
-                    sends.append(self._outgoing(each, attempt))
+                    sends.append(self._outgoing(each, name, attempt))
                 except (DeeppartError, OSError) as error:
                     problem = problem or error
                     sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that nobody waits for it
         levels = {each.part: each.level for each in transfers if each.target == rank}
-        receives = [Incoming(each.part, each.source) for each in transfers if each.target == rank]
+        receives = [
+            Incoming(each.part, each.source, name)
+            for each in transfers
+            if each.target == rank
+            for name in (*each.bases, "")
+        ]
 
-        def opened(part: int) -> DurableFile:
-            return self._levels[levels[part]].open_part(attempt, part)
+        def opened(incoming: Incoming, _: tuple[str, ...]) -> DurableFile:
+            level = self._levels[levels[incoming.part]]
+            is_base = bool(incoming.name)
+            return level.open_base(attempt, incoming.name) if is_base else level.open_part(attempt, incoming.part)
 
         self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
         if problem is not None:
             raise problem
 
-    def _outgoing(self, transfer: Transfer, attempt: Attempt) -> Outgoing:
-        """Check a file before copies of it are made."""
+    def _outgoing(self, transfer: Transfer, base: str, attempt: Attempt) -> Outgoing:
+        """Check a part, or one of its bases, before copies of it are made."""
         path = transfer.path or str(self._levels["local"].part_path(attempt, transfer.part))
+        if base:
+            path = str(Path(path).with_name(base))
+        expected = None if base else attempt
         with FileSource(path) as source:
-            reader = PartReader(source, where=path, expected_attempt=attempt, expected_rank=transfer.part)
+            reader = PartReader(source, where=path, expected_attempt=expected, expected_rank=transfer.part)
             return Outgoing(transfer.part, path, source.size, reader.verify(), transfer.target)
 
     def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
@@ -155,6 +165,33 @@ class Healer:
             raise
 
 
+def _fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
+    """Write a file, and give it its name."""
+    try:
+        for piece in pieces:
+            file.write(piece)
+        file.commit()
+    except BaseException:
+        file.abort()
+        raise
+
+
+def _sound_pieces(path: Path) -> Iterator[memoryview]:
+    """The bytes of a part file that has been read and checked completely before.
+
+    Raises:
+        FormatError, StorageError: it is damaged, cannot be read, or has changed between the two.
+    """
+    with FileSource(path) as source:
+        expected, found = PartReader(source, where=str(path)).verify(), xxhash.xxh3_128()
+        for offset in range(0, source.size, _BLOCK_BYTES):
+            piece = source.read_at(offset, min(_BLOCK_BYTES, source.size - offset))
+            found.update(piece)
+            yield piece
+        if found.hexdigest() != expected:
+            raise CorruptFileError("a file changed while it was read", expected=expected, found=found.hexdigest())
+
+
 def healing_for(
     protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[str] = ()
 ) -> Healing:
@@ -174,4 +211,4 @@ def healing_for(
     if not wish.partner and not wish.group_size:
         return Healing((), (), (), ())
     readers = {read.part: read.reader for read in recovered.reads}
-    return plan_healing(recovered.candidate, readers, parity, wish)
+    return plan_healing(recovered.candidate, readers, parity, wish, recovered.bases)

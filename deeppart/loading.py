@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from deeppart.codec.raw import RawCodec
 from deeppart.exchange.memory import Bytes
@@ -58,11 +58,19 @@ class LoadedPart:
             yield self.source.read_at(len(head), self.source.size - len(head) - len(tail))
         else:
             with FileSource(self.source) as source:
-                for index, (offset, length) in enumerate(_places(self.reader)):
-                    data = source.read_at(offset, length)
+                for index in np.flatnonzero(self.reader.chunks["base"] == 0).tolist():
+                    row = self.reader.chunks[index]
+                    data = source.read_at(int(row["offset"]), int(row["encoded_length"]))
                     self.reader.check_chunk(index, data)
                     yield data
         yield tail
+
+    def bases(self) -> list[tuple[str, Path]]:
+        """Name and path of the files in which chunks of the part lie, besides its own."""
+        if not isinstance(self.source, str):
+            return []
+        names = [self.reader.base_name(number) for number in range(1, len(self.reader.bases) + 1)]
+        return [(name, Path(self.source).with_name(name)) for name in names]
 
 
 class OpenedPart:
@@ -90,8 +98,11 @@ class OpenedPart:
             expected_rank=read.part,
             expected_index_digest=read.source.index_digest,
         )
-        self._stored_raw = bool((self._reader.chunks["codec"] == RawCodec.codec_id).all())
-        self._in_place = self._stored_raw and (isinstance(source, MemorySource) or lies_in_memory(source.path))
+        self._reader.check_bases()
+        stored_raw = (self._reader.chunks["codec"] == RawCodec.codec_id).all()
+        # Then the raw stream is the file's payload.
+        self._is_payload = bool(stored_raw) and not self._reader.bases
+        self._in_place = self._is_payload and (isinstance(source, MemorySource) or lies_in_memory(source.path))
         self.room_bytes = 0 if self._in_place else self._reader.raw_bytes
 
     def load(self, room: Bytes, threads: int) -> LoadedPart:
@@ -105,31 +116,31 @@ class OpenedPart:
             FormatError: it is damaged.
             StorageError: it cannot be read.
         """
-        places = _places(self._reader)
+        chunks = self._reader.chunks
         mapped = self._source.mapped() if self._in_place else None
         if mapped is not None:
-            first = places[0][0] if places else 0  # chunks lie back to back
+            first = int(chunks["offset"][0]) if len(chunks) else 0  # chunks lie back to back
             room = np.frombuffer(mapped, dtype=np.uint8)[first : first + self._reader.raw_bytes]
         scratch = threading.local()
 
         def bring(index: int) -> None:
-            (offset, length), raw = places[index], part.chunk(index).data
+            raw = part.chunk(index).data
             if mapped is not None:
                 self._reader.check_chunk(index, raw)
-            elif int(self._reader.chunks["codec"][index]) == RawCodec.codec_id:
-                self._source.read_into(offset, raw)
+            elif int(chunks["codec"][index]) == RawCodec.codec_id:
+                self._reader.read_encoded(index, raw)
                 self._reader.check_chunk(index, raw)
             else:
-                encoded = _scratch(scratch, length)
-                self._source.read_into(offset, encoded)
+                encoded = _scratch(scratch, int(chunks["encoded_length"][index]))
+                self._reader.read_encoded(index, encoded)
                 self._reader.decode_chunk(index, encoded, raw)
 
-        again = None if self._stored_raw else self._source
+        again = None if self._is_payload else self._source
         path = again.path if isinstance(again, FileSource) else again
         part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path)
         with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
             try:
-                for _ in pool.map(bring, range(len(places))):
+                for _ in pool.map(bring, range(len(chunks))):
                     pass
             except BaseException:
                 pool.shutdown(cancel_futures=True)  # and waits: the memory is going to be used for something else
@@ -148,12 +159,6 @@ def load_part(
     """
     opened = OpenedPart(source, read, attempt)
     return opened.load(np.empty(opened.room_bytes, dtype=np.uint8), threads)
-
-
-def _places(reader: PartReader) -> list[tuple[int, int]]:
-    """Offset and length of each chunk in the file."""
-    table: npt.NDArray[np.void] = reader.chunks[["offset", "encoded_length"]]
-    return [(offset, length) for offset, length in table.tolist()]
 
 
 def _scratch(local: threading.local, length: int) -> memoryview:

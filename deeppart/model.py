@@ -182,3 +182,8 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all part files."""
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def referenced_bytes(self) -> int:
+        """Bytes of their bases that belong to the checkpoint too."""
+        return sum(part.referenced_bytes for part in self.parts)

@@ -23,12 +23,14 @@ class LevelReport:
         seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
         nbytes: bytes this rank wrote there.
         error: why it failed, or None.
+        referenced_bytes: bytes that were there already, unchanged, and were not written again.
     """
 
     state: str
     seconds: float | None = None
     nbytes: int = 0
     error: str | None = None
+    referenced_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class _LevelProgress:
     state: str = OFF
     finished_at: float | None = None
     nbytes: int = 0
+    referenced_bytes: int = 0
     error: CheckpointError | None = None
 
 
@@ -177,6 +180,7 @@ class Pending:
                     None if progress.finished_at is None else max(0.0, progress.finished_at - self._returned_at),
                     progress.nbytes,
                     None if progress.error is None else str(progress.error),
+                    progress.referenced_bytes,
                 )
                 for name, progress in self._levels.items()
             }
@@ -233,12 +237,21 @@ class Pending:
         """``checkpoint()`` returns now: levels' seconds count from here."""
         self._returned_at = time.monotonic()
 
-    def note_level(self, level: str, state: str, *, nbytes: int = 0, error: CheckpointError | None = None) -> None:
+    def note_level(
+        self,
+        level: str,
+        state: str,
+        *,
+        nbytes: int = 0,
+        referenced_bytes: int = 0,
+        error: CheckpointError | None = None,
+    ) -> None:
         """A level has moved on."""
         with self._changed:
             progress = self._levels[level]
             progress.state = state
             progress.nbytes = nbytes or progress.nbytes
+            progress.referenced_bytes = referenced_bytes or progress.referenced_bytes
             progress.error = error
             if state in _FINAL:
                 progress.finished_at = time.monotonic()

@@ -32,13 +32,14 @@ from deeppart.compressing import Compressing, Processors
 from deeppart.config import REDUNDANT_LEVELS
 from deeppart.driving import Driver
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError
+from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
 from deeppart.levels.transfer import Staged
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import PartSummary
+from deeppart.part import PartSummary, parse_base_file_name
 from deeppart.pending import DONE, FAILED, RUNNING
 from deeppart.protecting import Protector
 from deeppart.retention import Retention
@@ -80,6 +81,7 @@ class Pipeline:
         owner: the directory's lock, on rank 0.
         compression: the setting.
         processors: what there is to encode chunks with.
+        incremental: knows which chunks need not be written.
         retention: removes what is no longer kept.
         protector: does the redundant levels.
         timeout: seconds to wait for other ranks, from the last time they got further.
@@ -95,6 +97,7 @@ class Pipeline:
         owner: DirectoryOwner | None,
         compression: str,
         processors: Processors,
+        incremental: Incremental,
         retention: Retention,
         protector: Protector,
         timeout: float,
@@ -104,7 +107,8 @@ class Pipeline:
         self._channels = channels
         self._local, self._persistent, self._owner = local, persistent, owner
         self._compressing = Compressing(compression, processors, _lower_priority)
-        self._writer = ShareWriter(local, persistent, self._compressing, rank, self._claim_staging)
+        self._incremental = incremental
+        self._writer = ShareWriter(local, persistent, self._compressing, incremental, rank, self._claim_staging)
         self._retention, self._protector = retention, protector
         self._rank = rank
         self._to_capture: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -222,8 +226,7 @@ class Pipeline:
 
     def _store(self, job: Job) -> None:
         outcome: PartSummary | DeeppartError | None = None
-        if job.staged is not None and job.failure is None:
-            self._compressing.look(job.staged)
+        self._writer.look(job)
         if "local" in job.due:
             job.pending.note_level("local", RUNNING)
             file = self._attempted("local", lambda: self._writer.open_local(job))
@@ -274,7 +277,8 @@ class Pipeline:
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, what = self._channels[level], f"step {job.attempt.step}, exchange of level {level}"
         paths = self._protector.protect(job, level, channel, lambda each: self.driver.drive(channel, each, what))
-        job.pending.note_level(level, RUNNING, nbytes=sum(path.stat().st_size for path in paths))
+        written = sum(path.stat().st_size for path in paths if parse_base_file_name(path.name) is None)
+        job.pending.note_level(level, RUNNING, nbytes=written)
         return paths
 
     def _write_local(self, job: Job, file: DurableFile) -> PartSummary | DeeppartError:
@@ -327,9 +331,11 @@ class Pipeline:
             problem, known = str(error), failed
         complete = problem is None and not failed
         if complete:
+            self._remember(job, level, outcome)
             job.pending.note_level(level, DONE)
             self._retire(job, level)
         else:
+            self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
             # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
             self._retention.abandon(level, job.attempt.step, self._written(job, level, outcome) if known else [])
@@ -341,8 +347,19 @@ class Pipeline:
         """Files of this rank that a level which is not complete must not keep."""
         if level in REDUNDANT_LEVELS:
             return outcome if isinstance(outcome, list) else []
+        unchanged = job.unchanged.get(level)
+        return [self._part_path(job, level), *(unchanged.names.values() if unchanged is not None else ())]
+
+    def _part_path(self, job: Job, level: str) -> Path:
         storage = self._local if level == "local" and self._local is not None else self._persistent
-        return [storage.part_path(job.attempt, self._rank)]
+        return storage.part_path(job.attempt, self._rank)
+
+    def _remember(self, job: Job, level: str, outcome: PartSummary | list[Path] | DeeppartError) -> None:
+        """What the next checkpoint may refer to."""
+        if level == "partner" and job.summary is not None:
+            self._incremental.completed(level, self._part_path(job, "local").parent, job.attempt, job.summary)
+        elif isinstance(outcome, PartSummary):
+            self._incremental.completed(level, self._part_path(job, level).parent, job.attempt, outcome)
 
     def _commit(self, job: Job, parts: list[PartRecord]) -> None:
         """Rank 0: make the step a checkpoint."""

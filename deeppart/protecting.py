@@ -16,6 +16,8 @@ from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
+from deeppart.levels.unchanged import remove_links
+from deeppart.part import base_file_name
 from deeppart.protection import Protection
 from deeppart.writing import Job
 
@@ -51,30 +53,42 @@ class Protector:
         """
         if job.summary is None:
             raise CheckpointError("there is no complete local part to protect")
-        operation = self._copy(comm, job) if level == "partner" else self._encode(comm, job)
-        files = drive(operation)
+        adopted: list[Path] = []
+        operation = self._copy(comm, job, adopted) if level == "partner" else self._encode(comm, job)
+        files: list[DurableFile] = []
         named: list[Path] = []
         try:
+            files = drive(operation)
             for file in files:
                 file.commit()
                 named.append(file.path)
         except BaseException:
             for file in files:
                 file.abort()
-            for path in named:
-                path.unlink(missing_ok=True)
+            remove_links([*named, *adopted])
             raise
-        return named
+        return [*named, *adopted]
 
-    def _copy(self, comm: Comm, job: Job) -> Operation[list[DurableFile]]:
+    def _copy(self, comm: Comm, job: Job, adopted: list[Path]) -> Operation[list[DurableFile]]:
         assert job.summary is not None
         summary, local, partner = job.summary, self._levels["local"], self._levels["partner"]
         path = str(local.part_path(job.attempt, self._rank))
-        sends = [Outgoing(copy.part, path, summary.nbytes, summary.digest, copy.target) for copy in self._sends]
+        world_size = job.attempt.world_size
+        bases = tuple(base_file_name(self._rank, world_size, base.index_digest) for base in summary.bases)
+        what = (path, summary.nbytes, summary.digest)
+        sends = [Outgoing(copy.part, *what, copy.target, bases) for copy in self._sends]
         receives = [Incoming(copy.part, copy.source) for copy in self._receives]
-        return exchange_copies(
-            comm, sends, receives, lambda part: partner.open_part(job.attempt, part), self._arena, self._limit
-        )
+
+        def opened(incoming: Incoming, names: tuple[str, ...]) -> DurableFile:
+            file = partner.open_part(job.attempt, incoming.part)
+            try:
+                adopted.extend(partner.adopt_bases(job.attempt, names))
+            except BaseException:
+                file.abort()
+                raise
+            return file
+
+        return exchange_copies(comm, sends, receives, opened, self._arena, self._limit)
 
     def _encode(self, comm: Comm, job: Job) -> Operation[list[DurableFile]]:
         assert job.summary is not None

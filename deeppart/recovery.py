@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,13 @@ class Recovered:
         candidate: which checkpoint, with the sources that turned out bad struck out.
         reads: who holds which part, in part order.
         mine: part number -> part, of those this rank has read.
+        bases: part number -> names of the files beside its source in which chunks of it lie, of all that have any.
     """
 
     candidate: Candidate
     reads: tuple[Read, ...]
     mine: dict[int, LoadedPart]
+    bases: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def attempt(self) -> Attempt:
@@ -112,6 +114,7 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
                 part.digest,
                 part.index_digest,
                 part.node_index_digest,
+                part.referenced_bytes,
             ]
             for part in manifest.parts
         ]
@@ -217,7 +220,8 @@ def read_candidate(
                 if not failed:
                     break
         if not failed:
-            return Recovered(candidate, reads, mine), [*lines, explain(candidate, reads)]
+            bases = _gather_bases(comm, mine, f"{label}, reading", run)
+            return Recovered(candidate, reads, mine, bases), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason in failed]
         rest = candidate.without([(part, path) for part, path, _ in failed])
         if isinstance(rest, int):
@@ -229,6 +233,13 @@ def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) 
     """Everyone's, on every rank."""
     texts = run(comm.allgather(json.dumps(failures).encode()), what)
     return [(part, path, reason) for text in texts for part, path, reason in json.loads(text)]
+
+
+def _gather_bases(comm: Comm, mine: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
+    """Everyone's, on every rank."""
+    named = [(part, [name for name, _ in loaded.bases()]) for part, loaded in mine.items() if loaded.reader.bases]
+    texts = run(comm.allgather(json.dumps(named).encode()), what)
+    return {part: tuple(names) for text in texts for part, names in json.loads(text)}
 
 
 def _read_mine(

@@ -22,7 +22,7 @@ from deeppart.levels.node import NodeLevel, one_line, take_stock
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.model import Attempt
-from deeppart.part import FileSource, ParityReader, PartReader, parse_part_file_name
+from deeppart.part import FileSource, ParityReader, PartReader, is_parity_file_name
 from deeppart.pipeline import Pipeline
 from deeppart.protection import Protection
 from deeppart.recovery import read_candidate, take_inventory
@@ -178,14 +178,16 @@ class Scrubber:
         if self._ground.directory is None:
             return []
         stock = take_stock(self._ground.directory, self._ground.lineage)
-        paths = [part.path for part in stock.parts if part.attempt == attempt]
+        parts = [part for part in stock.parts if part.attempt == attempt]
+        paths = [part.path for part in parts]
+        paths += [str(Path(part.path).with_name(name)) for part in parts for name in part.bases]
         paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
         return [Path(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
 
     def _check(self, path: Path) -> None:
         try:
             with FileSource(path) as source:
-                if parse_part_file_name(path.name) is not None:
+                if not is_parity_file_name(path.name):
                     PartReader(source, where=str(path)).verify(pace=self._pace)
                 else:
                     ParityReader(source, where=str(path)).verify(pace=self._pace)
@@ -257,6 +259,7 @@ class Scrubber:
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
             return "not every part can be had any more"
+        damaged = damaged | _refer_to(damaged, inventory)
         bad = [(part, path) for path in damaged for part in range(attempt.world_size)]
         candidate = candidates[0].without(bad)
         if isinstance(candidate, int):
@@ -284,6 +287,12 @@ class Scrubber:
         self.report = replace(
             self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
         )
+
+
+def _refer_to(damaged: set[str], inventory: Inventory) -> set[str]:
+    """The parts beside damaged bases that refer to them: they cannot be had from there either."""
+    parts = (part for found in inventory.found for part in found)
+    return {part.path for part in parts if damaged & {str(Path(part.path).with_name(name)) for name in part.bases}}
 
 
 def _is_gone(path: Path) -> bool:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 from deeppart.compressing import Compressing, PartEncoding, adds_to
 from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
+from deeppart.incremental import Incremental, give_up
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.relay import Relay, SourceLostError
-from deeppart.levels.transfer import Staged, check_copy, copy_part, recode_part, write_part
+from deeppart.levels.transfer import Staged, Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, RUNNING, Pending
@@ -54,6 +55,8 @@ class Job:
         deferred: copies into staging memory that are still to be made, or None.
         layout, document: of the captured share; they outlive ``staged``.
         encoding: how the local part is encoded; None without one.
+        digests: of the raw bytes of each chunk, where some of them may be unchanged; None if nothing is known.
+        unchanged: level -> what its part refers to.
         relay: the local part file, which the drain follows; None without one.
         summary: of the part file, once there is a complete one.
         passed_on: the store has handed it to the drain, which settles the persistent level from then on.
@@ -71,6 +74,8 @@ class Job:
     layout: ShareLayout | None = None
     document: PartDocument | None = None
     encoding: PartEncoding | None = None
+    digests: list[bytes] | None = None
+    unchanged: dict[str, Unchanged] = field(default_factory=dict)
     relay: Relay | None = None
     summary: PartSummary | None = None
     passed_on: bool = False
@@ -97,6 +102,7 @@ class ShareWriter:
         local: the local level, or None without one.
         persistent: the persistent level.
         compressing: encodes chunks.
+        incremental: knows which chunks need not be written.
         rank: this rank.
         claim: keeps a job's staging memory for the persistent level; None if it has been given back already.
     """
@@ -106,11 +112,19 @@ class ShareWriter:
         local: NodeLevel | None,
         persistent: PersistentLevel,
         compressing: Compressing,
+        incremental: Incremental,
         rank: int,
         claim: Callable[[Job], Staged | None],
     ) -> None:
         self._local, self._persistent = local, persistent
-        self._compressing, self._rank, self._claim = compressing, rank, claim
+        self._compressing, self._incremental = compressing, incremental
+        self._rank, self._claim = rank, claim
+
+    def look(self, job: Job) -> None:
+        """What can be known of a captured share before any of it is written."""
+        if job.staged is not None and job.failure is None:
+            self._compressing.look(job.staged)
+            job.digests = self._incremental.look(job.staged, job.due)
 
     def open_local(self, job: Job) -> DurableFile:
         """Begin the local part file, and give the job the relay that follows it.
@@ -125,9 +139,9 @@ class ShareWriter:
         job.encoding = self._compressing.begin("local", job.layout)
         file = self._local.open_part(job.attempt, self._rank)
         try:
-            job.relay = Relay(file)
+            job.relay = Relay(file, self._refer(job, "local", file).names)
         except BaseException:
-            file.abort()
+            self._abort(job, "local", file)
             raise
         return file
 
@@ -140,17 +154,43 @@ class ShareWriter:
         assert job.staged is not None and job.relay is not None and job.encoding is not None
         began = time.monotonic()
         try:
-            job.summary = write_part(job.staged, job.relay, job.encoding.encoding, job.attempt, self._rank)
+            encoding, unchanged = job.encoding.encoding, job.unchanged["local"]
+            job.summary = write_part(job.staged, job.relay, encoding, job.attempt, self._rank, unchanged)
             job.relay.end(complete=True)
             file.commit()
         except BaseException:
-            file.abort()
+            self._abort(job, "local", file)
             raise
-        self._compressing.completed(job.encoding, job.summary.nbytes, file.busy_s, time.monotonic() - began)
-        job.pending.note_compression("local", job.encoding.reasons)
-        job.pending.note_cost(encoded_bytes=job.summary.encoded_bytes)
-        job.pending.note_level("local", RUNNING, nbytes=job.summary.nbytes)
+        self._note(job, "local", job.encoding, job.summary, file.busy_s, time.monotonic() - began, ())
         return job.summary
+
+    def _refer(self, job: Job, level: str, file: DurableFile) -> Unchanged:
+        assert job.layout is not None
+        found = self._incremental.refer(level, job.due, job.digests, job.layout, file.path.parent)
+        job.unchanged[level] = found
+        return found
+
+    def _abort(self, job: Job, level: str, file: DurableFile) -> None:
+        """Leave nothing of a part that does not come to be."""
+        file.abort()
+        give_up(job.unchanged.get(level, Unchanged()))
+
+    def _note(
+        self,
+        job: Job,
+        level: str,
+        part: PartEncoding,
+        summary: PartSummary,
+        busy_s: float,
+        seconds: float,
+        remarks: tuple[str, ...],
+    ) -> None:
+        """A part is written."""
+        written = summary.chunks["raw_length"][summary.chunks["base"] == 0].sum()
+        self._compressing.completed(part, summary.nbytes, int(written), busy_s, seconds)
+        job.pending.note_compression(level, (*part.reasons, *remarks))
+        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
+        job.pending.note_level(level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
     def write_persistent(self, job: Job) -> PartSummary:
         """Copy the local part, or write from staging memory; again after an error that may pass.
@@ -177,26 +217,26 @@ class ShareWriter:
         file = self._persistent.open_part(job.attempt, self._rank)
         began = time.monotonic()
         try:
-            summary, reasons = self._fill(job, file, encoding)
+            unchanged = self._refer(job, "persistent", file)
+            summary, remarks = self._fill(job, file, encoding, unchanged)
             file.commit()
         except BaseException:
-            file.abort()
+            self._abort(job, "persistent", file)
             raise
-        self._compressing.completed(encoding, summary.nbytes, file.busy_s, time.monotonic() - began)
-        job.pending.note_compression("persistent", reasons)
-        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
-        job.pending.note_level("persistent", RUNNING, nbytes=summary.nbytes)
+        self._note(job, "persistent", encoding, summary, file.busy_s, time.monotonic() - began, remarks)
         return summary
 
-    def _fill(self, job: Job, file: DurableFile, encoding: PartEncoding) -> tuple[PartSummary, tuple[str, ...]]:
+    def _fill(
+        self, job: Job, file: DurableFile, encoding: PartEncoding, unchanged: Unchanged
+    ) -> tuple[PartSummary, tuple[str, ...]]:
         """From the local part if that works out, otherwise from staging memory if it is still there.
 
         Returns:
-            What was written, and why it is encoded as it is.
+            What was written, and remarks on how.
         """
         if job.relay is not None:
             try:
-                return self._follow(job, job.relay, file, encoding)
+                return self._follow(job, job.relay, file, encoding, unchanged)
             except (SourceLostError, CorruptFileError):
                 if self._claim(job) is None:
                     raise
@@ -205,18 +245,23 @@ class ShareWriter:
         staged = self._claim(job)
         if staged is None:
             raise CheckpointError("the share is neither in staging memory nor in a local part")
-        return write_part(staged, file, encoding.encoding, job.attempt, self._rank), encoding.reasons
+        return write_part(staged, file, encoding.encoding, job.attempt, self._rank, unchanged), ()
 
     def _follow(
-        self, job: Job, relay: Relay, file: DurableFile, encoding: PartEncoding
+        self, job: Job, relay: Relay, file: DurableFile, encoding: PartEncoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
-        """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way."""
+        """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
+
+        Where either part refers to other files, the one cannot be a copy of the other.
+        """
         assert job.layout is not None and job.document is not None and job.encoding is not None
-        if adds_to(encoding.chooser, job.encoding.chooser, job.layout):
-            summary = recode_part(relay, job.layout, job.document, file, encoding.encoding, job.attempt, self._rank)
+        refers = unchanged.references or job.unchanged["local"].references
+        if refers or adds_to(encoding.chooser, job.encoding.chooser, job.layout):
+            what = (job.layout, job.document, file, encoding.encoding, job.attempt, self._rank)
+            summary = recode_part(relay, *what, unchanged.references)
             relay.wait_for_end()  # the manifest will name the local part too
-            return summary, encoding.reasons
+            return summary, ()
         found = copy_part(relay, file)
         assert job.summary is not None
         check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
-        return job.summary, (*encoding.reasons, "a copy of the local part")
+        return job.summary, ("a copy of the local part",)

@@ -25,7 +25,8 @@ from deeppart.levels.rate import RateLimit
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
 _IN_FLIGHT = 2
-_HEAD_BYTES = 256
+#: Room for the names of as many bases as a part may have.
+_HEAD_BYTES = 8192
 _HEAD_TAG, _DATA_TAG = 0, 1
 
 
@@ -39,6 +40,7 @@ class Outgoing:
         nbytes: its length.
         digest: xxh3-128 of the whole file, 32 hex digits: what the copy must have.
         to: the rank that stores the copy.
+        bases: names of the files in which chunks of it lie; the other node has them.
     """
 
     part: int
@@ -46,6 +48,7 @@ class Outgoing:
     nbytes: int
     digest: str
     to: int
+    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +58,23 @@ class Incoming:
     Attributes:
         part: its number.
         source: the rank that sends it.
+        name: of the file, where it is a base of the part; "" for the part itself.
     """
 
     part: int
     source: int
+    name: str = ""
+
+
+#: Begins the file for what comes in; given the names of the bases that the part refers to. Raises StorageError.
+OpenCopy = Callable[[Incoming, tuple[str, ...]], DurableFile]
 
 
 def exchange_copies(
     comm: Comm,
     sends: Sequence[Outgoing],
     receives: Sequence[Incoming],
-    open_copy: Callable[[int], DurableFile],
+    open_copy: OpenCopy,
     arena: Arena,
     limit: RateLimit | None,
 ) -> Operation[list[DurableFile]]:
@@ -73,7 +82,7 @@ def exchange_copies(
 
     Args:
         sends, receives: in the order of one list that all ranks share.
-        open_copy: begins the file for a part.
+        open_copy: begins the file for a part, and sees that its bases are there.
 
     Returns:
         The files received, complete and not yet committed, in order.
@@ -126,7 +135,8 @@ def _send(
     limit: RateLimit | None,
     problems: list[DeeppartError],
 ) -> Operation[None]:
-    head = _head({"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest})
+    told = {"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest, "bases": outgoing.bases}
+    head = _head(told)
     yield from comm.send(head, outgoing.to, _HEAD_TAG)
     flying: list[Operation[None]] = []
     for number, offset in enumerate(range(0, outgoing.nbytes, BLOCK_BYTES)):
@@ -151,7 +161,7 @@ def _receive_all(
     comm: Comm,
     receives: Sequence[Incoming],
     memory: list[Bytes],
-    open_copy: Callable[[int], DurableFile],
+    open_copy: OpenCopy,
     files: list[DurableFile],
     problems: list[DeeppartError],
 ) -> Operation[None]:
@@ -160,7 +170,7 @@ def _receive_all(
         yield from comm.receive_into(head, incoming.source, _HEAD_TAG)
         yield True
         told = json.loads(head.tobytes())
-        sink = _Sink(incoming.part, open_copy, problems)
+        sink = _Sink(incoming, tuple(told["bases"]), open_copy, problems)
         if sink.file is not None:
             files.append(sink.file)
         flying: list[tuple[Operation[None], Bytes, bool]] = []
@@ -186,12 +196,14 @@ def _land(flight: tuple[Operation[None], Bytes, bool], sink: _Sink) -> Operation
 class _Sink:
     """A copy being written. After an error it takes the rest and does nothing with it."""
 
-    def __init__(self, part: int, open_copy: Callable[[int], DurableFile], problems: list[DeeppartError]) -> None:
-        self._part, self._problems, self._failed = part, problems, False
+    def __init__(
+        self, incoming: Incoming, bases: tuple[str, ...], open_copy: OpenCopy, problems: list[DeeppartError]
+    ) -> None:
+        self._part, self._problems, self._failed = incoming.part, problems, False
         self._digest = xxhash.xxh3_128()
         self.file: DurableFile | None = None
         try:
-            self.file = open_copy(part)
+            self.file = open_copy(incoming, bases)
         except StorageError as error:
             self._fail(error)
 

@@ -93,6 +93,10 @@ def verify_nodes(
 
 def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:
     files = [(Path(part.path), part.nbytes) for part in stock.parts if step in (None, part.attempt.step)]
+    for base in stock.bases:
+        path = Path(base.path)
+        if step is None or path.parent.name == f"step-{step:012d}":
+            files.append((path, base.nbytes))
     return files + [
         (Path(each.path), each.nbytes) for each in stock.parity if step in (None, each.identity.attempt.step)
     ]

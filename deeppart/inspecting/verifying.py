@@ -25,6 +25,7 @@ from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spa
 from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory
 from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
 from deeppart.model import Manifest, PartRecord
+from deeppart.part import HEADER_BYTES
 
 #: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
 #: cannot be checked.
@@ -70,7 +71,7 @@ class Verdict:
         step: its number.
         state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
         parts: number of parts that the manifest names.
-        nbytes: bytes of them that were read.
+        nbytes: bytes of them and of their bases that were read.
         raw_bytes: what they are decoded.
         damage: everything that is wrong.
         manifest: of the step; None where there is no sound one.
@@ -127,7 +128,7 @@ class Subject:
     @property
     def nbytes(self) -> int:
         """Bytes that verifying reads."""
-        return self.manifest.nbytes if self.manifest else 0
+        return self.manifest.nbytes + self.manifest.referenced_bytes if self.manifest else 0
 
 
 def choose_steps(root: Path, step: int | None = None, *, every: bool = False) -> list[Subject]:
@@ -219,7 +220,8 @@ class _Checking:
                 missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
                 message = "the part file is missing" if missing else _text(error)
                 self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
-            self._advance(record.nbytes - (self.nbytes - before))  # what was not read will not be
+            whole = record.nbytes + record.referenced_bytes
+            self._advance(whole - (self.nbytes - before))  # what was not read will not be
         self._cover()
         return self._damage
 
@@ -227,11 +229,13 @@ class _Checking:
         record = part.record
         self._document(part)
         whole = xxhash.xxh3_128()
-        places = part.reader.chunks[["offset", "encoded_length"]].tolist()
-        complete = self._plain(part, 0, places[0][0] if places else record.nbytes, whole)
-        for chunk, (offset, length) in enumerate(places):
-            complete &= self._chunk(part, chunk, offset, length, whole)
-        complete &= self._plain(part, sum(places[-1]) if places else record.nbytes, record.nbytes, whole)
+        payload_end = record.nbytes - len(part.reader.frame()[1])
+        complete = self._plain(part, 0, HEADER_BYTES, whole)
+        for chunk, (offset, length, base) in enumerate(
+            part.reader.chunks[["offset", "encoded_length", "base"]].tolist()
+        ):
+            complete &= self._chunk(part, chunk, offset, length, base, whole)
+        complete &= self._plain(part, payload_end, record.nbytes, whole)
         if complete and whole.hexdigest() != record.digest:
             found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
@@ -253,20 +257,20 @@ class _Checking:
             message = f"the part holds {part.reader.raw_bytes} raw bytes, the manifest says {part.record.raw_bytes}"
             self._damage.append(Damage("part", message, part.record.file, part.record.rank))
 
-    def _chunk(self, part: OpenPart, chunk: int, offset: int, length: int, whole: xxhash.xxh3_128) -> bool:
+    def _chunk(self, part: OpenPart, chunk: int, offset: int, length: int, base: int, whole: xxhash.xxh3_128) -> bool:
         """Check one chunk; False if it is damaged, so that the digest of the whole file need not be looked at."""
         reader = part.reader
         encoded = self._memory(length)
         try:
-            part.source.read_into(offset, encoded)
-            whole.update(encoded)
+            reader.read_encoded(chunk, encoded)
+            if not base:
+                whole.update(encoded)
             reader.decode_chunk(chunk, encoded)
         except (FormatError, StorageError) as error:
             first, last = reader.raw_starts[chunk : chunk + 2].tolist()
             leaves = self._names.in_raw_range(reader.spans, first, last, part.record.rank)
-            self._damage.append(
-                Damage("chunk", _text(error), part.record.file, part.record.rank, offset, offset + length, leaves)
-            )
+            file = reader.base_name(base) if base else part.record.file
+            self._damage.append(Damage("chunk", _text(error), file, part.record.rank, offset, offset + length, leaves))
             return False
         finally:
             self._done(length, int(reader.chunks["raw_length"][chunk]))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from deeppart.codec import ROOM_BYTES, Chooser, EncodedChunk
+from deeppart.codec.raw import RawCodec
+from deeppart.part import ChunkPlace
 
 #: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
 Watch = Callable[[str, int, int, float], None]
@@ -25,11 +27,15 @@ class Chunk:
         raw: its bytes; not to change while it is in work.
         dtype: tag of what they are.
         encoded: what it is encoded to already, or None.
+        raw_digest: xxh3-128 of its bytes, where that is known already.
+        place: where it lies already, and is not to be encoded at all; or None.
     """
 
     raw: memoryview
     dtype: str
     encoded: EncodedChunk | None = None
+    raw_digest: bytes | None = None
+    place: ChunkPlace | None = None
 
 
 class Encoders:
@@ -46,17 +52,17 @@ class Encoders:
 
     def run(
         self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None
-    ) -> Generator[EncodedChunk, None, None]:
+    ) -> Generator[EncodedChunk | ChunkPlace, None, None]:
         """Encode chunks, up to ``most_ahead`` of them before the one that is asked for; in order.
 
-        An encoded chunk lasts until the next one is asked for. Memory: one room more than there are threads, each as
-        long as the longest chunk. Close the generator if not all chunks are taken: it waits for the threads that still
-        read them.
+        Chunks that lie somewhere already come out as their places. An encoded chunk lasts until the next one is asked
+        for. Memory: one room more than there are threads, each as long as the longest chunk. Close the generator if not
+        all chunks are taken: it waits for the threads that still read them.
         """
         rooms: list[memoryview] = []
-        ahead: deque[tuple[Future[EncodedChunk] | EncodedChunk, memoryview | None]] = deque()
+        ahead: deque[tuple[Future[EncodedChunk] | EncodedChunk | ChunkPlace, memoryview | None]] = deque()
 
-        def take() -> Iterator[EncodedChunk]:
+        def take() -> Iterator[EncodedChunk | ChunkPlace]:
             future, room = ahead.popleft()
             yield future.result() if isinstance(future, Future) else future
             if room is not None:
@@ -64,8 +70,9 @@ class Encoders:
 
         try:
             for chunk in chunks:
-                if chunk.encoded is not None or chooser.codec_for(chunk.dtype) is None:
-                    ahead.append((chunk.encoded or chooser.encode_chunk(chunk.raw), None))
+                if chunk.place is not None or chunk.encoded is not None or chooser.codec_for(chunk.dtype) is None:
+                    raw = EncodedChunk(RawCodec.codec_id, chunk.raw, chunk.raw_digest, chunk.raw_digest)
+                    ahead.append((chunk.place or chunk.encoded or raw, None))
                 else:
                     room = _room(rooms, chunk.raw.nbytes)
                     ahead.append((self._pool.submit(_encode, chunk, chooser, room, watch), room))
@@ -96,7 +103,7 @@ def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | Non
     """Encode a chunk and take its digests, so that the thread that writes need not."""
     began = time.perf_counter()
     encoded = chooser.encode_chunk(chunk.raw, chunk.dtype, room)
-    raw_digest = xxhash.xxh3_128_digest(chunk.raw)
+    raw_digest = chunk.raw_digest or xxhash.xxh3_128_digest(chunk.raw)
     digest = raw_digest if encoded.data is chunk.raw else xxhash.xxh3_128_digest(encoded.data)
     if watch is not None:
         watch(chunk.dtype, chunk.raw.nbytes, len(encoded.data), time.perf_counter() - began)

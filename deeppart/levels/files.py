@@ -24,7 +24,7 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.levels.mapped import bytes_in_memory, file_memory
 from deeppart.levels.rate import RateLimit
-from deeppart.part import is_parity_file_name, parse_part_file_name
+from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
 
 MANIFEST_NAME = "manifest"
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
@@ -372,12 +372,17 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a name is that of a part or of parity."""
-    return parse_part_file_name(name) is not None or is_parity_file_name(name)
+    """Whether a name is that of a part, a base or parity."""
+    parsed = parse_part_file_name(name) or parse_base_file_name(name)
+    return parsed is not None or is_parity_file_name(name)
 
 
 def take_spare(spares: Path, name: Path) -> bool:
-    """Give one of the spare files another name; False if there is none. Several processes may take them."""
+    """Give one of the spare files another name; False if there is none. Several processes may take them.
+
+    A file that has yet another name is a base, which a newer step needs: it must not be written over. Its names are
+    looked at last, when nobody can give it more: bases are named after files in step directories.
+    """
     try:
         found = sorted(os.listdir(spares))
     except OSError:
@@ -385,7 +390,9 @@ def take_spare(spares: Path, name: Path) -> bool:
     for spare in sorted(found, key=lambda each: each != name.name.split(".tmp-")[0].lstrip(".")):
         try:
             os.rename(spares / spare, name)
-            return True
+            if os.stat(name).st_nlink == 1:
+                return True
+            os.unlink(name)
         except OSError:
             continue
     return False

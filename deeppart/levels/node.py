@@ -9,6 +9,7 @@ the same scratch directory can never be mistaken for ours; those of `partner` an
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,13 +25,16 @@ from deeppart.levels.files import (
     write_file,
 )
 from deeppart.levels.mapped import forget_removed
+from deeppart.levels.unchanged import link, remove_links
 from deeppart.model import Attempt, ParityIdentity
 from deeppart.part import (
     FileSource,
     ParityReader,
     PartReader,
+    base_file_name,
     is_parity_file_name,
     parity_file_name,
+    parse_base_file_name,
     parse_part_file_name,
     part_file_name,
 )
@@ -77,6 +81,55 @@ class NodeLevel:
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
         return self._open(self.part_path(attempt, rank))
 
+    def open_base(self, attempt: Attempt, name: str) -> DurableFile:
+        """Begin a file in which chunks of a part of a step lie.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+        return self._open(step_directory(self.root, attempt.step) / name)
+
+    def adopt_bases(self, attempt: Attempt, names: Iterable[str]) -> list[Path]:
+        """Give files that lie here, in other steps, a name beside a part that refers to them.
+
+        Returns:
+            The names that were made.
+
+        Raises:
+            StorageError: one of them is not here. No name was made.
+        """
+        directory = step_directory(self.root, attempt.step)
+        made: list[Path] = []
+        for name in names:
+            if (directory / name).exists():
+                continue
+            if not any(link(path, directory / name) for path in self._holders(name)):
+                remove_links(made)
+                raise StorageError(
+                    "a part refers to a file that is not on this node",
+                    expected=name,
+                    where=str(self.root),
+                    todo="nothing: the next checkpoint refers to nothing here",
+                )
+            made.append(directory / name)
+        return made
+
+    def _holders(self, name: str) -> Iterator[Path]:
+        """Files that are the base of a name, those of the newest steps first."""
+        parsed = parse_base_file_name(name)
+        if parsed is None:
+            return
+        rank, world_size, index_digest = parsed
+        for _, directory in sorted(list_steps(self.root).items(), reverse=True):
+            if (directory / name).exists():
+                yield directory / name
+            path = directory / part_file_name(rank, world_size)
+            try:
+                if path.exists() and stored_part(path, self.name).index_digest == index_digest:
+                    yield path
+            except (FormatError, StorageError):
+                continue
+
     def parity_path(self, identity: ParityIdentity) -> Path:
         """Where a share of parity lies."""
         return step_directory(self.root, identity.attempt.step) / parity_file_name(identity)
@@ -120,7 +173,8 @@ class Found:
     """What lies on a node's storage.
 
     Attributes:
-        parts: whose header, footer and index are sound; of `local` and `partner`.
+        parts: whose header, footer and index are sound, and whose bases are there; of `local` and `partner`.
+        bases: files in which chunks of these lie, likewise sound.
         parity: likewise.
         problems: a line about each file that is not sound.
         damaged: the files that those lines are about.
@@ -128,6 +182,7 @@ class Found:
 
     parts: list[StoredPart] = field(default_factory=list)
     parity: list[StoredParity] = field(default_factory=list)
+    bases: list[StoredPart] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
 
@@ -166,6 +221,13 @@ def _look_at(path: Path, step: int, level: str, lineage: str, found: Found) -> N
         name = part_file_name(part.rank, part.attempt.world_size)
         if _is_ours(path, part.attempt, step, name, lineage, found):
             found.parts.append(part)
+    elif parse_base_file_name(path.name) is not None:
+        base = stored_part(path, level)
+        name = base_file_name(base.rank, base.attempt.world_size, base.index_digest)
+        if base.attempt.lineage == lineage and name == path.name:
+            found.bases.append(base)
+        else:
+            found.problems.append(f"{path}: ignored: by its contents it is {name}, or of another lineage")
     elif is_parity_file_name(path.name):
         parity = stored_parity(path)
         if _is_ours(path, parity.identity.attempt, step, parity_file_name(parity.identity), lineage, found):
@@ -188,14 +250,18 @@ def _is_ours(path: Path, attempt: Attempt, step: int, name: str, lineage: str, f
 
 
 def stored_part(path: Path, level: str) -> StoredPart:
-    """Check a part file's header, footer and index.
+    """Check a part file's header, footer and index, and that its bases are there.
 
     Raises:
-        FormatError, StorageError: it is not a sound part.
+        FormatError, StorageError: it is not a sound part, or a base of it is not there.
     """
     with FileSource(path) as source:
         reader = PartReader(source, where=str(path))
-        return StoredPart(level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest)
+        bases: tuple[str, ...] = ()
+        if parse_base_file_name(path.name) is None:
+            reader.check_bases()
+            bases = tuple(reader.base_name(number) for number in range(1, len(reader.bases) + 1))
+        return StoredPart(level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
 
 
 def stored_parity(path: Path) -> StoredParity:

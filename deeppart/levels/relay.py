@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 from deeppart.errors import StorageError
 from deeppart.levels.files import DurableFile, storage_error
@@ -16,6 +18,8 @@ from deeppart.part import ChunkPlace
 
 #: A reader looks at least this often whether there is more; it is woken when there is.
 _LOOK_S = 0.05
+#: Stands for the file itself among its bases.
+_OWN = ""
 
 
 class SourceLostError(StorageError):
@@ -27,22 +31,26 @@ class Relay:
 
     Args:
         file: being written; not yet committed. Committing it, or giving it up, is up to the caller.
+        bases: index digest -> the file in which chunks of it lie.
 
     Raises:
-        StorageError: the file cannot be opened for reading.
+        StorageError: the file, or a base, cannot be opened for reading.
     """
 
-    def __init__(self, file: DurableFile) -> None:
+    def __init__(self, file: DurableFile, bases: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._file = file
         self._changed = threading.Condition()
         self._written = 0
         self._chunks: list[ChunkPlace] = []
         self._complete = False
         self._failed = False
+        self._fds: dict[str, int] = {}
         try:
-            self._fd = os.open(file.temporary, os.O_RDONLY | os.O_CLOEXEC)
+            for base, path in {_OWN: file.temporary, **bases}.items():
+                self._fds[base] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise storage_error("cannot read a checkpoint file back", error, file.temporary) from error
+            self.close()
+            raise storage_error("cannot read a checkpoint file back", error, path) from error
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append to the file."""
@@ -97,13 +105,14 @@ class Relay:
             buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
         return self._read(offset, buffer)
 
-    def read_exactly(self, offset: int, buffer: memoryview) -> None:
-        """Read bytes that have been written: those of a chunk that :meth:`chunk` has told of.
+    def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
+        """Read the bytes of a chunk that :meth:`chunk` has told of.
 
         Raises:
             SourceLostError: they cannot be read.
         """
-        if self._read(offset, buffer) != len(buffer):
+        base = _OWN if place.base is None else place.base.index_digest
+        if self._read(place.offset, buffer, base) != len(buffer):
             raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
 
     def _wait(self, enough: Callable[[], bool]) -> None:
@@ -114,10 +123,10 @@ class Relay:
     def _not_completed(self) -> SourceLostError:
         return SourceLostError("the part file to copy was not completed", where=str(self._file.path))
 
-    def _read(self, offset: int, buffer: memoryview) -> int:
+    def _read(self, offset: int, buffer: memoryview, base: str = _OWN) -> int:
         count = 0
         try:
-            while count < len(buffer) and (got := os.preadv(self._fd, [buffer[count:]], offset + count)):
+            while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
                 count += got
         except OSError as error:
             raise SourceLostError(
@@ -130,7 +139,8 @@ class Relay:
 
     def close(self) -> None:
         """Close the reading side. Nothing was written through it, so an error says nothing."""
-        descriptor, self._fd = self._fd, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        descriptors, self._fds = self._fds, dict.fromkeys(self._fds, -1)
+        for descriptor in descriptors.values():
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)

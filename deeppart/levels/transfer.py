@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from deeppart.levels.encoding import Chunk, Encoders, Watch
 from deeppart.levels.files import BLOCK_BYTES, DurableFile
 from deeppart.levels.relay import Relay
 from deeppart.model import Attempt
-from deeppart.part import FLAG_PER_RANK, PartSummary, PartWriter, Sink
+from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
 from deeppart.state.document import PartDocument
 from deeppart.state.layout import ShareLayout
 
@@ -53,15 +55,44 @@ class Encoding:
     watch: Watch | None = None
 
 
-def write_part(staged: Staged, sink: Sink, encoding: Encoding, attempt: Attempt, rank: int) -> PartSummary:
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """What is known of a share's chunks before they are written.
+
+    Attributes:
+        digests: xxh3-128 of the raw bytes of each; None if not known.
+        references: number of a chunk -> where it lies already, in a file beside the new one.
+        names: index digest -> path of these files.
+    """
+
+    digests: Sequence[bytes] | None = None
+    references: Mapping[int, ChunkPlace] = field(default_factory=dict)
+    names: Mapping[str, Path] = field(default_factory=dict)
+
+
+def write_part(
+    staged: Staged,
+    sink: Sink,
+    encoding: Encoding,
+    attempt: Attempt,
+    rank: int,
+    unchanged: Unchanged = Unchanged(),
+) -> PartSummary:
     """Encode a share chunk by chunk into a file (not yet committed).
 
     Raises:
         StorageError: the file's level refused.
     """
     data = staged.data.data
-    chunks = (Chunk(data[each.start : each.start + each.length], each.dtype) for each in staged.layout.chunks)
-    return _write(chunks, staged.layout, staged.document, sink, encoding, attempt, rank)
+
+    def chunks() -> Iterator[Chunk]:
+        for number, plan in enumerate(staged.layout.chunks):
+            digest = None if unchanged.digests is None else unchanged.digests[number]
+            raw = data[plan.start : plan.start + plan.length]
+            yield Chunk(raw, plan.dtype, None, digest, unchanged.references.get(number))
+
+    refers = bool(unchanged.references)
+    return _write(chunks(), staged.layout, staged.document, sink, encoding, attempt, rank, refers=refers)
 
 
 def recode_part(
@@ -72,16 +103,20 @@ def recode_part(
     encoding: Encoding,
     attempt: Attempt,
     rank: int,
+    references: Mapping[int, ChunkPlace] = MappingProxyType({}),
 ) -> PartSummary:
     """Write a part file anew for another level, as it is being written: what is stored raw in it is encoded.
+
+    Args:
+        references: chunks that lie beside the new file already.
 
     Raises:
         SourceLostError: the source was not completed, or cannot be read.
         CorruptFileError: a chunk of it is not what was written.
         StorageError: the file's level refused.
     """
-    chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1)
-    return _write(chunks, layout, document, sink, encoding, attempt, rank)
+    chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
+    return _write(chunks, layout, document, sink, encoding, attempt, rank, refers=bool(references))
 
 
 def _write(
@@ -92,12 +127,16 @@ def _write(
     encoding: Encoding,
     attempt: Attempt,
     rank: int,
+    *,
+    refers: bool,
 ) -> PartSummary:
-    writer = PartWriter(sink, attempt, rank)
+    writer = PartWriter(sink, attempt, rank, refers=refers)
     with closing(encoding.encoders.run(chunks, encoding.chooser, encoding.watch)) as encoded_chunks:
         for plan, encoded in zip(layout.chunks, encoded_chunks, strict=True):
             flags = FLAG_PER_RANK if plan.per_rank else 0
-            if encoded.digest is None:  # stored raw: it has not been in an encoding thread, which takes the digests
+            if isinstance(encoded, ChunkPlace):
+                place = writer.add_reference(plan.length, encoded, dtype=plan.dtype, flags=flags)
+            elif encoded.digest is None:  # stored raw: it has not been in an encoding thread, which takes the digests
                 place = writer.add_chunk(memoryview(encoded.data), encoded, dtype=plan.dtype, flags=flags)
             else:
                 place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
@@ -106,13 +145,18 @@ def _write(
     return writer.finish(layout.segments, document.meta())
 
 
-def _stored_chunks(relay: Relay, layout: ShareLayout, rooms: int) -> Iterator[Chunk]:
+def _stored_chunks(
+    relay: Relay, layout: ShareLayout, rooms: int, references: Mapping[int, ChunkPlace]
+) -> Iterator[Chunk]:
     """The chunks of a part file as they are there, each in one of ``rooms`` rooms that are used in turn."""
     memory = [memoryview(mmap.mmap(-1, max(1, *(chunk.length for chunk in layout.chunks)))) for _ in range(rooms)]
     for number, plan in enumerate(layout.chunks):
+        if number in references:
+            yield Chunk(memory[0][:0], plan.dtype, place=references[number])
+            continue
         place = relay.chunk(number)
         data = memory[number % rooms][: place.nbytes]
-        relay.read_exactly(place.offset, data)
+        relay.read_chunk(place, data)
         if xxhash.xxh3_128_digest(data) != place.encoded.digest:
             raise CorruptFileError(
                 "a chunk of a local part file changed between being written and being read back",
@@ -122,7 +166,8 @@ def _stored_chunks(relay: Relay, layout: ShareLayout, rooms: int) -> Iterator[Ch
                 todo="suspect the node's storage or memory",
             )
         stored = replace(place.encoded, data=data)
-        yield Chunk(data, plan.dtype, None if stored.codec_id == RawCodec.codec_id else stored)
+        encoded = None if stored.codec_id == RawCodec.codec_id else stored
+        yield Chunk(data, plan.dtype, encoded, stored.raw_digest)
 
 
 def copy_part(relay: Relay, file: DurableFile) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from deeppart.model import ParityIdentity, ParityMember
 from deeppart.redundancy import Nodes, ParitySet, block_bytes_for, parity_sets, partner_nodes
@@ -35,6 +36,7 @@ class Transfer:
         path: the file it reads; "" for the one that this plan's first phase puts on its node.
         target: the rank that stores it.
         level: "local" or "partner".
+        bases: names of the files beside it in which chunks of it lie; they go with it.
     """
 
     part: int
@@ -42,6 +44,7 @@ class Transfer:
     path: str
     target: int
     level: str
+    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +110,21 @@ class Wish:
 
 
 def plan_healing(
-    candidate: Candidate, readers: Mapping[int, int], parity: Sequence[tuple[int, StoredParity]], wish: Wish
+    candidate: Candidate,
+    readers: Mapping[int, int],
+    parity: Sequence[tuple[int, StoredParity]],
+    wish: Wish,
+    bases: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Healing:
     """Compare what there is with what should be.
+
+    Parts that refer to other files are not encoded: parity would give back the part, and not those files.
 
     Args:
         candidate: the step, with its sound sources.
         readers: part -> the rank that has it in memory, at least for those that no node has.
         parity: (node, file) of the parity that is there.
+        bases: part -> names of the files in which chunks of it lie, of those in memory.
     """
     node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
     same_world = candidate.attempt.world_size == len(node_of)
@@ -122,6 +132,7 @@ def plan_healing(
     held: list[list[tuple[int, int]]] = [[] for _ in wish.nodes.ranks]
     paths: dict[int, str] = {}
     stored: dict[int, Source] = {}
+    beside: dict[int, tuple[str, ...]] = {}
     partners = partner_nodes(wish.nodes) if len(wish.nodes) > 1 else (0,)
     for part, sources in enumerate(candidate.sources):
         files = _by_node(sources, node_of)
@@ -129,20 +140,23 @@ def plan_healing(
             rank = readers[part]
             home = node_of[rank]
             writes.append(Write(part, rank))
-            paths[part], stored[part] = "", sources[0]
+            paths[part], stored[part], beside[part] = "", sources[0], bases.get(part, ())
         else:
             first = next(iter(files))
             home = node_of[part] if same_world else first
             rank = part if same_world else _rank(wish.nodes, home, part)
             paths[part] = files[home].path if home in files else ""
             stored[part] = files.get(home, files[first])
+            beside[part] = stored[part].bases
             if home not in files:
-                moves.append(Transfer(part, _rank(wish.nodes, first, part), files[first].path, rank, "local"))
+                source = _rank(wish.nodes, first, part)
+                moves.append(Transfer(part, source, files[first].path, rank, "local", beside[part]))
         held[home].append((part, rank))
         if wish.partner and not set(files) - {home}:
             target = _rank(wish.nodes, partners[home], part)
-            copies.append(Transfer(part, rank, paths[part], target, "partner"))
-    encodes = _encodes(candidate, held, paths, stored, parity, wish) if wish.group_size else ()
+            copies.append(Transfer(part, rank, paths[part], target, "partner", beside[part]))
+    encoded = wish.group_size and not any(beside.values())
+    encodes = _encodes(candidate, held, paths, stored, parity, wish) if encoded else ()
     return Healing(tuple(writes), tuple(moves), tuple(copies), encodes)
 
 

@@ -18,6 +18,7 @@ class StoredPart:
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
         index_digest: xxh3-128 of the index, 32 hex digits.
+        bases: names of the files beside it in which chunks of it lie; they are there.
     """
 
     level: str
@@ -26,16 +27,18 @@ class StoredPart:
     path: str
     nbytes: int
     index_digest: str
+    bases: tuple[str, ...] = ()
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        return [self.level, _attempt_to_json(self.attempt), self.rank, self.path, self.nbytes, self.index_digest]
+        rest = [self.rank, self.path, self.nbytes, self.index_digest, self.bases]
+        return [self.level, _attempt_to_json(self.attempt), *rest]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
         """Inverse of :meth:`to_json`."""
-        level, identity, *rest = document
-        return cls(level, Attempt(*identity), *rest)
+        level, identity, rank, path, nbytes, index_digest, bases = document
+        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class Source:
         nbytes: length of the file.
         index_digest: what the part's index must hash to.
         rebuild: for parity: how.
+        bases: names of the files beside it in which chunks of it lie, of files on nodes.
     """
 
     level: str
@@ -67,6 +68,7 @@ class Source:
     nbytes: int
     index_digest: str
     rebuild: Rebuild | None = None
+    bases: tuple[str, ...] = ()
 
     @property
     def is_on_a_node(self) -> bool:
@@ -176,8 +178,9 @@ class Stock:
         record = committed.parts[part] if committed is not None else None
         digests, contradictions = _settle(part, files, encoded, record)
         sources = [
-            Source(each.file.level, each.file.path, each.readers, each.file.nbytes, each.file.index_digest)
+            Source(file.level, file.path, each.readers, file.nbytes, file.index_digest, bases=file.bases)
             for each in files
+            for file in (each.file,)
             if each.file.index_digest in digests
         ]
         remarks = list(contradictions)

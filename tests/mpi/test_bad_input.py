@@ -251,7 +251,8 @@ def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
 
     rank = comm.rank
     good = {"w": torch.arange(3_000_000, dtype=torch.float32)}
-    with deeppart.Checkpointer(config(directory, local_dir=local, timeout=10), comm) as ck:
+    settings = config(directory, local_dir=local, timeout=10, keep={"persistent": 3})
+    with deeppart.Checkpointer(settings, comm) as ck:
         ck.checkpoint(good, step=1).wait(timeout=20)
         write = os.write
         left = [3 << 20]

@@ -57,6 +57,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "parity_group": ((2, 2), ("5", 5), ("9", 9)),
     "parity_tolerate": ((1, 1), ("2", 2), ("3", 3)),
     "encode_threads": ((1, 1), ("2", 2), ("3", 3)),
+    "incremental": ((False, False), ("false", False), ("true", True)),
     "node_size": ((1, 1), ("2", 2), ("3", 3)),
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
@@ -113,7 +114,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("timeout", 0), ("timeout", -1.0), ("timeout", None), ("timeout", math.inf), ("timeout", math.nan),
     ("timeout", "5"), ("kappa", -1), ("kappa", math.nan), ("kappa", "x"),
     ("node_size", 0), ("node_size", -2), ("node_size", 1.5), ("node_size", True), ("node_size", "2"),
-    ("encode_threads", 0), ("encode_threads", True), ("encode_threads", 1.0),
+    ("incremental", 1), ("incremental", "true"), ("encode_threads", 0), ("encode_threads", True), ("encode_threads", 1.0),
     ("parity_group", 1), ("parity_group", 128), ("parity_group", True), ("parity_group", 4.0),
     ("parity_tolerate", 0), ("parity_tolerate", True), ("scrub_bandwidth", 0),
 ]  # fmt: skip

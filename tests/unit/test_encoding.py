@@ -208,7 +208,8 @@ def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
     part = compressing.begin("persistent", share.layout)
     assert all("bandwidth is not known yet" in line for line in part.reasons)
     for _ in range(2):
-        compressing.completed(part, share.layout.nbytes, busy_s=10.0, seconds=10.0)
+        nbytes = share.layout.nbytes
+        compressing.completed(part, nbytes, nbytes, busy_s=10.0, seconds=10.0)
     part = compressing.begin("persistent", share.layout)
     assert [line.split(": ")[:2] for line in part.reasons] == [["bfloat16", "tensor"], ["float32", "tensor"]]
     compressing.close()
@@ -235,6 +236,7 @@ def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
     with deeppart.Checkpointer(config) as checkpointer:
         for step in range(4):
             state["step"] = step
+            state["w"] += 1.0  # type: ignore[operator]
             pending = checkpointer.checkpoint(state, step)
             pending.wait("persistent")
             pending.wait("local")
