@@ -1,0 +1,196 @@
+"""Parts that refer to older files, on several nodes: copied, lost, healed, scrubbed, and restored on other ranks.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.part import parse_base_file_name
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+FROZEN, CHANGING = 4_000_000, 100_000
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    settings = {"node_size": 1, "timeout": 20.0, "every": {"persistent": 0}, "compression": "none", **settings}
+    return deeppart.Config(
+        persistent_dir=str(directory / "ckpt"), local_dir=str(directory / "local" / "{node}"), **settings
+    )
+
+
+def state(step: int) -> dict[str, Any]:
+    frozen = torch.rand(FROZEN, generator=torch.Generator().manual_seed(7))
+    return {"frozen": frozen, "adapter": torch.full((CHANGING,), float(step)), "step": step}
+
+
+def save(checkpointer: deeppart.Checkpointer, *steps: int) -> dict[str, deeppart.LevelReport]:
+    for step in steps:
+        pending = checkpointer.checkpoint(state(step), step)
+        for level, report in pending.report.levels.items():
+            if report.state != "off":
+                pending.wait(level, timeout=20)
+    return {level: each for level, each in pending.report.levels.items() if each.state == "done"}
+
+
+def restored(comm: Any, directory: Path, **settings: Any) -> tuple[int | None, bool, str]:
+    live = state(0)
+    with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
+        step = checkpointer.restore(live)
+        explanation = "\n".join(checkpointer.explanation)
+    right = state(step or 0)
+    return step, all(torch.equal(live[name], right[name]) for name in ("frozen", "adapter")), explanation
+
+
+def at_once(comm: Any, function: Any, *args: Any) -> None:
+    """On rank 0 alone, while the others wait."""
+    comm.Barrier()
+    if comm.rank == 0:
+        function(*args)
+    comm.Barrier()
+
+
+def lose(directory: Path, *nodes: int) -> None:
+    for node in nodes:
+        shutil.rmtree(directory / "local" / f"node{node}")
+
+
+def bases(directory: Path) -> list[Path]:
+    found = [Path(place, name) for place, _, names in os.walk(directory) for name in names]
+    return [path for path in found if parse_base_file_name(path.name) and path.parent.name.startswith("step-")]
+
+
+def nodes_are_lost(comm: Any, directory: Path) -> tuple[dict[str, int], list[Any]]:
+    with deeppart.Checkpointer(config(directory), comm) as checkpointer:
+        save(checkpointer, 1)
+        reports = save(checkpointer, 2, 3)
+    results = []
+    for nodes in ((0,), (1, 3), (2,)):
+        at_once(comm, lose, directory, *nodes)
+        results.append(restored(comm, directory))
+    return {level: report.nbytes for level, report in reports.items()}, results
+
+
+@pytest.mark.timeout(110)
+def test_copies_refer_to_what_was_copied(run_on: Any, shared_path: Path) -> None:
+    for written, results in run_on(4, nodes_are_lost, shared_path):
+        assert written.keys() == {"local", "partner"}
+        assert all(nbytes < 4 * (FROZEN // 8) for nbytes in written.values())
+        assert [(step, good) for step, good, _ in results] == [(3, True)] * 3
+        assert "2 of 4 parts partner" in results[1][2]
+
+
+def cadences(comm: Any, directory: Path) -> list[tuple[int, int]]:
+    """A copy refers to nothing that was not copied, and then the partner's node loses what it holds."""
+    settings = {"every": {"persistent": 0, "local": 1, "partner": 2}, "keep": {"local": 0}}
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+        with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
+            for step in range(1, 6):
+                reports = save(checkpointer, step)
+                found.append(tuple(reports[level].nbytes for level in ("local", "partner") if level in reports))
+            at_once(comm, shutil.rmtree, next((directory / "local" / "node1").glob("*/partner/step-*")))
+            checkpointer.checkpoint(state(6), 6).wait("local")
+            pending = checkpointer.checkpoint(state(7), 7)
+            with pytest.raises(deeppart.CheckpointError, match="not on this node"):
+                pending.wait("partner")
+            checkpointer.checkpoint(state(8), 8).wait("local")
+            reports = save(checkpointer, 9)
+            found.append(tuple(report.nbytes for report in reports.values()))
+            comm.Barrier()
+    return found
+
+
+@pytest.mark.timeout(110)
+def test_steps_that_are_copied_less_often(run_on: Any, shared_path: Path) -> None:
+    whole = FROZEN  # of four ranks: a quarter of the floats, of four bytes each
+    for found in run_on(4, cadences, shared_path):
+        sizes = [tuple(nbytes >= whole for nbytes in each) for each in found]
+        # Steps 1, 3 and 5 are copied. Step 2 refers to step 1; step 3 does so too, since step 1 was copied.
+        assert sizes == [(True, True), (False,), (False, False), (False,), (False, False), (True, True)]
+
+
+def with_parity(comm: Any, directory: Path) -> tuple[list[Any], Any]:
+    settings = {"every": {"persistent": 0, "partner": 0, "parity": 2}, "parity_group": 4, "keep": {"local": 0}}
+    with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
+        reports = [save(checkpointer, step)["local"] for step in range(1, 4)]
+    at_once(comm, lose, directory, 2)
+    return [(report.nbytes, report.referenced_bytes) for report in reports], restored(comm, directory, **settings)
+
+
+@pytest.mark.timeout(110)
+def test_parts_that_are_encoded_are_whole(run_on: Any, shared_path: Path) -> None:
+    for reports, (step, good, explanation) in run_on(4, with_parity, shared_path):
+        assert [bool(referenced) for _, referenced in reports] == [False, True, False]
+        assert (step, good) == (3, True) and "1 of 4 parts rebuilt from parity" in explanation
+
+
+def other_ranks(comm: Any, directory: Path) -> list[Any]:
+    """From the persistent level, with bases of its own, and put on the nodes again from there."""
+    settings = {"every": {}}
+    with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
+        save(checkpointer, 1, 2)
+    at_once(comm, shutil.rmtree, directory / "local")
+    results = [restored(comm, directory, **settings)]
+    at_once(comm, shutil.rmtree, directory / "ckpt" / "step-000000000002")
+    results.append(restored(comm, directory, **settings))
+    fewer = comm.Split(int(comm.rank >= 3), comm.rank)
+    if comm.rank < 3:
+        results.append(restored(fewer, directory, **settings))
+    fewer.Free()
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_from_the_persistent_level_and_back(run_on: Any, shared_path: Path) -> None:
+    for rank, results in enumerate(run_on(4, other_ranks, shared_path)):
+        assert [(step, good) for step, good, _ in results] == [(2, True)] * (3 if rank < 3 else 2)
+        assert "4 of 4 parts persistent" in results[0][2] and "4 of 4 parts local" in results[1][2]
+
+
+def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config(directory, scrub_bandwidth=1e9), comm) as checkpointer:
+            save(checkpointer, 1, 2)
+            (base,) = (path for path in bases(directory / "local" / "node1") if "partner" not in path.parts)
+            good = base.read_bytes()
+
+            def flip() -> None:
+                with base.open("r+b") as file:
+                    file.seek(1_000_000)
+                    file.write(bytes([good[1_000_000] ^ 1]))
+
+            at_once(comm, flip)
+            deadline = time.monotonic() + 20
+            while checkpointer.scrubbed.repaired < 1 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            comm.Barrier()
+            same = base.read_bytes() == good
+            save(checkpointer, 3)
+    return same, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
+
+
+@pytest.mark.timeout(110)
+def test_scrubbing_reads_and_repairs_bases(run_on: Any, shared_path: Path) -> None:
+    from deeppart import scrubbing
+
+    before, scrubbing.SLICE_S = scrubbing.SLICE_S, 0.05
+    try:
+        results = run_on(4, scrubbed, shared_path)
+    finally:
+        scrubbing.SLICE_S = before
+    assert all(same for same, _ in results)
+    assert "repaired from the other copies" in "".join(results[0][1])
