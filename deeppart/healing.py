@@ -6,23 +6,21 @@ copies to other nodes, parity. Files appear under their names one by one; whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from deeppart.comm.base import Comm, Operation
 from deeppart.commit import commit_round
-from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
+from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
-from deeppart.loading import LoadedPart
+from deeppart.loading import LoadedPart, sound_pieces
 from deeppart.model import Attempt, ParityMember
 from deeppart.part import FileSource, PartReader
 from deeppart.protection import Protection
@@ -32,7 +30,6 @@ from deeppart.restart import Encode, Healing, Inventory, Transfer, Wish, plan_he
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[Any]], Any]
-_BLOCK_BYTES = 8 << 20
 
 
 class Healer:
@@ -96,7 +93,7 @@ class Healer:
             if write.rank == self._comm.rank:
                 local, part = self._levels["local"], memory[write.part]
                 for name, path in part.bases():
-                    _fill(local.open_base(attempt, name), _sound_pieces(path))
+                    _fill(local.open_base(attempt, name), sound_pieces(path))
                 _fill(local.open_part(attempt, write.part), part.pieces())
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
@@ -174,22 +171,6 @@ def _fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
     except BaseException:
         file.abort()
         raise
-
-
-def _sound_pieces(path: Path) -> Iterator[memoryview]:
-    """The bytes of a part file that has been read and checked completely before.
-
-    Raises:
-        FormatError, StorageError: it is damaged, cannot be read, or has changed between the two.
-    """
-    with FileSource(path) as source:
-        expected, found = PartReader(source, where=str(path)).verify(), xxhash.xxh3_128()
-        for offset in range(0, source.size, _BLOCK_BYTES):
-            piece = source.read_at(offset, min(_BLOCK_BYTES, source.size - offset))
-            found.update(piece)
-            yield piece
-        if found.hexdigest() != expected:
-            raise CorruptFileError("a file changed while it was read", expected=expected, found=found.hexdigest())
 
 
 def healing_for(

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from deeppart.codec.raw import RawCodec
+from deeppart.errors import CorruptFileError
 from deeppart.exchange.memory import Bytes
 from deeppart.levels.mapped import lies_in_memory
 from deeppart.model import Attempt
@@ -23,6 +25,7 @@ from deeppart.restart import Read
 
 #: While one thread waits for storage, another can check what has come.
 LEAST_THREADS = 2
+_BLOCK_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
@@ -159,6 +162,22 @@ def load_part(
     """
     opened = OpenedPart(source, read, attempt)
     return opened.load(np.empty(opened.room_bytes, dtype=np.uint8), threads)
+
+
+def sound_pieces(path: Path) -> Iterator[memoryview]:
+    """The bytes of a part file that has been read and checked completely before.
+
+    Raises:
+        FormatError, StorageError: it is damaged, cannot be read, or has changed between the two.
+    """
+    with FileSource(path) as source:
+        expected, found = PartReader(source, where=str(path)).verify(), xxhash.xxh3_128()
+        for offset in range(0, source.size, _BLOCK_BYTES):
+            piece = source.read_at(offset, min(_BLOCK_BYTES, source.size - offset))
+            found.update(piece)
+            yield piece
+        if found.hexdigest() != expected:
+            raise CorruptFileError("a file changed while it was read", expected=expected, found=found.hexdigest())
 
 
 def _scratch(local: threading.local, length: int) -> memoryview:

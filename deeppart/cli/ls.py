@@ -69,6 +69,7 @@ def _step_document(step: StepSummary) -> dict[str, Any]:
         "ranks": attempt.world_size if attempt else None,
         "bytes": step.nbytes,
         "raw_bytes": step.raw_bytes,
+        "referenced_bytes": step.referenced_bytes,
         "library": step.library,
         "session": attempt.session if attempt else None,
         "sequence": attempt.sequence if attempt else None,

@@ -72,6 +72,7 @@ def _totals(contents: Contents) -> dict[str, int]:
         "replicated_bytes": sum(leaf.stored_bytes for leaf in leaves if leaf.per_rank is None),
         "per_rank_bytes": sum(leaf.stored_bytes for leaf in leaves if leaf.per_rank is not None),
         "file_bytes": contents.manifest.nbytes,
+        "referenced_bytes": contents.manifest.referenced_bytes,
     }
 
 
@@ -156,6 +157,8 @@ def _print_end(contents: Contents) -> None:
     text = f"{count(totals['leaves'], 'leaf')} and {count(totals['values'], 'value')}"
     text += f": {size(totals['replicated_bytes'])} replicated, {size(totals['per_rank_bytes'])} per rank"
     files = f"{count(contents.manifest.attempt.world_size, 'part file')}, {size(totals['file_bytes'])}"
+    if totals["referenced_bytes"]:
+        files += f", and {size(totals['referenced_bytes'])} unchanged in older files"
     out.print(f"{text}; in all {files}", style="dim")
     for problem in contents.problems:
         out.print(printable(f"cannot be read: {problem}"), style="red")

@@ -91,13 +91,9 @@ def _verify(
 
 def _repair(directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None) -> list[Repaired]:
     """Repair what can be: parts on the persistent level, and files on nodes."""
-    lost = {verdict.step: verdict.damaged_parts for verdict in verdicts if verdict.damaged_parts}
-    damaged = [step_directory(directory, step) / part.file for step, parts in lost.items() for part in parts]
+    damaged = [step_directory(directory, verdict.step) / file for verdict in verdicts for file in verdict.damaged_files]
     repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged)
-    done = repairer.repair_nodes()
-    for step, parts in lost.items():
-        done += repairer.repair_persistent(step, [part.rank for part in parts])
-    return done
+    return repairer.repair_nodes() + repairer.repair(damaged)
 
 
 def _all_good(

@@ -15,10 +15,10 @@ from pathlib import Path
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory, storage_error
-from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
+from deeppart.levels.node import NODE_FOLDERS, Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
 from deeppart.model import Attempt, Manifest
-from deeppart.part import is_hex32, parse_part_file_name
+from deeppart.part import FileSource, PartReader, is_hex32, parse_part_file_name
 from deeppart.restart import Inventory, Source, Stock
 
 #: Every part is on the persistent level.
@@ -87,6 +87,7 @@ class StepSummary:
         library: name and version of the writer, or None.
         nbytes: length of its part files.
         raw_bytes: length before encoding; None without a sound manifest.
+        referenced_bytes: bytes of it that lie in older files beside its own; None without a sound manifest.
         places: where its parts are.
     """
 
@@ -98,6 +99,7 @@ class StepSummary:
     library: str | None
     nbytes: int
     raw_bytes: int | None
+    referenced_bytes: int | None
     places: tuple[Place, ...]
 
     @property
@@ -186,7 +188,7 @@ def examine(root: Path) -> list[PersistentStep]:
 
 
 def examine_step(root: Path, step: int) -> PersistentStep:
-    """One step directory: its manifest is read, and the lengths of its parts are compared with it."""
+    """One step directory: its manifest is read; parts are looked at whether they are there, with length and bases."""
     directory = step_directory(root, step)
     try:
         manifest = read_manifest(root, step)
@@ -202,10 +204,14 @@ def examine_step(root: Path, step: int) -> PersistentStep:
     for record in manifest.parts:
         found, length = _part_length(directory / record.file)
         nbytes += length
-        if found is None and length == record.nbytes:
+        if found is None and length != record.nbytes:
+            found = f"has {length} bytes instead of {record.nbytes}"
+        if found is None and record.referenced_bytes:
+            found = _lacks_a_base(directory / record.file)
+        if found is None:
             parts.append(record.rank)
         else:
-            reasons.append(f"part {record.rank} {found or f'has {length} bytes instead of {record.nbytes}'}")
+            reasons.append(f"part {record.rank} {found}")
     return PersistentStep(step, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
 
 
@@ -218,6 +224,16 @@ def _part_length(path: Path) -> tuple[str | None, int]:
     except OSError as error:
         return f"cannot be looked at: {error.strerror}", 0
     return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
+
+
+def _lacks_a_base(path: Path) -> str | None:
+    """What is wrong with the older files that a part refers to, or None."""
+    try:
+        with FileSource(path) as source:
+            PartReader(source, where=str(path)).check_bases()
+    except (FormatError, StorageError) as error:
+        return f"refers to a file that cannot be used: {one_line(error)}"
+    return None
 
 
 def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
@@ -353,6 +369,7 @@ def _summary(
         library=manifest.library if manifest else None,
         nbytes=manifest.nbytes if manifest else max(on_nodes_bytes, persistent.nbytes if persistent else 0),
         raw_bytes=sum(part.raw_bytes for part in manifest.parts) if manifest else None,
+        referenced_bytes=manifest.referenced_bytes if manifest else None,
         places=tuple(places),
     )
 

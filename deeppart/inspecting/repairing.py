@@ -7,7 +7,7 @@ at all. Memory: one part; two where parity is computed from parts that have to b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +22,10 @@ from deeppart.errors import CorruptFileError, DeeppartError, FormatError, Storag
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.inspecting.node_files import NodeFiles
-from deeppart.levels.files import DurableFile, step_directory
+from deeppart.levels.files import DurableFile, list_steps, step_directory
 from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
-from deeppart.loading import LoadedPart, load_part
+from deeppart.loading import LoadedPart, load_part, sound_pieces
 from deeppart.model import Attempt, Manifest, ParityIdentity, PartRecord
 from deeppart.part import (
     FileSource,
@@ -34,7 +34,9 @@ from deeppart.part import (
     PartReader,
     is_parity_file_name,
     parity_file_name,
+    parse_base_file_name,
     parse_part_file_name,
+    part_file_name,
     set_id,
     stripes_of,
 )
@@ -85,13 +87,12 @@ class Repairer:
 
     def repair_nodes(self) -> list[Repaired]:
         """Everything that is damaged on the nodes: parts first, since parity is computed from them."""
-        damage = sorted(self._nodes.damage, key=lambda each: each.path.suffix == ".dpy")
-        return [self._attempted(each.path) for each in damage]
+        damage = sorted((each.path for each in self._nodes.damage), key=_order)
+        return [self._attempted(path) for path in damage]
 
-    def repair_persistent(self, step: int, ranks: Sequence[int]) -> list[Repaired]:
-        """Parts of a committed step."""
-        records = [self._manifests[step].parts[rank] for rank in ranks]
-        return [self._attempted(step_directory(self._root, step) / record.file) for record in records]
+    def repair(self, paths: Sequence[Path]) -> list[Repaired]:
+        """Files of committed steps."""
+        return [self._attempted(path) for path in sorted(paths, key=_order)]
 
     def _committed(self, manifest: Manifest) -> Committed:
         directory = step_directory(self._root, manifest.attempt.step)
@@ -108,6 +109,8 @@ class Repairer:
     def _repair(self, path: Path) -> str:
         if is_parity_file_name(path.name):
             return self._repair_parity(path)
+        if parse_base_file_name(path.name) is not None:
+            return self._repair_base(path)
         parsed = parse_part_file_name(path.name)
         if parsed is None:
             raise FormatError("not a file that can be repaired", where=str(path))
@@ -115,8 +118,41 @@ class Repairer:
         attempt = self._attempt_of(path, world_size)
         part, source = self._get(attempt, rank, path)
         record = self._record(attempt, rank)
+        for name, base in part.bases():
+            if not path.with_name(name).exists():
+                _fill(path.with_name(name), sound_pieces(base))
         _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
+
+    def _repair_base(self, path: Path) -> str:
+        """Find the same file anywhere else.
+
+        Raises:
+            CorruptFileError: there is no sound one.
+        """
+        rank, world_size, index_digest = parse_base_file_name(path.name) or (0, 0, "")
+        stored = [each for _, found in self._nodes.stocks for each in (*found.bases, *found.parts)]
+        names = [Path(each.path) for each in stored if each.index_digest == index_digest]
+        for step in list_steps(self._root).values():
+            names += [step / path.name, step / part_file_name(rank, world_size)]
+        tried = []
+        for other in names:
+            if str(other) in self._bad or not other.exists() or (path.exists() and other.samefile(path)):
+                continue
+            try:
+                with FileSource(other) as source:
+                    if PartReader(source, where=str(other)).index_digest != index_digest:
+                        continue
+                _fill(path, sound_pieces(other))
+                return str(other)
+            except (FormatError, StorageError) as error:
+                tried.append(one_line(error))
+        raise CorruptFileError(
+            "there is no other sound file with these chunks within reach",
+            found="; ".join(tried) or "no other file",
+            where=str(path),
+            todo="name the local_dir of nodes with --local, or let a restored job write a new checkpoint",
+        )
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
         """Which checkpoint a file belongs to, by where it lies."""
@@ -262,12 +298,12 @@ def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
     Raises:
         CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
     """
-    whole = xxhash.xxh3_128()
-    file = DurableFile(path)
-    try:
+
+    def pieces() -> Iterator[memoryview | bytes]:
+        whole = xxhash.xxh3_128()
         for piece in part.pieces():
             whole.update(piece)
-            file.write(piece)
+            yield piece
         if digest is not None and whole.hexdigest() != digest:
             raise CorruptFileError(
                 "what was found in its place has another digest",
@@ -275,7 +311,24 @@ def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
                 found=whole.hexdigest(),
                 where=str(path),
             )
+
+    _fill(path, pieces())
+
+
+def _fill(path: Path, pieces: Iterable[memoryview | bytes]) -> None:
+    """Write a file from its pieces; it appears complete, or not at all."""
+    file = DurableFile(path)
+    try:
+        for piece in pieces:
+            file.write(piece)
         file.commit()
     except BaseException:
         file.abort()
         raise
+
+
+def _order(path: Path) -> int:
+    """Bases before the parts that refer to them, these before the parity that is computed of them."""
+    if parse_base_file_name(path.name) is not None:
+        return 0
+    return 2 if is_parity_file_name(path.name) else 1

@@ -45,8 +45,9 @@ class Damage:
 
     Attributes:
         kind: "manifest": it cannot be read; "part": a part is missing, has another length, or its header, index or
-            footer do not hold; "chunk": a digest of some bytes of a part does not hold, or they cannot be read;
-            "digest": that of the whole file does not hold; "cover": the parts do not hold every byte exactly once.
+            footer do not hold, or an older file that it refers to is missing; "chunk": a digest of some bytes of a
+            part does not hold, or they cannot be read; "digest": that of the whole file does not hold; "cover": the
+            parts do not hold every byte exactly once.
         message: what was found, for people.
         file: name of the file in the step directory, or None.
         rank: of the part, or None.
@@ -101,12 +102,12 @@ class Verdict:
         return kinds <= {"part", "chunk", "digest", "cover"} and "part" in kinds
 
     @property
-    def damaged_parts(self) -> tuple[PartRecord, ...]:
-        """Records of the parts that are missing or damaged, in rank order."""
+    def damaged_files(self) -> tuple[str, ...]:
+        """Names of the parts and bases that are missing or damaged, by rank."""
         if self.manifest is None:
             return ()
-        ranks = {damage.rank for damage in self.damage if damage.rank is not None and damage.kind != "cover"}
-        return tuple(self.manifest.parts[rank] for rank in sorted(ranks))
+        bad = {(d.rank, d.file) for d in self.damage if d.rank is not None and d.file and d.kind != "cover"}
+        return tuple(file for _, file in sorted(bad))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +232,35 @@ class _Checking:
         whole = xxhash.xxh3_128()
         payload_end = record.nbytes - len(part.reader.frame()[1])
         complete = self._plain(part, 0, HEADER_BYTES, whole)
+        gone = self._bases(part)
         for chunk, (offset, length, base) in enumerate(
             part.reader.chunks[["offset", "encoded_length", "base"]].tolist()
         ):
-            complete &= self._chunk(part, chunk, offset, length, base, whole)
+            if base not in gone:
+                complete &= self._chunk(part, chunk, offset, length, base, whole)
         complete &= self._plain(part, payload_end, record.nbytes, whole)
         if complete and whole.hexdigest() != record.digest:
             found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
         self._shared.append(shared_spans(part.reader))
         self._add_faults(find_faults(self._names.own_sizes(part.own), [own_spans(part.reader)]), record)
+
+    def _bases(self, part: OpenPart) -> set[int]:
+        """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
+        gone, reader, rank = set(), part.reader, part.record.rank
+        for base in range(1, len(reader.bases) + 1):
+            try:
+                reader.check_base(base)
+            except (FormatError, StorageError) as error:
+                gone.add(base)
+                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
+                message = "an older file that holds chunks of the part is missing" if missing else _text(error)
+                leaves: list[DamagedLeaf] = []
+                for chunk in np.flatnonzero(reader.chunks["base"] == base).tolist():
+                    first, last = reader.raw_starts[chunk : chunk + 2].tolist()
+                    leaves += self._names.in_raw_range(reader.spans, first, last, rank)
+                self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=tuple(leaves)))
+        return gone
 
     def _document(self, part: OpenPart) -> None:
         """What the part says of leaves and values must be what the manifest says."""

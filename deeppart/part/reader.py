@@ -164,7 +164,11 @@ class PartReader:
             StorageError: it is missing, or cannot be read.
         """
         for base in range(1, len(self.bases) + 1):
-            self._base(base)
+            self.check_base(base)
+
+    def check_base(self, base: int) -> None:
+        """The same for base ``base`` of the table, counted from 1."""
+        self._base(base)
 
     def _source_of(self, i: int) -> Source:
         base = int(self.chunks["base"][i])

@@ -114,7 +114,8 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("timeout", 0), ("timeout", -1.0), ("timeout", None), ("timeout", math.inf), ("timeout", math.nan),
     ("timeout", "5"), ("kappa", -1), ("kappa", math.nan), ("kappa", "x"),
     ("node_size", 0), ("node_size", -2), ("node_size", 1.5), ("node_size", True), ("node_size", "2"),
-    ("incremental", 1), ("incremental", "true"), ("encode_threads", 0), ("encode_threads", True), ("encode_threads", 1.0),
+    ("encode_threads", 0), ("encode_threads", True), ("encode_threads", 1.0),
+    ("incremental", 1), ("incremental", "true"),
     ("parity_group", 1), ("parity_group", 128), ("parity_group", True), ("parity_group", 4.0),
     ("parity_tolerate", 0), ("parity_tolerate", True), ("scrub_bandwidth", 0),
 ]  # fmt: skip

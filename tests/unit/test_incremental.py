@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -35,6 +36,7 @@ from deeppart.part import ChunkPlace, parse_base_file_name
 from deeppart.state.layout import ChunkPlan
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
+from tests.unit.cli_support import invoke
 
 FROZEN, CHANGING = 6_000_000, 300_000
 
@@ -222,7 +224,9 @@ def test_a_damaged_base_is_named_with_its_leaves_and_passed_over(tmp_path: Path)
     with pytest.raises(deeppart.RestoreError, match="digest of a chunk"):
         restored(settings)  # step 1 on the persistent level is the same file
     base.unlink()
-    assert "cannot open" in "".join(damage.message for damage in verdict(tmp_path, 2).damage)
+    assert "older file that holds chunks of the part is missing" in "".join(
+        damage.message for damage in verdict(tmp_path, 2).damage
+    )
 
 
 @pytest.mark.parametrize("level", ["local", "persistent"])
@@ -243,7 +247,7 @@ def test_a_step_that_fails_leaves_no_names(tmp_path: Path, level: str) -> None:
 
 
 def test_a_chunk_that_is_two_steps_old_keeps_its_base(tmp_path: Path) -> None:
-    """Part of what was frozen changes once: from then on there are two bases, or one when little is left of the other."""
+    """Part of what was frozen changes once: from then on there are two bases, until little is left of one."""
     settings = config(tmp_path, compression="none", every={"local": 0})
     parts = [torch.rand(1_500_000, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
     state = {"parts": parts, "step": 0}
@@ -337,3 +341,58 @@ def test_spares_that_are_bases_are_left_alone(tmp_path: Path) -> None:
         file.write(b"new" * 5000)
         file.commit()
     assert needed.read_bytes() == b"old" * 5000 and needed.stat().st_nlink == 1 and not os.listdir(spares)
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int = 9_000_000) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_ls_show_and_verify_tell_of_references(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path, keep={"persistent": 0})) as checkpointer:
+        save(checkpointer, 1, 2)
+    root = str(tmp_path / "ckpt")
+    listed = json.loads(invoke("ls", root, "--json").output)["steps"]
+    assert [step["referenced_bytes"] > 3 * FROZEN for step in listed] == [False, True]
+    assert listed[1]["bytes"] < FROZEN < listed[0]["bytes"]
+    assert "unchanged in older files" in invoke("show", root).output
+    assert "unchanged" not in invoke("show", root, "--step", "1").output
+    done = json.loads(invoke("verify", root, "--json").output)["steps"][0]
+    assert done["state"] == "sound" and done["bytes"] > 3 * FROZEN
+    bases(tmp_path / "ckpt")[0].unlink()
+    listed = json.loads(invoke("ls", root, "--local", tmp_path / "local", "--json").output)["steps"][1]
+    assert listed["state"] == "recoverable" and "refers to a file" in listed["reasons"][0]
+    shutil.rmtree(tmp_path / "local")
+    (damage,) = json.loads(invoke("verify", root, "--json").output)["steps"][0]["damage"]
+    assert damage["file"].startswith("base-00000-of-00001-") and damage["leaves"][0]["path"] == "frozen"
+    assert "older file" in damage["message"]
+
+
+def test_repair_finds_bases_elsewhere(tmp_path: Path) -> None:
+    """Under another name, on another file system, or whole on the other level: wherever the same file is."""
+    settings = config(tmp_path, compression="none", keep={"persistent": 0, "local": 0})
+    with deeppart.Checkpointer(settings) as checkpointer:
+        save(checkpointer, 1, 2)
+    root, local = str(tmp_path / "ckpt"), str(tmp_path / "local")
+    flip(bases(tmp_path / "ckpt")[0])  # and with it step 1, which is the same file
+    found = json.loads(invoke("verify", root, "--all", "--local", local, "--repair", "--json").output)
+    assert found["good"] and len(found["repairs"]) == 2, found["repairs"]
+    assert all(json.loads(invoke("verify", root, "--all", "--json").output)["good"] for _ in range(1))
+    bases(tmp_path / "local")[0].unlink()
+    found = json.loads(invoke("verify", root, "--local", local, "--repair", "--json").output)
+    assert found["good"], found
+    assert restored(settings)[:2] == (2, None)
+
+
+def test_repair_says_when_there_is_no_other(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path, local_dir=None)) as checkpointer:
+        save(checkpointer, 1, 2)
+    flip(bases(tmp_path / "ckpt")[0])
+    result = invoke("verify", str(tmp_path / "ckpt"), "--repair")
+    assert result.exit_code == 1 and "no other sound file with these chunks" in " ".join(result.output.split())

@@ -1,6 +1,7 @@
 """The one true state of every checkpoint: a pure function of seed, life, step and rank.
 
-The life is part of it, so that bytes of two attempts at one step could not be mixed unnoticed.
+The life is part of it, so that bytes of two attempts at one step could not be mixed unnoticed. Frozen leaves are the same
+in all steps: their chunks are referred to.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ JUNK, SCRIBBLE = 0xA5, 0x5A
 def leaf_bytes(seed: str, life: int, step: int, rank: int, leaf: Leaf) -> Bytes:
     """The bytes of a leaf; a rank's own ones begin with its number, so that no two ranks hold the same."""
     nbytes = leaf.count * DTYPES[leaf.dtype]
-    key = [seed, life, step, leaf.name] + ([] if leaf.shared else [rank])
+    when = [] if leaf.frozen else [life, step]
+    key = [seed, *when, leaf.name] + ([] if leaf.shared else [rank])
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     if leaf.noise:
         words = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(-(-nbytes // 8))

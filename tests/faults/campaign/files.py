@@ -35,6 +35,7 @@ class Stored:
         step: of the folder it is in; -1 for none.
         stamp: tells whether it has been written anew.
         session, part, world: what its header says; "" where it has none or is not sound.
+        bases: of a part: names of the files beside it that it refers to.
         members, tolerate, place, set_name: of a parity file: parts of the set's members, None for those without.
     """
 
@@ -47,6 +48,7 @@ class Stored:
     session: str = ""
     part: int = -1
     world: int = 0
+    bases: tuple[str, ...] = ()
     members: tuple[int | None, ...] = ()
     tolerate: int = 0
     place: int = -1
@@ -69,8 +71,11 @@ def take_stock(base: Path) -> list[Stored]:
 
 
 def sound(files: Iterable[Stored], damaged: dict[Path, Stamp]) -> list[Stored]:
-    """Those that nobody has harmed since they were written."""
-    return [each for each in files if damaged.get(each.path) != each.stamp and each.session]
+    """Those that nobody has harmed since they were written, under whichever name; parts only with all their bases."""
+    harmed = set(damaged.values())
+    good = [each for each in files if each.stamp not in harmed and each.session]
+    there = {each.path for each in good}
+    return [each for each in good if all(each.path.with_name(name) in there for name in each.bases)]
 
 
 def index_offset(content: bytes) -> int:
@@ -103,7 +108,7 @@ def _look_at(path: Path, base: Path) -> Stored:
             return _manifest(plain)
         if kind == "parity":
             return _parity(plain)
-        if kind in ("local", "partner", "persistent"):
+        if kind in ("local", "partner", "persistent", "base"):
             return _part(plain)
     except (ValueError, KeyError, TypeError, struct.error, RecursionError):
         pass  # damaged: it has no session
@@ -117,6 +122,8 @@ def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
         return "temporary"
     if name.startswith("parity-"):
         return "parity"
+    if name.startswith("base-"):
+        return "base"
     if name.startswith("part-"):
         return "partner" if "partner" in places else "local" if on_node else "persistent"
     return {"manifest": "manifest", "deeppart.json": "lineage", ".deeppart.lock": "lock"}.get(name, "other")
@@ -125,7 +132,22 @@ def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
 def _part(plain: Stored) -> Stored:
     with plain.path.open("rb") as file:
         _, _, _, _, session, _, step, rank, world = _PART.unpack(file.read(_PART.size))
-    return _filled(plain, session.hex(), step, world, part=rank)
+        if plain.kind == "base":  # it lies in the folders of later steps
+            return _filled(plain, session.hex(), plain.step, world, part=rank)
+        end = file.seek(-FOOTER_BYTES, 2)
+        offset, length = struct.unpack("<8xQQ", file.read(24))
+        if length > 1 << 26 or offset > end:
+            raise ValueError("no index")
+        file.seek(offset)
+        index = file.read(length)
+    chunks, spans = struct.unpack_from("<8xQQ", index)
+    (count,) = struct.unpack_from("<48xI", index)
+    if count > 64:
+        raise ValueError("too many bases")
+    at = 64 + 80 * chunks + 32 * spans
+    digests = [index[at + 32 * number : at + 32 * number + 16].hex() for number in range(count)]
+    names = tuple(f"base-{rank:05d}-of-{world:05d}-{digest}.dpp" for digest in digests)
+    return _filled(plain, session.hex(), step, world, part=rank, bases=names)
 
 
 def _parity(plain: Stored) -> Stored:

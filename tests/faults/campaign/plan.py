@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from tests.faults.campaign.stages import LEADER, ROOT, STAGES
 
 LEVELS = ("local", "partner", "parity", "persistent")
-FILES = ("local", "partner", "parity", "persistent", "manifest", "lineage", "lock", "temporary", "spare", "node")
+FILES = (
+    "local",
+    "partner",
+    "parity",
+    "persistent",
+    "base",
+    "manifest",
+    "lineage",
+    "lock",
+    "temporary",
+    "spare",
+    "node",
+)
 ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
 #: What storage faults are injected below: all of a node's storage, one of its levels, or the persistent directory.
 ROOTS = ("node", "partner", "parity", "persistent")
@@ -35,7 +47,7 @@ DTYPES = {"float32": 4, "uint8": 1, "int64": 8, "bfloat16": 2, "float64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of the state: ``count`` elements; the same on all ranks (``shared``) or each rank's own."""
+    """A leaf of the state: ``count`` elements; the same on all ranks (``shared``) or each rank's own; or in all steps."""
 
     name: str
     dtype: str
@@ -43,6 +55,7 @@ class Leaf:
     shared: bool
     noise: bool
     numpy: bool
+    frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +246,8 @@ def describe(each: Scenario) -> str:
 
 def _leaves(rng: random.Random) -> tuple[Leaf, ...]:
     leaves = []
+    # Leaves of one dtype lie in the same chunks, and whole chunks are what is referred to.
+    frozen = rng.sample(list(DTYPES), rng.choice((0, 1, 2, 2, 3)))
     for place in range(rng.randint(2, 7)):
         dtype = rng.choice(list(DTYPES))
         nbytes = rng.choice((0, 8, 96, 1000, 4096, 20_000, 65_536, 70_000, 200_000, 500_000))
@@ -247,6 +262,7 @@ def _leaves(rng: random.Random) -> tuple[Leaf, ...]:
                 shared,
                 noise=rng.random() < 0.7,
                 numpy=dtype != "bfloat16" and rng.random() < 0.2,
+                frozen=dtype in frozen,
             )
         )
     return tuple(leaves)
@@ -316,6 +332,7 @@ def _file_faults(rng: random.Random, lives: list[Life]) -> tuple[FileFault, ...]
     weights |= {level: 20 if level == "local" else 14 for level in levels}
     weights |= {"node": 16, "spare": 3} if "local" in levels else {}
     weights |= {"manifest": 10} if "persistent" in levels else {}
+    weights["base"] = 12
     faults = []
     for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 4))):
         file = rng.choices(list(weights), list(weights.values()))[0]

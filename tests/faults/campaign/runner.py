@@ -197,7 +197,7 @@ class Play:
     def __init__(self, scenario: Scenario, base: Path, jobs: Jobs, tally: Tally, broken: str = "") -> None:
         self._scenario, self._base, self._jobs, self._tally, self._broken = scenario, base, jobs, tally, broken
         self._damaged: dict[Path, Stamp] = {}
-        self._hidden: dict[Path, Stamp] = {}
+        self._hidden: set[Stamp] = set()
         self._started: dict[int, set[int]] = {}
         self._next_step = 1
         self._lineage_record = b""
@@ -222,7 +222,7 @@ class Play:
             for applied in faults.apply(fault, self._base, self._damaged):
                 self._note(applied.kind, applied.how, applied.detail)
                 if applied.hidden is not None:
-                    self._hidden[applied.hidden] = self._damaged[applied.hidden]
+                    self._hidden.add(self._damaged[applied.hidden])
 
     def _note(self, kind: str, how: str, detail: str) -> None:
         self.log.append(f"{kind}, {how}: {detail}")
@@ -338,7 +338,8 @@ class Play:
             (self._base / "away").rename(self._base / "persistent")
         stock = take_stock(self._base)
         after = sound(stock, self._damaged)
-        hidden = [each for each in stock if self._hidden.get(each.path) == each.stamp]
+        seen = {path: stamp for path, stamp in self._damaged.items() if stamp not in self._hidden}
+        look_sound = sound(stock, seen)
         lineage = read_lineage(self._base / "persistent")
         if lineage:
             self._lineage_record = (self._base / "persistent" / "deeppart.json").read_bytes()
@@ -346,7 +347,7 @@ class Play:
             nodes = range(each.nodes if each.every["local"] else 0)
             self.problems += judge.check_kept(outcome, after)
             self.problems += judge.check_persistent(outcome, start.files, after)
-            self.problems += judge.check_healed(outcome, after, hidden, nodes)
+            self.problems += judge.check_healed(outcome, after, look_sound, nodes)
             self.problems += judge.check_progress(outcome, start.files, after, nodes)
         self._had = oracle.recoverable(after, oracle.View(range(100), lineage or ""))
 
