@@ -164,8 +164,15 @@ def _all_completed(requests: list[MPI.Request]) -> Operation[None]:
 
 
 def _wait_for(requests: list[MPI.Request]) -> Operation[None]:
-    while not MPI.Request.Testall(requests):
-        yield False
+    try:
+        while not MPI.Request.Testall(requests):
+            yield False
+    except MPI.Exception as error:
+        raise CommError(
+            "MPI cannot go on with an exchange",
+            found=str(error),
+            todo="look for a rank or node that is gone; start the job again: complete checkpoints are not affected",
+        ) from error
     del _under_way[id(requests)]
 
 

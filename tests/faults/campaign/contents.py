@@ -1,7 +1,7 @@
 """The one true state of every checkpoint: a pure function of seed, life, step and rank.
 
-The life is part of it, so that bytes of two attempts at one step could not be mixed unnoticed. Frozen leaves are the same
-in all steps: their chunks are referred to.
+The life is part of it, so that bytes of two attempts at one step could not be mixed unnoticed. Frozen leaves are
+the same in all steps: their chunks are referred to.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ def _names(file: str) -> str:
         "partner": "partner copy",
         "parity": "parity",
         "persistent": "persistent part",
+        "base": "base",
         "lineage": "deeppart.json",
         "lock": "lock file",
         "temporary": "temporary file",

@@ -114,6 +114,8 @@ def check_ranks(outcome: Outcome, may_refuse: bool) -> list[Problem]:
     """Exceptions, contradictions between ranks, and starts that were refused for no reason."""
     problems = []
     for rank, event in outcome.events("exception"):
+        if outcome.killed and event["type"] == "CommError":  # MPI has noticed before the launcher has
+            continue
         kind = HANG if event["type"] in ("TimeoutError", "PeerTimeoutError") else ERROR
         problems.append(Problem(kind, f"rank {rank}: {event['text']}"))
     for rank, event in outcome.events("problem"):
@@ -241,11 +243,14 @@ def check_progress(outcome: Outcome, before: Sequence[Stored], after: Sequence[S
     return []
 
 
-def check_healed(outcome: Outcome, after: Sequence[Stored], hidden: Sequence[Stored], nodes: range) -> list[Problem]:
+def check_healed(
+    outcome: Outcome, after: Sequence[Stored], look_sound: Sequence[Stored], nodes: range
+) -> list[Problem]:
     """Where nothing but a restore has happened, what was restored can stand the loss of any node again.
 
     Args:
-        hidden: harmed copies and parity that look sound until all of them is read, which is what scrubbing is for.
+        look_sound: the same, and files whose harm shows only when all of them is read. Copies and parity are not,
+            except by scrubbing.
     """
     life, results = outcome.life, outcome.restores("first")
     quiet = (
@@ -254,7 +259,7 @@ def check_healed(outcome: Outcome, after: Sequence[Stored], hidden: Sequence[Sto
     if not quiet or not results or results[0]["step"] is None or not (life.every["partner"] or life.every["parity"]):
         return []
     problems, step = [], results[0]["step"]
-    unread = [each for each in hidden if each.kind in ("partner", "parity")]
+    unread = [each for each in look_sound if each.kind in ("partner", "parity")]
     for node in nodes:
         view = oracle.View([other for other in nodes if other != node], outcome.lineage, (-1,))
         left = oracle.newest(oracle.recoverable([*after, *unread], view))

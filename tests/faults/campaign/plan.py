@@ -47,7 +47,7 @@ DTYPES = {"float32": 4, "uint8": 1, "int64": 8, "bfloat16": 2, "float64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of the state: ``count`` elements; the same on all ranks (``shared``) or each rank's own; or in all steps."""
+    """``count`` elements; the same on all ranks (``shared``) or its own; the same in all steps (``frozen``)."""
 
     name: str
     dtype: str
