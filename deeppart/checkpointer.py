@@ -287,6 +287,9 @@ class Checkpointer:
     def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
         healing = healing_for(self._session.protection, recovered, inventory)
+        if healing.lacks_parity:
+            reason = "its parts refer to older files; the next checkpoint of that level is protected again"
+            self.explanation += (f"step {recovered.attempt.step}: its parity is not rebuilt: {reason}",)
         if not healing:
             self._pipeline.ledger.restored(recovered.attempt)
             return

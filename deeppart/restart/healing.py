@@ -71,12 +71,14 @@ class Healing:
         moves: parts that their home lacks go there.
         copies: parts that only one node has go to another.
         encodes: parity sets to be computed.
+        lacks_parity: whether there should be some, and cannot: parts refer to other files.
     """
 
     writes: tuple[Write, ...]
     moves: tuple[Transfer, ...]
     copies: tuple[Transfer, ...]
     encodes: tuple[Encode, ...]
+    lacks_parity: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.writes or self.moves or self.copies or self.encodes)
@@ -155,9 +157,11 @@ def plan_healing(
         if wish.partner and not set(files) - {home}:
             target = _rank(wish.nodes, partners[home], part)
             copies.append(Transfer(part, rank, paths[part], target, "partner", beside[part]))
-    encoded = wish.group_size and not any(beside.values())
-    encodes = _encodes(candidate, held, paths, stored, parity, wish) if encoded else ()
-    return Healing(tuple(writes), tuple(moves), tuple(copies), encodes)
+    refers = any(beside.values())
+    encodes: tuple[Encode, ...] = ()
+    if wish.group_size and not refers:
+        encodes = _encodes(candidate, held, paths, stored, parity, wish)
+    return Healing(tuple(writes), tuple(moves), tuple(copies), encodes, bool(wish.group_size) and refers)
 
 
 def _by_node(sources: Sequence[Source], node_of: dict[int, int]) -> dict[int, Source]:

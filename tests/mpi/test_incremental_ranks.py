@@ -160,6 +160,24 @@ def test_from_the_persistent_level_and_back(run_on: Any, shared_path: Path) -> N
         assert "4 of 4 parts persistent" in results[0][2] and "4 of 4 parts local" in results[1][2]
 
 
+def to_nodes_with_parity(comm: Any, directory: Path) -> tuple[int | None, bool, str]:
+    """The step comes from the persistent level, and refers there: it is put on the nodes, but has no parity yet."""
+    with deeppart.Checkpointer(config(directory, every={"local": 0}), comm) as checkpointer:
+        save(checkpointer, 1, 2)
+    settings = {"every": {"partner": 0, "parity": 1}, "parity_group": 4}
+    found = restored(comm, directory, **settings)
+    at_once(comm, shutil.rmtree, directory / "ckpt" / "step-000000000002")
+    assert restored(comm, directory, **settings)[:2] == (2, True)
+    return found
+
+
+@pytest.mark.timeout(110)
+def test_parity_of_what_refers_is_not_rebuilt_and_that_is_said(run_on: Any, shared_path: Path) -> None:
+    for step, good, explanation in run_on(4, to_nodes_with_parity, shared_path):
+        assert (step, good) == (2, True) and "its parity is not rebuilt: its parts refer to older files" in explanation
+        assert "4 parts to storage" in explanation
+
+
 def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

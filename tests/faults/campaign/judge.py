@@ -259,6 +259,8 @@ def check_healed(
     if not quiet or not results or results[0]["step"] is None or not (life.every["partner"] or life.every["parity"]):
         return []
     problems, step = [], results[0]["step"]
+    if not life.every["partner"] and any(each.bases for each in after if each.step == step):
+        return []  # parts that refer to other files cannot be encoded
     unread = [each for each in look_sound if each.kind in ("partner", "parity")]
     for node in nodes:
         view = oracle.View([other for other in nodes if other != node], outcome.lineage, (-1,))
