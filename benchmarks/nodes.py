@@ -234,6 +234,7 @@ class _Ranks:
             local_dir=str(self.directory / case / "{node}"),
             node_size=1,
             compression="none",
+            incremental=False,  # the state stays as it is, and all of it is to be written
             timeout=TIMEOUT_S,
             **{"replicated": "none", **CASES[case], **settings},
         )

@@ -88,6 +88,7 @@ def _measure(state: dict[str, torch.Tensor], rounds: int, tmpfs: Path) -> dict[s
         local_dir=str(directory / "local"),
         every={"local": 1, "persistent": 0},
         compression="none",
+        incremental=False,  # the state stays as it is, and all of it is to be written
         timeout=_TIMEOUT_S,
     )
     path = directory / "torch.pt"

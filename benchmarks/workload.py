@@ -25,6 +25,8 @@ SMALL_ELEMENTS = 16 << 10
 _DRAWN = 1 << 24
 #: What live tensors are overwritten with before a restore: bytes left over from before must not pass for restored.
 _SPOILT = -7.75
+#: Elements from one that a training step changes to the next: 1 MiB of float32.
+_CHANGED_EVERY = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Workload:
             leaf.fill_(_SPOILT)
 
     def train(self, turn: int) -> None:
-        """Change every leaf a little, the same way on all ranks, as a training step would."""
+        """Change every leaf everywhere a little, the same way on all ranks: no chunk of it is as it was."""
         for leaf in self.leaves:
             flat = leaf.reshape(-1)
-            flat[turn % flat.numel()] = turn + 0.5
+            flat[turn % min(flat.numel(), _CHANGED_EVERY) :: _CHANGED_EVERY] = turn + 0.5
 
     def sweep(self) -> None:
         """Read and write every element, as an optimizer step does, and change none."""
