@@ -27,7 +27,7 @@ class Incremental:
 
     def __init__(self, rank: int, *, on: bool) -> None:
         self._rank, self._on = rank, on
-        self._holdings: dict[str, Holdings] = {}
+        self._holdings: dict[str, Holdings | None] = dict.fromkeys(("local", "persistent"))
         self._copied: frozenset[str] = frozenset()
 
     def look(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
@@ -36,8 +36,8 @@ class Incremental:
         Args:
             due: levels that the share goes to.
         """
-        known = [holdings for level, holdings in self._holdings.items() if level in due]
-        return raw_digests(staged.data.data, staged.layout.chunks, known) if known else None
+        known = [each for level, each in self._holdings.items() if each is not None and level in due]
+        return raw_digests(staged.data.data, staged.layout.chunks, known)
 
     def refer(
         self, level: str, due: Collection[str], digests: list[bytes] | None, layout: ShareLayout, directory: Path
@@ -47,8 +47,10 @@ class Incremental:
         A local part that is to be copied refers to what was copied, too. One that is to be encoded refers to nothing:
         to compute it from the others of its parity set, the bases of all of these would have to be kept.
         """
-        holdings = self._holdings.get(level)
+        holdings = self._holdings[level]
         if digests is None or holdings is None or (level == "local" and "parity" in due):
+            return Unchanged(digests)
+        if directory == holdings.directory:  # the step is saved once more: what is there is about to be replaced
             return Unchanged(digests)
         allowed = self._copied if level == "local" and "partner" in due else None
         references = choose(digests, layout.chunks, holdings, allowed)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from deeppart.errors import RestoreError, StorageError, StructureMismatchError
-from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory
 from deeppart.levels.persistent import committed_steps, read_manifest, read_manifests
+from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta

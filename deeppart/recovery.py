@@ -18,9 +18,9 @@ from deeppart.comm.base import Comm, Operation, finish
 from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
-from deeppart.levels.files import step_directory
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
+from deeppart.levels.steps import step_directory
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import Attempt, PartRecord
 from deeppart.part import FileSource, MemorySource

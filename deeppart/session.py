@@ -21,11 +21,12 @@ from deeppart.compressing import Processors
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.erasure import check_available
 from deeppart.errors import ConfigError, DeeppartError, StorageError
-from deeppart.levels.files import list_steps, make_directory, storage_error
+from deeppart.levels.files import make_directory, storage_error
 from deeppart.levels.mapped import forget_all
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
 from deeppart.levels.rate import RateLimit
+from deeppart.levels.steps import list_steps
 from deeppart.model import LEVELS
 from deeppart.protection import Protection, protect
 from deeppart.redundancy import Nodes

@@ -20,7 +20,7 @@ from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
 from deeppart.inspecting.repairing import Repaired, Repairer
 from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
 from deeppart.inspecting.verifying import verify as verify_subject
-from deeppart.levels.files import list_steps, step_directory
+from deeppart.levels.steps import list_steps, step_directory
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
-from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory, storage_error
+from deeppart.levels.files import storage_error
 from deeppart.levels.node import NODE_FOLDERS, Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
+from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Attempt, Manifest
 from deeppart.part import FileSource, PartReader, is_hex32, parse_part_file_name
 from deeppart.restart import Inventory, Source, Stock

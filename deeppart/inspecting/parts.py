@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError
-from deeppart.levels.files import step_directory
+from deeppart.levels.steps import step_directory
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta

@@ -9,8 +9,8 @@ from pathlib import Path
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
 from deeppart.inspecting.node_files import lineage_on_nodes
-from deeppart.levels.files import list_steps, remove_step, step_directory
 from deeppart.levels.node import NODE_FOLDERS, node_root
+from deeppart.levels.steps import list_steps, remove_step, step_directory
 
 
 @dataclass(frozen=True, slots=True)

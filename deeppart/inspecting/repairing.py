@@ -22,9 +22,10 @@ from deeppart.errors import CorruptFileError, DeeppartError, FormatError, Storag
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.inspecting.node_files import NodeFiles
-from deeppart.levels.files import DurableFile, list_steps, step_directory
+from deeppart.levels.files import DurableFile
 from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
+from deeppart.levels.steps import list_steps, step_directory
 from deeppart.loading import LoadedPart, load_part, sound_pieces
 from deeppart.model import Attempt, Manifest, ParityIdentity, PartRecord
 from deeppart.part import (

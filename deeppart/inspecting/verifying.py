@@ -22,8 +22,8 @@ from deeppart.inspecting.cover import EXTRA, GAP, Fault, find_faults
 from deeppart.inspecting.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
 from deeppart.inspecting.naming import DamagedLeaf, LeafNames
 from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spans
-from deeppart.levels.files import MANIFEST_NAME, list_steps, step_directory
 from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
+from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import HEADER_BYTES
 

@@ -1,4 +1,4 @@
-"""Files of a storage level: how they are named, written so that a crash never shows half of one, and removed.
+"""Files of a storage level: written so that a crash never shows half of one, and read.
 
 A file appears under its name only when all of it is on stable storage: temporary name, write, sync, rename, sync of
 the directory. Large sequential writes bypass the page cache (``O_DIRECT``) where asked for and possible: on the
@@ -8,14 +8,11 @@ machines measured this is 2-3 times faster than buffered writes and takes no pro
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
 import os
-import re
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +21,8 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.levels.mapped import bytes_in_memory, file_memory
 from deeppart.levels.rate import RateLimit
-from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
+from deeppart.levels.spares import take_spare
 
-MANIFEST_NAME = "manifest"
 #: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
 BLOCK_BYTES = 8 << 20
 #: At least this much that is aligned in memory and in the file is written from where it lies, without a copy.
@@ -36,35 +32,8 @@ ALIGNMENT = 4096
 #: Writeback of buffered files is started this often, so that the final sync has little left to do.
 SYNC_EVERY_BYTES = 256 << 20
 
-_STEP = re.compile(r"step-([0-9]{12,19})", re.ASCII)
-_TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+", re.ASCII)
 #: Refusals that mean "not with O_DIRECT here" rather than "not at all".
 _NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-
-
-def step_directory(root: Path, step: int) -> Path:
-    """Directory of a step under a level's root."""
-    return root / f"step-{step:012d}"
-
-
-def list_steps(root: Path) -> dict[int, Path]:
-    """Step number -> directory, of everything under ``root`` that is named like a step; {} if there is no root.
-
-    Raises:
-        StorageError: the directory cannot be read.
-    """
-    try:
-        names = sorted(os.listdir(root))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise storage_error("cannot list a checkpoint directory", error, root) from error
-    steps = {}
-    for name in names:
-        match = _STEP.fullmatch(name)
-        if match and step_directory(root, int(match[1])).name == name:
-            steps[int(match[1])] = root / name
-    return steps
 
 
 def storage_error(summary: str, error: OSError, path: Path | str, **answers: str) -> StorageError:
@@ -125,7 +94,7 @@ class DurableFile:
         path: final name. Nothing exists under it before :meth:`commit`.
         direct: bypass the page cache if the file system can.
         limit: bandwidth limit to obey, or None.
-        spares: directory of files that are not needed any more (:func:`recycle_step`); one of them is written over, if
+        spares: directory of files that are not needed any more (:mod:`deeppart.levels.spares`); one is written over, if
             there is one: its memory or blocks need not be found and cleared again.
 
     Attributes:
@@ -369,97 +338,3 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     if len(data) > limit_bytes:
         raise CorruptFileError("a file is too long", expected=f"at most {limit_bytes} bytes", where=str(path))
     return data
-
-
-def is_checkpoint_file(name: str) -> bool:
-    """Whether a name is that of a part, a base or parity."""
-    parsed = parse_part_file_name(name) or parse_base_file_name(name)
-    return parsed is not None or is_parity_file_name(name)
-
-
-def take_spare(spares: Path, name: Path) -> bool:
-    """Give one of the spare files another name; False if there is none. Several processes may take them.
-
-    A file that has yet another name is a base, which a newer step needs: it must not be written over. Its names are
-    looked at last, when nobody can give it more: bases are named after files in step directories.
-    """
-    try:
-        found = sorted(os.listdir(spares))
-    except OSError:
-        return False
-    for spare in sorted(found, key=lambda each: each != name.name.split(".tmp-")[0].lstrip(".")):
-        try:
-            os.rename(spares / spare, name)
-            if os.stat(name).st_nlink == 1:
-                return True
-            os.unlink(name)
-        except OSError:
-            continue
-    return False
-
-
-def drop_spares(spares: Path) -> None:
-    """Remove what nobody has taken, as far as the system lets us."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(spares):
-            if is_checkpoint_file(name):
-                os.unlink(spares / name)
-        os.rmdir(spares)
-
-
-def _set_aside(path: Path, spares: Path) -> None:
-    """Make the checkpoint files of a step directory spare ones, in place of those that nobody has taken."""
-    try:
-        names = [name for name in os.listdir(path) if is_checkpoint_file(name)]
-        drop_spares(spares)
-        os.makedirs(spares, exist_ok=True)
-        for name in names:
-            os.rename(path / name, spares / name)
-    except OSError:
-        pass  # they are removed instead
-
-
-def remove_steps(root: Path, steps: Collection[int], spares: Path | None = None) -> None:
-    """Remove step directories; see :func:`remove_step`.
-
-    Args:
-        spares: where the files of the newest of them are kept to be written over; None to remove them all.
-
-    Raises:
-        StorageError: a removal was refused; the others are still tried.
-    """
-    first: StorageError | None = None
-    if spares is not None and steps:
-        _set_aside(step_directory(root, max(steps)), spares)
-    for step in sorted(steps):
-        try:
-            remove_step(step_directory(root, step))
-        except StorageError as error:
-            first = first or error
-    if first is not None:
-        raise first
-
-
-def remove_step(path: Path) -> None:
-    """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
-
-    Only files that this library names are removed; others, and a directory holding them, stay.
-
-    Raises:
-        StorageError: the operating system refused.
-    """
-    try:
-        names = os.listdir(path)
-        if MANIFEST_NAME in names:
-            os.unlink(path / MANIFEST_NAME)
-            sync_directory(path)
-        for name in names:
-            if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
-                os.unlink(path / name)
-        if not os.listdir(path):
-            os.rmdir(path)
-            sync_directory(path.parent)
-    except (FileNotFoundError, NotADirectoryError):  # gone, or a file that somebody has named like a step
-        return
-    except OSError as error:
-        raise storage_error("cannot remove an old checkpoint", error, path) from error

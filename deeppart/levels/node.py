@@ -14,17 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart.errors import DeeppartError, FormatError, StorageError
-from deeppart.levels.files import (
-    DurableFile,
-    drop_spares,
-    list_steps,
-    make_directory,
-    remove_steps,
-    step_directory,
-    storage_error,
-    write_file,
-)
+from deeppart.levels.files import DurableFile, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
+from deeppart.levels.spares import drop_spares
+from deeppart.levels.steps import list_steps, remove_steps, step_directory
 from deeppart.levels.unchanged import link, remove_links
 from deeppart.model import Attempt, ParityIdentity
 from deeppart.part import (

@@ -20,18 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
-from deeppart.levels.files import (
-    MANIFEST_NAME,
-    DurableFile,
-    list_steps,
-    make_directory,
-    read_file,
-    remove_steps,
-    step_directory,
-    storage_error,
-    write_file,
-)
+from deeppart.levels.files import DurableFile, make_directory, read_file, storage_error, write_file
 from deeppart.levels.rate import RateLimit
+from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.model import Attempt, Manifest
 from deeppart.part import decode_manifest, encode_manifest, is_hex32, part_file_name
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from deeppart.errors import StorageError
 from deeppart.levels.base import Level
-from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES, list_steps
+from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES
+from deeppart.levels.steps import list_steps
 from deeppart.model import Attempt
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 

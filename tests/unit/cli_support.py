@@ -15,8 +15,9 @@ import deeppart
 from deeppart.cli import main
 from deeppart.codec import Chooser
 from deeppart.levels.encoding import Encoders
-from deeppart.levels.files import DurableFile, step_directory
+from deeppart.levels.files import DurableFile
 from deeppart.levels.persistent import PersistentLevel, now
+from deeppart.levels.steps import step_directory
 from deeppart.levels.transfer import Encoding, Staged, write_part
 from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import part_file_name

@@ -12,7 +12,7 @@ import pytest
 import deeppart
 from deeppart.inspecting.listing import list_directory, name_ranks
 from deeppart.inspecting.ownership import read_owner
-from deeppart.levels.files import step_directory
+from deeppart.levels.steps import step_directory
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save
 

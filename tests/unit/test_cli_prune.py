@@ -15,8 +15,8 @@ import torch
 import deeppart
 from deeppart.inspecting.ownership import hold_directory, read_owner
 from deeppart.inspecting.pruning import Selection, plan_prune
-from deeppart.levels.files import step_directory
 from deeppart.levels.persistent import LOCK_NAME
+from deeppart.levels.steps import step_directory
 from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, manifest_path, part_path, save
 
 

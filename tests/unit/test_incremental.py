@@ -20,8 +20,9 @@ import deeppart
 from deeppart.codec import EncodedChunk
 from deeppart.inspecting.verifying import choose_steps, verify
 from deeppart.levels import unchanged as unchanged_module
-from deeppart.levels.files import DurableFile, remove_step
+from deeppart.levels.files import DurableFile
 from deeppart.levels.node import take_stock
+from deeppart.levels.steps import remove_step
 from deeppart.levels.unchanged import (
     LEAST_LIVE,
     MOST_BASES,

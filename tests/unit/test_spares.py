@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.levels.files import BLOCK_BYTES, DurableFile, drop_spares, remove_steps, step_directory
+from deeppart.levels.files import BLOCK_BYTES, DurableFile
 from deeppart.levels.mapped import lies_in_memory
 from deeppart.levels.relay import Relay
+from deeppart.levels.spares import drop_spares
+from deeppart.levels.steps import remove_steps, step_directory
 from deeppart.testing.faults import StorageFaults
 
 OLD = bytes(range(256)) * 40_000  # 10 MB: more than a block

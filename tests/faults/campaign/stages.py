@@ -71,7 +71,7 @@ STAGES: dict[str, Stage] = {
     "persistent level: after the round": Stage(_COMPLETE, level="persistent", after=True, needs="persistent"),
     "retiring: persistent level": Stage("deeppart.levels.persistent.PersistentLevel.remove", needs="retire", who=ROOT),
     "retiring: a node": Stage("deeppart.levels.node.NodeLevel.retire", needs="local", who=LEADER),
-    "retiring: one step removed": Stage("deeppart.levels.files.remove_step", after=True, needs="retire", who=ROOT),
+    "retiring: one step removed": Stage("deeppart.levels.steps.remove_step", after=True, needs="retire", who=ROOT),
     "restore: listing a node": Stage("deeppart.recovery.take_stock", "restore", needs="local", who=LEADER),
     "restore: reading a part": Stage("deeppart.loading.OpenedPart.load", "restore", after=True),
     "restore: checking blocks": Stage("deeppart.exchange.rebuild._good_blocks", "restore", needs="rebuild"),
