@@ -7,7 +7,6 @@ commits if all succeeded and tells everyone the outcome.
 
 Invariants
 ----------
-* A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere.
 * A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint goes on.
 * Staging memory is free again once the share is complete in a file.
 * Rounds of one level happen in the same order on every rank, on a channel of their own.
@@ -27,7 +26,7 @@ from typing import Any, TypeVar
 
 from deeppart.capturing import Capturer
 from deeppart.comm.base import Comm
-from deeppart.commit import Commit, commit_round
+from deeppart.completing import Completer, Outcome, level_error
 from deeppart.compressing import Compressing, Processors
 from deeppart.config import REDUNDANT_LEVELS
 from deeppart.driving import Driver
@@ -36,14 +35,12 @@ from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
-from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
+from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.transfer import Staged
-from deeppart.model import Manifest, PartRecord
 from deeppart.part import PartSummary, parse_base_file_name
-from deeppart.pending import DONE, FAILED, RUNNING
+from deeppart.pending import FAILED, RUNNING
 from deeppart.protecting import Protector
 from deeppart.retention import Retention
-from deeppart.version import LIBRARY
 from deeppart.writing import Job, ShareWriter
 
 T = TypeVar("T")
@@ -105,12 +102,9 @@ class Pipeline:
         lazy: bool = False,
     ) -> None:
         self._channels = channels
-        self._local, self._persistent, self._owner = local, persistent, owner
         self._compressing = Compressing(compression, processors, _lower_priority)
-        self._incremental = incremental
         self._writer = ShareWriter(local, persistent, self._compressing, incremental, rank, self._claim_staging)
-        self._retention, self._protector = retention, protector
-        self._rank = rank
+        self._protector = protector
         self._to_capture: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_drain: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -120,6 +114,9 @@ class Pipeline:
         self._in_flight: list[Job] = []
         self._repairs: list[Repair] = []
         self.ledger, self.driver = Ledger(), Driver(timeout)
+        self._completer = Completer(
+            channels, rank, local, persistent, owner, incremental, retention, self.driver, self.ledger, self._needed
+        )
         work: list[tuple[str, queue.SimpleQueue[Any], Callable[[Job], None]]] = [
             ("store", self._to_store, self._store),
             ("drain", self._to_drain, self._drain),
@@ -237,7 +234,7 @@ class Pipeline:
         self._done_with_staging(job, "store", stored=isinstance(outcome, PartSummary))
         if outcome is not None:
             redundant = job.due & {*REDUNDANT_LEVELS}
-            complete = self._finish_level(job, "local", outcome, None)
+            complete = self._finish_level(job, "local", outcome)
             if redundant and complete:
                 self._to_protect.put(job)
             elif redundant:
@@ -272,7 +269,7 @@ class Pipeline:
             if level in job.due:
                 job.pending.note_level(level, RUNNING)
                 outcome = self._timed(job, level, partial(self._protect_at, job, level))
-                self._finish_level(job, level, outcome, None)
+                self._finish_level(job, level, outcome)
 
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, what = self._channels[level], f"step {job.attempt.step}, exchange of level {level}"
@@ -297,7 +294,7 @@ class Pipeline:
         job.pending.note_level("persistent", RUNNING)
         outcome = self._timed(job, "persistent", lambda: self._writer.write_persistent(job))
         self._done_with_staging(job, "drain")
-        self._finish_level(job, "persistent", outcome, lambda parts: self._commit(job, parts))
+        self._finish_level(job, "persistent", outcome)
 
     def _timed(self, job: Job, level: str, work: Callable[[], T]) -> T | DeeppartError:
         """Do a level's own work; whatever goes wrong is its outcome, for the commit round to tell the other ranks."""
@@ -312,81 +309,21 @@ class Pipeline:
         except Exception as error:
             return _as_error(error, f"level {level} failed")
 
-    def _finish_level(
-        self, job: Job, level: str, outcome: PartSummary | list[Path] | DeeppartError, commit: Commit | None
-    ) -> bool:
-        """The commit round of a level; afterwards every rank knows the same outcome: whether the level is complete."""
-        failed = isinstance(outcome, DeeppartError)
-        report: PartRecord | str | None = None
-        if isinstance(outcome, DeeppartError):
-            report = str(outcome)
-        elif isinstance(outcome, PartSummary):
-            report = outcome.record(job.attempt, self._rank, on_node=job.summary)
-        channel = self._channels[level]
-        what = f"step {job.attempt.step}, completing level {level}"
-        known = True
-        try:
-            problem = self.driver.drive(channel, commit_round(channel, report, commit), what)
-        except DeeppartError as error:
-            problem, known = str(error), failed
-        complete = problem is None and not failed
-        if complete:
-            self._remember(job, level, outcome)
-            job.pending.note_level(level, DONE)
-            self._retire(job, level)
-        else:
-            self._incremental.failed(level)
-            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
-            # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
-            self._retention.abandon(level, job.attempt.step, self._written(job, level, outcome) if known else [])
-            job.pending.note_level(level, FAILED, error=_level_error(job, level, problem or str(outcome)))
+    def _finish_level(self, job: Job, level: str, outcome: Outcome) -> bool:
+        """End a level on all ranks; returns whether it is complete."""
+        complete = self._completer.complete(job, level, outcome)
         self._settle(job, level)
         return complete
 
-    def _written(self, job: Job, level: str, outcome: PartSummary | list[Path] | DeeppartError) -> list[Path]:
-        """Files of this rank that a level which is not complete must not keep."""
-        if level in REDUNDANT_LEVELS:
-            return outcome if isinstance(outcome, list) else []
-        unchanged = job.unchanged.get(level)
-        return [self._part_path(job, level), *(unchanged.names.values() if unchanged is not None else ())]
-
-    def _part_path(self, job: Job, level: str) -> Path:
-        storage = self._local if level == "local" and self._local is not None else self._persistent
-        return storage.part_path(job.attempt, self._rank)
-
-    def _remember(self, job: Job, level: str, outcome: PartSummary | list[Path] | DeeppartError) -> None:
-        """What the next checkpoint may refer to."""
-        if level == "partner" and job.summary is not None:
-            self._incremental.completed(level, self._part_path(job, "local").parent, job.attempt, job.summary)
-        elif isinstance(outcome, PartSummary):
-            self._incremental.completed(level, self._part_path(job, level).parent, job.attempt, outcome)
-
-    def _commit(self, job: Job, parts: list[PartRecord]) -> None:
-        """Rank 0: make the step a checkpoint."""
-        assert self._owner is not None and job.document is not None
-        self._owner.check()
-        manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), job.document.structure())
-        self._persistent.commit(manifest)
-
-    def _retire(self, job: Job, level: str) -> None:
-        """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
-
-        def in_flight() -> list[int]:
-            others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
-            return [other.attempt.step for other in others] + self.ledger.held()
-
-        try:
-            self._retention.committed(level, job.attempt.step, in_flight)
-        except (DeeppartError, OSError) as error:
-            job.pending.note_cost(retire_error=str(error))
-            complete = f"step {job.attempt.step} is complete at level {level!r}"
-            text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
-            self.ledger.note(text, BackgroundFailureWarning)
+    def _needed(self, job: Job, level: str) -> list[int]:
+        """Steps whose local parts must stay when a level of a job is complete: others in work, and those in use."""
+        others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
+        return [other.attempt.step for other in others] + self.ledger.held()
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:
             if not job.pending.settled(level):
-                job.pending.note_level(level, FAILED, error=_level_error(job, level, str(error)))
+                job.pending.note_level(level, FAILED, error=level_error(job, level, str(error)))
             self._settle(job, level)
 
     def _claim_staging(self, job: Job) -> Staged | None:
@@ -427,15 +364,6 @@ def _as_error(error: Exception, summary: str) -> DeeppartError:
     if isinstance(error, DeeppartError):
         return error
     return CheckpointError(summary, found=f"{type(error).__name__}: {error}")
-
-
-def _level_error(job: Job, level: str, problem: str) -> CheckpointError:
-    return CheckpointError(
-        f"step {job.attempt.step} is not complete at level {level!r}",
-        found=problem.replace("\n", "\n    "),
-        where=f"step {job.attempt.step}, level {level}",
-        todo="mend the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
-    )
 
 
 def _lower_priority() -> None:

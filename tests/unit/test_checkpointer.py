@@ -368,13 +368,13 @@ def test_the_local_level_frees_training_from_a_slow_persistent_one(memory: Path)
 def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, local_dir=None, timeout=0.5)) as ck:
         release = threading.Event()
-        real = ck._pipeline._persistent.open_part
+        real = ck._session.persistent.open_part
 
         def stuck(*arguments: Any) -> Any:
             release.wait(20)
             return real(*arguments)
 
-        ck._pipeline._persistent.open_part = stuck  # type: ignore[method-assign]
+        ck._session.persistent.open_part = stuck  # type: ignore[method-assign]
         first = ck.checkpoint(state(1), 1)
         with pytest.raises(CheckpointError, match="earlier checkpoint is still being written"):
             ck.checkpoint(state(2), 2)
@@ -448,13 +448,13 @@ def test_an_error_in_the_with_block_comes_through_and_frees_the_directory(memory
 def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(memory: Path) -> None:
     ck = deeppart.Checkpointer(config(memory, timeout=0.3))
     release = threading.Event()
-    real = ck._pipeline._local.open_part  # type: ignore[union-attr]
+    real = ck._session.node_levels["local"].open_part
 
     def stuck(*arguments: Any) -> Any:
         release.wait(20)
         return real(*arguments)
 
-    ck._pipeline._local.open_part = stuck  # type: ignore[union-attr, method-assign]
+    ck._session.node_levels["local"].open_part = stuck  # type: ignore[method-assign]
     pending = ck.checkpoint(state(1), 1)
     with pytest.raises(CheckpointError, match="not finished when the checkpointer was closed"):
         ck.close()

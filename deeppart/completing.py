@@ -1,0 +1,140 @@
+"""Completing: the end of one level of one checkpoint, on which all ranks agree in a commit round.
+
+Invariants
+----------
+* A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere.
+* What a level that is not complete has written is removed at once, unless nobody knows whether it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from deeppart.comm.base import Comm
+from deeppart.commit import commit_round
+from deeppart.config import REDUNDANT_LEVELS
+from deeppart.driving import Driver
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError
+from deeppart.incremental import Incremental
+from deeppart.ledger import Ledger
+from deeppart.levels.node import NodeLevel
+from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
+from deeppart.model import Manifest, PartRecord
+from deeppart.part import PartSummary
+from deeppart.pending import DONE, FAILED
+from deeppart.retention import Retention
+from deeppart.version import LIBRARY
+from deeppart.writing import Job
+
+#: What a rank has done at a level: its part, the files that it has stored for others, or why not.
+Outcome = PartSummary | list[Path] | DeeppartError
+
+
+class Completer:
+    """Ends levels, for the threads of one rank.
+
+    Args:
+        channels: level name -> channel for its exchanges.
+        rank: this rank.
+        local: the local level, or None without one.
+        persistent: the persistent level.
+        owner: the directory's lock, on rank 0.
+        incremental: learns what the next checkpoint may refer to.
+        retention: removes what is no longer kept.
+        driver, ledger: of the pipeline.
+        in_flight: given a job and a level, the steps whose local parts are still needed when that is complete.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Comm],
+        rank: int,
+        local: NodeLevel | None,
+        persistent: PersistentLevel,
+        owner: DirectoryOwner | None,
+        incremental: Incremental,
+        retention: Retention,
+        driver: Driver,
+        ledger: Ledger,
+        in_flight: Callable[[Job, str], Iterable[int]],
+    ) -> None:
+        self._channels, self._rank = channels, rank
+        self._local, self._persistent, self._owner = local, persistent, owner
+        self._incremental, self._retention = incremental, retention
+        self._driver, self._ledger, self._in_flight = driver, ledger, in_flight
+
+    def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
+        """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
+        failed = isinstance(outcome, DeeppartError)
+        report: PartRecord | str | None = None
+        if isinstance(outcome, DeeppartError):
+            report = str(outcome)
+        elif isinstance(outcome, PartSummary):
+            report = outcome.record(job.attempt, self._rank, on_node=job.summary)
+        channel = self._channels[level]
+        what = f"step {job.attempt.step}, completing level {level}"
+        commit = partial(self._commit, job) if level == "persistent" else None
+        known = True
+        try:
+            problem = self._driver.drive(channel, commit_round(channel, report, commit), what)
+        except DeeppartError as error:
+            problem, known = str(error), failed
+        complete = problem is None and not failed
+        if complete:
+            self._remember(job, level, outcome)
+            job.pending.note_level(level, DONE)
+            self._retire(job, level)
+        else:
+            self._incremental.failed(level)
+            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
+            # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
+            self._retention.abandon(level, job.attempt.step, self._written(job, level, outcome) if known else [])
+            job.pending.note_level(level, FAILED, error=level_error(job, level, problem or str(outcome)))
+        return complete
+
+    def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
+        """Files of this rank that a level which is not complete must not keep."""
+        if level in REDUNDANT_LEVELS:
+            return outcome if isinstance(outcome, list) else []
+        unchanged = job.unchanged.get(level)
+        return [self._part_path(job, level), *(unchanged.names.values() if unchanged is not None else ())]
+
+    def _part_path(self, job: Job, level: str) -> Path:
+        storage = self._local if level == "local" and self._local is not None else self._persistent
+        return storage.part_path(job.attempt, self._rank)
+
+    def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
+        """What the next checkpoint may refer to."""
+        if level == "partner" and job.summary is not None:
+            self._incremental.completed(level, self._part_path(job, "local").parent, job.attempt, job.summary)
+        elif isinstance(outcome, PartSummary):
+            self._incremental.completed(level, self._part_path(job, level).parent, job.attempt, outcome)
+
+    def _commit(self, job: Job, parts: list[PartRecord]) -> None:
+        """Rank 0: make the step a checkpoint."""
+        assert self._owner is not None and job.document is not None
+        self._owner.check()
+        manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), job.document.structure())
+        self._persistent.commit(manifest)
+
+    def _retire(self, job: Job, level: str) -> None:
+        """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
+        try:
+            self._retention.committed(level, job.attempt.step, lambda: self._in_flight(job, level))
+        except (DeeppartError, OSError) as error:
+            job.pending.note_cost(retire_error=str(error))
+            complete = f"step {job.attempt.step} is complete at level {level!r}"
+            text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
+            self._ledger.note(text, BackgroundFailureWarning)
+
+
+def level_error(job: Job, level: str, problem: str) -> CheckpointError:
+    """Why a level of a step is not complete."""
+    return CheckpointError(
+        f"step {job.attempt.step} is not complete at level {level!r}",
+        found=problem.replace("\n", "\n    "),
+        where=f"step {job.attempt.step}, level {level}",
+        todo="mend the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
+    )
