@@ -33,6 +33,7 @@ from deeppart.state.document import PartDocument
 from deeppart.state.flatten import FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.lazy import LazyCapture
+from deeppart.state.owners import trained_leaves
 from deeppart.state.template import Template
 
 
@@ -216,7 +217,7 @@ class Saver:
         specs = leaf_specs(layout.types, paths, shared)
         plan = partition(specs, self._comm.size, kappa=self._kappa, preload=carried.astype(np.float64))
         spans = [(shared[span.leaf], span.start, span.length) for span in plan.share(self._comm.rank).spans]
-        return lay_out(layout.types, spans, own)
+        return lay_out(layout.types, spans, own, trained_leaves(flat))
 
     def _raise_disagreement(self, step: int, what: str) -> None:
         texts = finish(self._comm, self._comm.allgather(json.dumps(step).encode()), what, self._timeout)

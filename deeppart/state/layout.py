@@ -1,14 +1,15 @@
 """How one rank's share lies in memory and in its part file: segments laid end to end, cut into chunks.
 
 Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its segments one after another:
-larger element sizes first, so that every segment is aligned without padding, then shared before per-rank, then by
-leaf. A chunk holds one dtype and either shared or per-rank bytes, never both, so that a reader can fetch just what it
-needs and a codec knows what it compresses.
+larger element sizes first, so that every segment is aligned without padding, then shared before per-rank, then what is
+not trained before what is, then by leaf. A chunk holds one dtype and either shared or per-rank bytes, never both, so
+that a reader can fetch just what it needs and a codec knows what it compresses; and no leaves that are trained beside
+others, so that the others need not be written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,23 +59,34 @@ def leaf_specs(types: Sequence[LeafType], paths: Sequence[str], numbers: Iterabl
     return [LeafSpec(paths[i], types[i].nbytes, types[i].itemsize) for i in numbers]
 
 
-def lay_out(types: Sequence[LeafType], shared: Sequence[tuple[int, int, int]], own: Sequence[int]) -> ShareLayout:
+def lay_out(
+    types: Sequence[LeafType],
+    shared: Sequence[tuple[int, int, int]],
+    own: Sequence[int],
+    trained: Collection[int] = (),
+) -> ShareLayout:
     """Lay a share's spans end to end.
 
     Args:
         types: type of every leaf, by leaf number.
         shared: (leaf, start, length) of what the plan gives this rank of the replicated leaves.
         own: numbers of the per-rank leaves with bytes; this rank saves all of its own.
+        trained: numbers of leaves that are known to change at every step.
     """
     rows = [(SHARED, *span) for span in shared]
     rows += [(OWN, leaf, 0, types[leaf].nbytes) for leaf in own]
-    rows.sort(key=lambda row: (-_alignment(types[row[1]]), row[0], types[row[1]].tag, row[1], row[2]))
+
+    def order(row: tuple[int, int, int, int]) -> tuple[object, ...]:
+        table, leaf, start, _ = row
+        return (-_alignment(types[leaf]), table, types[leaf].tag, leaf in trained, leaf, start)
+
+    rows.sort(key=order)
     segments = np.zeros(len(rows), dtype=SPAN_DTYPE)
     for place, name in enumerate(("table", "leaf", "start", "length")):
         segments[name] = [row[place] for row in rows]
     ends = np.cumsum(segments["length"], dtype=np.uint64)
     segments["raw_offset"] = ends - segments["length"]
-    chunks = tuple(_cut_chunks(segments, types))
+    chunks = tuple(_cut_chunks(segments, types, trained))
     return ShareLayout(segments, chunks, int(ends[-1]) if len(rows) else 0)
 
 
@@ -83,19 +95,22 @@ def _alignment(kind: LeafType) -> int:
     return kind.itemsize if kind.itemsize & (kind.itemsize - 1) == 0 else 1
 
 
-def _cut_chunks(segments: npt.NDArray[np.void], types: Sequence[LeafType]) -> Iterable[ChunkPlan]:
-    """Walk the segments: same dtype and table share a chunk until it is full; large ones are cut alone."""
+def _cut_chunks(
+    segments: npt.NDArray[np.void], types: Sequence[LeafType], trained: Collection[int]
+) -> Iterable[ChunkPlan]:
+    """Walk the segments: those of one kind share a chunk until it is full; large ones are cut alone."""
     start = length = 0
-    dtype, table = "", SHARED
+    dtype, table, changes = "", SHARED, False
     columns = (segments[name].tolist() for name in ("table", "leaf", "length"))
     for row_table, leaf, row_length in zip(*columns, strict=True):
         row_dtype = types[leaf].tag
         alone = row_length >= ALONE_BYTES
-        full = alone or row_dtype != dtype or row_table != table or length + row_length > CHUNK_BYTES
+        other = (row_dtype, row_table, leaf in trained) != (dtype, table, changes)
+        full = alone or other or length + row_length > CHUNK_BYTES
         if length and full:
             yield ChunkPlan(start, length, dtype, table == OWN)
             start, length = start + length, 0
-        dtype, table = row_dtype, row_table
+        dtype, table, changes = row_dtype, row_table, leaf in trained
         length += row_length
         itemsize = types[leaf].itemsize
         most = max(itemsize, CHUNK_BYTES - CHUNK_BYTES % itemsize)  # a chunk holds whole elements, at least one

@@ -75,6 +75,17 @@ def owned_tensors(flat: FlatState, least_bytes: int) -> dict[int, torch.Tensor]:
     return owned
 
 
+def trained_leaves(flat: FlatState) -> frozenset[int]:
+    """Numbers of the leaves that a known optimizer changes at every step: its state, and what it has gradients for."""
+    optimizers = {id(each): each for each in (*REGISTRY.stepped(), *_optimizers_in(flat.root))}
+    addresses: set[int] = set()
+    for optimizer in optimizers.values():
+        parameters = [each for group in optimizer.param_groups for each in _plain(group["params"])]
+        frozen = {each.data_ptr() for each in parameters if not each.requires_grad}
+        addresses |= {tensor.data_ptr() for tensor in _tensors_of(optimizer)} - frozen
+    return frozenset(leaf for leaf, address in enumerate(flat.pointers) if address in addresses)
+
+
 def _gives_word(optimizer: Optimizer) -> bool:
     """Whether a step begins with the hook."""
     wrapped = getattr(type(optimizer).step, "hooked", False)

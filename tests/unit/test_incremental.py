@@ -268,6 +268,40 @@ def test_a_chunk_that_is_two_steps_old_keeps_its_base(tmp_path: Path) -> None:
     assert difference(state, deeppart.load(tmp_path / "ckpt")) is None
 
 
+class Adapted(torch.nn.Module):
+    """Small layers, each with a small adapter: in the order of the state, they take turns."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights = torch.nn.ModuleList()
+        for _ in range(layers):
+            layer = torch.nn.Linear(160, 160)
+            layer.requires_grad_(requires_grad=False)
+            self.weights += [layer, torch.nn.Linear(160, 4, bias=False)]
+
+
+@pytest.mark.parametrize("all_in_the_optimizer", [False, True])
+def test_small_leaves_that_are_trained_lie_in_chunks_of_their_own(tmp_path: Path, all_in_the_optimizer: bool) -> None:
+    model = Adapted(60)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.Adam(model.parameters() if all_in_the_optimizer else trained, lr=0.1)
+    ratios = []
+    with deeppart.Checkpointer(config(tmp_path, compression="none", local_dir=None)) as checkpointer:
+        for step in range(3):
+            for parameter in trained:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            changed = 3 * sum(each.nbytes for each in trained)
+            pending = checkpointer.checkpoint({"model": model, "optimizer": optimizer}, step)
+            pending.wait("persistent")
+            ratios.append(pending.report.levels["persistent"].nbytes / changed)
+            tables = 60_000
+            assert not step or pending.report.levels["persistent"].nbytes <= changed + tables
+        state = deeppart.load(tmp_path / "ckpt")
+    assert ratios[0] > 5
+    assert difference(dict(model.state_dict()), state["model"], ordered=False) is None
+
+
 # --- what is referred to, by itself -----------------------------------------------------------------------------------
 
 
