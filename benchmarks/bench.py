@@ -4,10 +4,10 @@
 
 Replicated states of several sizes on 1, 2 and 4 MPI ranks, up to BERT-large by shapes with its Adam state (4.02 GB in
 1,564 float32 leaves), and 100,000 tensors of 4 KiB (benchmarks/cases.py). In each case everyone takes turns, round
-after round, and the first round does not count. Then the codecs (benchmarks/codecs.py), what is written where only part
-of the state changes (benchmarks/incremental.py), and what serialization costs by size and number of tensors
-(benchmarks/serialization.py). Speeds are shown beside their targets and never fail the run; a restore that
-does not bring back every byte does.
+after round, and the first round does not count. Then, in this process: the codecs (benchmarks/codecs.py), whether they
+pay on storage of several speeds (benchmarks/auto.py), what is written where only part of the state changes
+(benchmarks/incremental.py), and what serialization costs by size and number of tensors (benchmarks/serialization.py).
+Speeds are shown beside their targets and never fail the run; a restore that does not bring back every byte does.
 
 All ranks run with the C library told to bypass the caches in copies of 1 MiB and more, as docs/quickstart.md advises;
 `--plain` leaves that out.
@@ -103,11 +103,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _studies(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """The codecs, what is written where little changes, and serialization, in this process."""
-    from benchmarks import codecs, incremental, serialization
+    """The codecs, whether they pay, what is written where little changes, and serialization, in this process."""
+    from benchmarks import auto, codecs, incremental, serialization
 
     rows = codecs.run(options.quick)
     codecs.show(rows, console)
+    choices = auto.run(options.quick, options.disk)
+    auto.show(choices, console)
     fine_tuning = incremental.run(options.quick, options.disk, options.tmpfs)
     incremental.show(fine_tuning, console)
     study = serialization.study(options.quick, options.tmpfs)
@@ -116,6 +118,7 @@ def _studies(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         serialization.draw(study, options.png.with_stem(f"{options.png.stem}-serialization"))
     return {
         "codecs": [asdict(row) for row in rows],
+        "auto": [asdict(row) for row in choices],
         "incremental": [asdict(row) for row in fine_tuning],
         "serialization": study,
     }
