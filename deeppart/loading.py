@@ -1,7 +1,7 @@
 """Loading: one part from its file into memory, every chunk of it checked and decoded.
 
 Reading, checking and decoding go on at the same time, on a few threads. A part that is stored raw and lies in memory
-already, on a tmpfs, is used where it lies.
+already, on a tmpfs or in the page cache of a file system of this node, is used where it lies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from deeppart.codec.raw import RawCodec
 from deeppart.errors import CorruptFileError
 from deeppart.exchange.memory import Bytes
 from deeppart.levels.mapped import lies_in_memory
+from deeppart.levels.pinned import Pinned, pin
 from deeppart.model import Attempt
 from deeppart.part import FileSource, MemorySource, PartReader
 from deeppart.restart import Read
@@ -106,6 +107,10 @@ class OpenedPart:
         # Then the raw stream is the file's payload.
         self._is_payload = bool(stored_raw) and not self._reader.bases
         self._in_place = self._is_payload and (isinstance(source, MemorySource) or lies_in_memory(source.path))
+        self._pinned: Pinned | None = None
+        if self._is_payload and not self._in_place and isinstance(source, FileSource):
+            self._pinned = pin(source.path, source.mapped())
+            self._in_place = self._pinned is not None
         self.room_bytes = 0 if self._in_place else self._reader.raw_bytes
 
     def load(self, room: Bytes, threads: int) -> LoadedPart:
@@ -120,7 +125,9 @@ class OpenedPart:
             StorageError: it cannot be read.
         """
         chunks = self._reader.chunks
-        mapped = self._source.mapped() if self._in_place else None
+        mapped = None
+        if self._in_place:
+            mapped = self._source.mapped() if self._pinned is None else self._pinned.memory
         if mapped is not None:
             first = int(chunks["offset"][0]) if len(chunks) else 0  # chunks lie back to back
             room = np.frombuffer(mapped, dtype=np.uint8)[first : first + self._reader.raw_bytes]
@@ -128,6 +135,8 @@ class OpenedPart:
 
         def bring(index: int) -> None:
             raw = part.chunk(index).data
+            if self._pinned is not None:
+                self._pinned.bring(int(chunks["offset"][index]), len(raw))
             if mapped is not None:
                 self._reader.check_chunk(index, raw)
             elif int(chunks["codec"][index]) == RawCodec.codec_id:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 _UNIT_BYTES = 8 << 20
 #: Puts pages in place, ready to be written to; from Linux 5.14 on. ``madvise(2)``; without it the first access does.
 _MADV_POPULATE_WRITE = 23
+_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class _Mapping:
@@ -128,10 +129,15 @@ def forget_all() -> None:
 
 def lies_in_memory(path: Path | str) -> bool:
     """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
+    return file_system_of(path) in _IN_MEMORY
+
+
+def file_system_of(path: Path | str) -> str:
+    """The type of a file's file system, as mount(8) names it; "" where it cannot be found out."""
     try:
-        return _is_memory(os.stat(path).st_dev)
+        return _file_system(os.stat(path).st_dev)
     except OSError:
-        return False
+        return ""
 
 
 def _is_whole(status: os.stat_result) -> bool:
@@ -139,13 +145,17 @@ def _is_whole(status: os.stat_result) -> bool:
 
 
 def _is_memory(device: int) -> bool:
+    return _file_system(device) in _IN_MEMORY
+
+
+def _file_system(device: int) -> str:
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
+        return ""
     name = f"{os.major(device)}:{os.minor(device)}"
     for line in lines:  # "36 35 98:0 /root /mount options - fstype source options"
         mount, _, kind = line.partition(" - ")
         if mount.split()[2:3] == [name]:
-            return kind.split()[:1] in (["tmpfs"], ["ramfs"])
-    return False
+            return (kind.split() or [""])[0]
+    return ""

@@ -1,0 +1,111 @@
+"""Files in the page cache that are used where they lie: their pages stay, and an error of the device is an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart import loading
+from deeppart.errors import StorageError
+from deeppart.levels import pinned
+from deeppart.levels.mapped import file_system_of
+from deeppart.levels.pinned import Pinned, pin
+from deeppart.part import FileSource
+
+NBYTES = 9_000_001
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "file"
+    made.write_bytes(np.random.default_rng(1).integers(0, 256, NBYTES, dtype=np.uint8).tobytes())
+    return made
+
+
+def pinned_file(path: Path) -> Pinned:
+    with FileSource(path) as source:
+        found = pin(str(path), source.mapped())
+    if found is None:
+        pytest.skip(f"files on {file_system_of(path)} cannot be locked in memory here")
+    return found
+
+
+def locked_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmLck"))
+    return 1024 * int(line.split()[1])
+
+
+def test_pages_are_there_and_stay(path: Path) -> None:
+    before = locked_bytes()
+    found = pinned_file(path)
+    assert locked_bytes() - before >= NBYTES
+    for offset, length in ((0, 1), (4097, 5_000_000), (NBYTES - 1, 1), (0, NBYTES)):
+        found.bring(offset, length)
+    assert bytes(found.memory) == path.read_bytes()
+    del found
+    assert locked_bytes() == before
+
+
+def test_an_error_of_the_device_is_an_error(path: Path) -> None:
+    """Pages that are not there any more stand for pages that cannot be read: touching them would be a SIGBUS."""
+    found = pinned_file(path)
+    os.truncate(path, 1_000_000)
+    found.bring(0, 1_000_000)
+    with pytest.raises(StorageError, match="cannot read 10 bytes at 5000000") as caught:
+        found.bring(5_000_000, 10)
+    assert caught.value.errno == errno.EFAULT
+
+
+def test_file_systems_in_memory_or_unknown_are_not_pinned(memory: Path, path: Path) -> None:
+    data = memory / "file"
+    data.write_bytes(bytes(5000))
+    with FileSource(data) as source:
+        assert pin(str(data), source.mapped()) is None
+        assert pin("/proc/self/status", source.mapped()) is None
+        assert pin("/no/such/file", source.mapped()) is None
+
+
+@pytest.mark.parametrize("how", ["limit", "library"])
+def test_without_leave_to_lock_memory_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    class Refusing:
+        def mlock2(self, *_: object) -> int:
+            pinned.ctypes.set_errno(errno.ENOMEM)
+            return -1
+
+    monkeypatch.setattr(pinned, "_LIBC", Refusing() if how == "limit" else object())
+    restore_and_compare(tmp_path, in_place=False)
+
+
+def test_a_restore_uses_files_where_they_lie(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(5000))
+    pinned_file(tmp_path / "file")
+    restore_and_compare(tmp_path, in_place=True)
+
+
+def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
+    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), compression="none", timeout=20.0)
+    state = {"w": torch.rand(3_000_000), "b": torch.rand(1001).to(torch.bfloat16), "n": torch.arange(77)}
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.checkpoint(state, 1).wait("persistent")
+    rooms: list[int] = []
+    opened = loading.OpenedPart.load
+
+    def load(part: loading.OpenedPart, room: loading.Bytes, threads: int) -> loading.LoadedPart:
+        rooms.append(part.room_bytes)
+        return opened(part, room, threads)
+
+    live = {name: torch.zeros_like(value) for name, value in state.items()}
+    before = locked_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading.OpenedPart, "load", load)
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore(live) == 1
+    assert all(torch.equal(live[name], value) for name, value in state.items())
+    assert [room == 0 for room in rooms] == [in_place]
+    assert locked_bytes() == before
