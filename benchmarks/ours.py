@@ -65,6 +65,7 @@ class Deeppart:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
                 pending.wait("persistent", _TIMEOUT_S)
                 for _ in range(_WARM_UPS - 1):
+                    rig.next_state()  # or there would be nothing to write
                     checkpointer.checkpoint(rig.workload.tree, self._next_step()).wait("persistent", _TIMEOUT_S)
                 with MemoryWatch() as warm:
                     measured = self._timed_save(rig, checkpointer)
@@ -79,6 +80,7 @@ class Deeppart:
 
     def _timed_save(self, rig: Rig, checkpointer: deeppart.Checkpointer) -> Turn:
         step = self._next_step()
+        rig.next_state()
         rig.step()
         began = time.perf_counter()
         pending = checkpointer.checkpoint(rig.workload.tree, step)
