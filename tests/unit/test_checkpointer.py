@@ -242,12 +242,12 @@ def test_a_step_number_may_go_backwards(memory: Path) -> None:
 
 def test_the_newest_commit_stays_whatever_the_clock_says(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarted on a node whose clock is a year behind."""
-    from deeppart import pipeline
+    from deeppart import completing
 
     with deeppart.Checkpointer(config(memory, keep={"persistent": 2})) as ck:
         for step in (1, 2):
             ck.checkpoint(state(step), step).wait(timeout=30)
-    monkeypatch.setattr(pipeline, "now", lambda: "2001-01-01T00:00:00.000000Z")
+    monkeypatch.setattr(completing, "now", lambda: "2001-01-01T00:00:00.000000Z")
     with deeppart.Checkpointer(config(memory, keep={"persistent": 2})) as ck:
         for step in (3, 4):
             ck.checkpoint(state(step), step).wait(timeout=30)
@@ -473,7 +473,7 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
 
 
 def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart import pipeline, writing
+    from deeppart import completing, writing
 
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("a bug")
@@ -481,7 +481,7 @@ def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkey
     with deeppart.Checkpointer(config(memory)) as ck:
         for number, name in enumerate(("write_part", "copy_part", "commit_round", "Manifest", "now")):
             with monkeypatch.context() as patch:
-                patch.setattr(writing if hasattr(writing, name) else pipeline, name, broken)
+                patch.setattr(writing if hasattr(writing, name) else completing, name, broken)
                 pending = ck.checkpoint(state(number), 10 * number)
                 deadline = time.monotonic() + 20
                 while not pending.finished:
