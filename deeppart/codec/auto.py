@@ -149,4 +149,6 @@ class AutoCompression:
             f"the level takes {bandwidth / 1e9:.2f} GB/s"
         )
         turns = "" if self._spare else ", in turn, as there is no idle processor"
-        return encoded_s < (1 - MARGIN) * raw_s, f"{facts}{turns}: {100 * (1 - encoded_s / raw_s):+.0f} % sooner"
+        gain = 100 * (1 - encoded_s / raw_s)
+        promise = f"encoded, {abs(gain):.0f} % {'sooner' if gain > 0 else 'later'}"
+        return encoded_s < (1 - MARGIN) * raw_s, f"{facts}{turns}: {promise}"

@@ -76,7 +76,7 @@ def test_levels_and_dtypes_are_judged_one_by_one() -> None:
     chooser, lines = auto.chooser("persistent", ["uint8", "float32", "float32"])
     assert chooser.codec_for("float32") is not None and chooser.codec_for("uint8") is None
     assert [line.split(":")[0] for line in lines] == ["float32", "uint8"]
-    assert "2.00 GB/s to 0.83 of the size, the level takes 0.50 GB/s: +17 % sooner" in lines[0]
+    assert "2.00 GB/s to 0.83 of the size, the level takes 0.50 GB/s: encoded, 17 % sooner" in lines[0]
     assert not encodes(auto, "local")
 
 
