@@ -40,7 +40,7 @@ CASES = (
 )
 #: `--quick`
 QUICK = (
-    Case("0.1GB-2", "bert-large+adam", 0.02486, 2, 2),
+    Case("0.1GB-2", "bert-large+adam", 0.02486, 2, 1),
     Case("5k-tensors-2", "small", 0.05, 2, 1),
 )
 
