@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -131,23 +132,22 @@ def measure(case: str, quick: bool, disk: Path, tmpfs: Path) -> list[Row]:
     found: dict[tuple[str, bool], list[tuple[int, float]]] = {(level, on): [] for level in _LEVELS for on in where}
     before = digests(training.leaves())
     try:
-        for number in range(steps + 1):
-            training.step()
-            after, leaves = digests(training.leaves()), training.leaves()
-            for on in where:
-                report = _save(training, where[on], on, number)
-                for level in _LEVELS if number else ():
-                    found[level, on].append((report.levels[level].nbytes, report.levels[level].seconds or 0.0))
-            if number:
-                changed.append(sum(leaves[name].nbytes for name in leaves if after[name] != before[name]))
-            before = after
-        for on, checkpointer in _OPEN.items():
-            for level in (0, 1):
-                _compare(training, checkpointer, lost=where[on][1] if level else None)
+        with ExitStack() as stack:
+            checkpointers = {on: stack.enter_context(_open(*where[on], on)) for on in where}
+            for number in range(steps + 1):
+                training.step()
+                after, leaves = digests(training.leaves()), training.leaves()
+                for on, checkpointer in checkpointers.items():
+                    report = _save(training, checkpointer, number)
+                    for level in _LEVELS if number else ():
+                        found[level, on].append((report.levels[level].nbytes, report.levels[level].seconds or 0.0))
+                if number:
+                    changed.append(sum(leaves[name].nbytes for name in leaves if after[name] != before[name]))
+                before = after
+            for on, checkpointer in checkpointers.items():
+                for lost in (None, where[on][1]):
+                    _compare(training, checkpointer, lost)
     finally:
-        for checkpointer in _OPEN.values():
-            checkpointer.close()
-        _OPEN.clear()
         for directories in where.values():
             for directory in directories:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -165,23 +165,20 @@ def measure(case: str, quick: bool, disk: Path, tmpfs: Path) -> list[Row]:
     ]
 
 
-#: The checkpointers of the case that is being measured.
-_OPEN: dict[bool, deeppart.Checkpointer] = {}
-
-
 def _directory(parent: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="deeppart-incremental-", dir=parent))
 
 
-def _save(training: FineTuning, where: tuple[Path, Path], on: bool, number: int) -> deeppart.Report:
-    if on not in _OPEN:
-        disk, tmpfs = where
-        config = deeppart.Config(
-            persistent_dir=str(disk), local_dir=str(tmpfs), keep={"local": 1, "persistent": 1},
-            compression="none", incremental=on, timeout=_TIMEOUT_S,
-        )  # fmt: skip
-        _OPEN[on] = deeppart.Checkpointer(config)
-    pending = _OPEN[on].checkpoint(training.state(), number)
+def _open(disk: Path, tmpfs: Path, on: bool) -> deeppart.Checkpointer:
+    config = deeppart.Config(
+        persistent_dir=str(disk), local_dir=str(tmpfs), keep={"local": 1, "persistent": 1},
+        compression="none", incremental=on, timeout=_TIMEOUT_S,
+    )  # fmt: skip
+    return deeppart.Checkpointer(config)
+
+
+def _save(training: FineTuning, checkpointer: deeppart.Checkpointer, number: int) -> deeppart.Report:
+    pending = checkpointer.checkpoint(training.state(), number)
     for level in _LEVELS:
         pending.wait(level, _TIMEOUT_S)
     time.sleep(0.1)  # older steps are removed

@@ -6,7 +6,7 @@ copies to other nodes, parity. Files appear under their names one by one; whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
-from deeppart.levels.files import DurableFile
+from deeppart.levels.files import DurableFile, fill
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.loading import LoadedPart, sound_pieces
@@ -93,33 +93,31 @@ class Healer:
             if write.rank == self._comm.rank:
                 local, part = self._levels["local"], memory[write.part]
                 for name, path in part.bases():
-                    _fill(local.open_base(attempt, name), sound_pieces(path))
-                _fill(local.open_part(attempt, write.part), part.pieces())
+                    fill(local.open_base(attempt, name), sound_pieces(path))
+                fill(local.open_part(attempt, write.part), part.pieces())
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         rank = self._comm.rank
         if not transfers:
             return
+        # Bases first: the part, without a name here, refers to them.
+        files = [(each, name) for each in transfers for name in (*each.bases, "")]
         sends, problem = [], None
-        for each in transfers:
-            for name in (*each.bases, "") if each.source == rank else ():  # bases first: the part refers to them
+        for each, name in files:
+            if each.source == rank:
                 try:
                     sends.append(self._outgoing(each, name, attempt))
                 except (DeeppartError, OSError) as error:
                     problem = problem or error
                     sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that nobody waits for it
         levels = {each.part: each.level for each in transfers if each.target == rank}
-        receives = [
-            Incoming(each.part, each.source, name)
-            for each in transfers
-            if each.target == rank
-            for name in (*each.bases, "")
-        ]
+        receives = [Incoming(each.part, each.source, name) for each, name in files if each.target == rank]
 
         def opened(incoming: Incoming, _: tuple[str, ...]) -> DurableFile:
             level = self._levels[levels[incoming.part]]
-            is_base = bool(incoming.name)
-            return level.open_base(attempt, incoming.name) if is_base else level.open_part(attempt, incoming.part)
+            if incoming.name:
+                return level.open_base(attempt, incoming.name)
+            return level.open_part(attempt, incoming.part)
 
         self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
         if problem is not None:
@@ -160,17 +158,6 @@ class Healer:
             for file in files:
                 file.abort()
             raise
-
-
-def _fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
-    """Write a file, and give it its name."""
-    try:
-        for piece in pieces:
-            file.write(piece)
-        file.commit()
-    except BaseException:
-        file.abort()
-        raise
 
 
 def healing_for(

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from deeppart.levels.transfer import Staged, Unchanged
-from deeppart.levels.unchanged import Holdings, choose, link_bases, raw_digests, remove_links
+from deeppart.levels.unchanged import Holdings, choose, link_bases, raw_digests
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
 from deeppart.state.layout import ShareLayout
@@ -75,8 +75,3 @@ class Incremental:
         """A level of a step failed: on the partner's node, something may not be where this rank takes it to be."""
         if level == "partner":
             self._copied = frozenset()
-
-
-def give_up(unchanged: Unchanged) -> None:
-    """Take away the names that were made for a part which does not come to be."""
-    remove_links(unchanged.names.values())

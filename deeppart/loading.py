@@ -73,8 +73,7 @@ class LoadedPart:
         """Name and path of the files in which chunks of the part lie, besides its own."""
         if not isinstance(self.source, str):
             return []
-        names = [self.reader.base_name(number) for number in range(1, len(self.reader.bases) + 1)]
-        return [(name, Path(self.source).with_name(name)) for name in names]
+        return [(name, Path(self.source).with_name(name)) for name in self.reader.base_names]
 
 
 class OpenedPart:
@@ -109,9 +108,8 @@ class OpenedPart:
         self._in_place = self._is_payload and (isinstance(source, MemorySource) or lies_in_memory(source.path))
         self._pinned: Pinned | None = None
         if self._is_payload and not self._in_place and isinstance(source, FileSource):
-            self._pinned = pin(source.path, source.mapped())
-            self._in_place = self._pinned is not None
-        self.room_bytes = 0 if self._in_place else self._reader.raw_bytes
+            self._pinned = pin(source)
+        self.room_bytes = 0 if self._in_place or self._pinned is not None else self._reader.raw_bytes
 
     def load(self, room: Bytes, threads: int) -> LoadedPart:
         """Bring it into memory and check every chunk.
@@ -125,9 +123,9 @@ class OpenedPart:
             StorageError: it cannot be read.
         """
         chunks = self._reader.chunks
-        mapped = None
-        if self._in_place:
-            mapped = self._source.mapped() if self._pinned is None else self._pinned.memory
+        mapped = self._source.mapped() if self._in_place else None
+        if self._pinned is not None:
+            mapped = self._pinned.memory
         if mapped is not None:
             first = int(chunks["offset"][0]) if len(chunks) else 0  # chunks lie back to back
             room = np.frombuffer(mapped, dtype=np.uint8)[first : first + self._reader.raw_bytes]

@@ -180,7 +180,7 @@ class Scrubber:
         stock = take_stock(self._ground.directory, self._ground.lineage)
         parts = [part for part in stock.parts if part.attempt == attempt]
         paths = [part.path for part in parts]
-        paths += [str(Path(part.path).with_name(name)) for part in parts for name in part.bases]
+        paths += [path for part in parts for path in part.base_paths]
         paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
         return [Path(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
 
@@ -292,7 +292,7 @@ class Scrubber:
 def _refer_to(damaged: set[str], inventory: Inventory) -> set[str]:
     """The parts beside damaged bases that refer to them: they cannot be had from there either."""
     parts = (part for found in inventory.found for part in found)
-    return {part.path for part in parts if damaged & {str(Path(part.path).with_name(name)) for name in part.bases}}
+    return {part.path for part in parts if damaged.intersection(part.base_paths)}
 
 
 def _is_gone(path: Path) -> bool:

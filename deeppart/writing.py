@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 
 from deeppart.compressing import Compressing, PartEncoding, adds_to
 from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
-from deeppart.incremental import Incremental, give_up
+from deeppart.incremental import Incremental
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.relay import Relay, SourceLostError
 from deeppart.levels.transfer import Staged, Unchanged, check_copy, copy_part, recode_part, write_part
+from deeppart.levels.unchanged import remove_links
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, RUNNING, Pending
@@ -173,7 +174,8 @@ class ShareWriter:
     def _abort(self, job: Job, level: str, file: DurableFile) -> None:
         """Leave nothing of a part that does not come to be."""
         file.abort()
-        give_up(job.unchanged.get(level, Unchanged()))
+        if level in job.unchanged:
+            remove_links(job.unchanged[level].names.values())
 
     def _note(
         self,

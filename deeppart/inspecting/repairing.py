@@ -7,7 +7,7 @@ at all. Memory: one part; two where parity is computed from parts that have to b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from deeppart.errors import CorruptFileError, DeeppartError, FormatError, Storag
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.inspecting.node_files import NodeFiles
-from deeppart.levels.files import DurableFile
+from deeppart.levels.files import DurableFile, fill
 from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
 from deeppart.levels.steps import list_steps, step_directory
@@ -110,8 +110,9 @@ class Repairer:
     def _repair(self, path: Path) -> str:
         if is_parity_file_name(path.name):
             return self._repair_parity(path)
-        if parse_base_file_name(path.name) is not None:
-            return self._repair_base(path)
+        base = parse_base_file_name(path.name)
+        if base is not None:
+            return self._repair_base(path, *base)
         parsed = parse_part_file_name(path.name)
         if parsed is None:
             raise FormatError("not a file that can be repaired", where=str(path))
@@ -119,19 +120,18 @@ class Repairer:
         attempt = self._attempt_of(path, world_size)
         part, source = self._get(attempt, rank, path)
         record = self._record(attempt, rank)
-        for name, base in part.bases():
+        for name, other in part.bases():
             if not path.with_name(name).exists():
-                _fill(path.with_name(name), sound_pieces(base))
+                fill(DurableFile(path.with_name(name)), sound_pieces(other))
         _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
 
-    def _repair_base(self, path: Path) -> str:
+    def _repair_base(self, path: Path, rank: int, world_size: int, index_digest: str) -> str:
         """Find the same file anywhere else.
 
         Raises:
             CorruptFileError: there is no sound one.
         """
-        rank, world_size, index_digest = parse_base_file_name(path.name) or (0, 0, "")
         stored = [each for _, found in self._nodes.stocks for each in (*found.bases, *found.parts)]
         names = [Path(each.path) for each in stored if each.index_digest == index_digest]
         for step in list_steps(self._root).values():
@@ -144,7 +144,7 @@ class Repairer:
                 with FileSource(other) as source:
                     if PartReader(source, where=str(other)).index_digest != index_digest:
                         continue
-                _fill(path, sound_pieces(other))
+                fill(DurableFile(path), sound_pieces(other))
                 return str(other)
             except (FormatError, StorageError) as error:
                 tried.append(one_line(error))
@@ -313,19 +313,7 @@ def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
                 where=str(path),
             )
 
-    _fill(path, pieces())
-
-
-def _fill(path: Path, pieces: Iterable[memoryview | bytes]) -> None:
-    """Write a file from its pieces; it appears complete, or not at all."""
-    file = DurableFile(path)
-    try:
-        for piece in pieces:
-            file.write(piece)
-        file.commit()
-    except BaseException:
-        file.abort()
-        raise
+    fill(DurableFile(path), pieces())
 
 
 def _order(path: Path) -> int:

@@ -255,12 +255,15 @@ class _Checking:
                 gone.add(base)
                 missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
                 message = "an older file that holds chunks of the part is missing" if missing else _text(error)
-                leaves: list[DamagedLeaf] = []
-                for chunk in np.flatnonzero(reader.chunks["base"] == base).tolist():
-                    first, last = reader.raw_starts[chunk : chunk + 2].tolist()
-                    leaves += self._names.in_raw_range(reader.spans, first, last, rank)
-                self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=tuple(leaves)))
+                chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
+                leaves = tuple(leaf for chunk in chunks for leaf in self._leaves(part, chunk))
+                self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=leaves))
         return gone
+
+    def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
+        """What lies in a chunk."""
+        first, last = part.reader.raw_starts[chunk : chunk + 2].tolist()
+        return self._names.in_raw_range(part.reader.spans, first, last, part.record.rank)
 
     def _document(self, part: OpenPart) -> None:
         """What the part says of leaves and values must be what the manifest says."""
@@ -287,10 +290,9 @@ class _Checking:
                 whole.update(encoded)
             reader.decode_chunk(chunk, encoded)
         except (FormatError, StorageError) as error:
-            first, last = reader.raw_starts[chunk : chunk + 2].tolist()
-            leaves = self._names.in_raw_range(reader.spans, first, last, part.record.rank)
             file = reader.base_name(base) if base else part.record.file
-            self._damage.append(Damage("chunk", _text(error), file, part.record.rank, offset, offset + length, leaves))
+            place = (file, part.record.rank, offset, offset + length)
+            self._damage.append(Damage("chunk", _text(error), *place, self._leaves(part, chunk)))
             return False
         finally:
             self._done(length, int(reader.chunks["raw_length"][chunk]))

@@ -70,9 +70,11 @@ class Encoders:
 
         try:
             for chunk in chunks:
-                if chunk.place is not None or chunk.encoded is not None or chooser.codec_for(chunk.dtype) is None:
-                    raw = EncodedChunk(RawCodec.codec_id, chunk.raw, chunk.raw_digest, chunk.raw_digest)
-                    ahead.append((chunk.place or chunk.encoded or raw, None))
+                ready = chunk.place or chunk.encoded
+                if ready is None and chooser.codec_for(chunk.dtype) is None:
+                    ready = EncodedChunk(RawCodec.codec_id, chunk.raw, chunk.raw_digest, chunk.raw_digest)
+                if ready is not None:
+                    ahead.append((ready, None))
                 else:
                     room = _room(rooms, chunk.raw.nbytes)
                     ahead.append((self._pool.submit(_encode, chunk, chooser, room, watch), room))

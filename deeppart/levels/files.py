@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -310,9 +311,18 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: the operating system refused.
     """
-    file = DurableFile(path)
+    fill(DurableFile(path), [data])
+
+
+def fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
+    """Write all of a file and give it its name; it appears complete, or not at all.
+
+    Raises:
+        StorageError: the operating system refused. Or what taking the pieces raised.
+    """
     try:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.commit()
     except BaseException:
         file.abort()

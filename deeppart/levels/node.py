@@ -253,7 +253,7 @@ def stored_part(path: Path, level: str) -> StoredPart:
         bases: tuple[str, ...] = ()
         if parse_base_file_name(path.name) is None:
             reader.check_bases()
-            bases = tuple(reader.base_name(number) for number in range(1, len(reader.bases) + 1))
+            bases = reader.base_names
         return StoredPart(level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
 
 

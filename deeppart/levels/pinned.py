@@ -19,6 +19,7 @@ import os
 
 from deeppart.errors import StorageError
 from deeppart.levels.mapped import file_system_of
+from deeppart.part import FileSource
 
 _FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 _MLOCK_ONFAULT = 1
@@ -62,12 +63,12 @@ class Pinned:
             ) from error
 
 
-def pin(path: str, memory: memoryview) -> Pinned | None:
-    """Lock a mapping of a file; None where that is no use, or not possible."""
-    if not memory or file_system_of(path) not in _FILE_SYSTEMS:
+def pin(source: FileSource) -> Pinned | None:
+    """Map a file and lock the mapping; None where that is no use, or not possible."""
+    if file_system_of(source.path) not in _FILE_SYSTEMS:
         return None
     try:
-        pinned = Pinned(path, memory)
+        pinned = Pinned(source.path, source.mapped())
         pinned.bring(0, 1)
     except (OSError, AttributeError, StorageError):
         return None

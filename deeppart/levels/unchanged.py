@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -22,6 +22,9 @@ import xxhash
 from deeppart.codec import EncodedChunk
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_name
+
+if TYPE_CHECKING:  # it imports torch, for which `deeppart ls` is not to wait
+    from deeppart.state.layout import ChunkPlan
 
 #: A base must hold at least this share of bytes that are still needed.
 LEAST_LIVE = 1 / 8
@@ -31,15 +34,6 @@ MOST_BASES = 8
 #: Chunks that are looked at to see whether it is worth looking at all of them. If a quarter is unchanged, all of these
 #: have changed once in 10,000 times; less than an eighth is not referred to anyway.
 SAMPLED_CHUNKS = 32
-
-
-class Cut(Protocol):
-    """A chunk of the raw stream: ``[start, start + length)``, in bytes."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def length(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +74,7 @@ class Holdings:
         return self.directory / base_file_name(self.rank, self.world_size, base.index_digest)
 
 
-def raw_digests(data: memoryview, chunks: Sequence[Cut], known: Iterable[Holdings]) -> list[bytes] | None:
+def raw_digests(data: memoryview, chunks: Sequence[ChunkPlan], known: Iterable[Holdings]) -> list[bytes] | None:
     """The digest of every chunk; None if those of a sample are held nowhere.
 
     Args:
@@ -89,7 +83,7 @@ def raw_digests(data: memoryview, chunks: Sequence[Cut], known: Iterable[Holding
     """
     held = [each.places for each in known]
 
-    def digest(chunk: Cut) -> bytes:
+    def digest(chunk: ChunkPlan) -> bytes:
         return xxhash.xxh3_128_digest(data[chunk.start : chunk.start + chunk.length])
 
     sampled = {number: digest(chunks[number]) for number in _spread(len(chunks))} if held else {}
@@ -103,7 +97,7 @@ def _spread(count: int) -> list[int]:
 
 
 def choose(
-    digests: Sequence[bytes], chunks: Sequence[Cut], holdings: Holdings, allowed: frozenset[str] | None = None
+    digests: Sequence[bytes], chunks: Sequence[ChunkPlan], holdings: Holdings, allowed: frozenset[str] | None = None
 ) -> dict[int, ChunkPlace]:
     """Which chunks refer to a base: number of the chunk -> where it is.
 
@@ -127,7 +121,7 @@ def choose(
     return {number: place for number, place in found.items() if place.base not in dropped}
 
 
-def _files(bases: Sequence[BaseRecord], live: Mapping[BaseRecord, int], chunks: Sequence[Cut]) -> float:
+def _files(bases: Sequence[BaseRecord], live: Mapping[BaseRecord, int], chunks: Sequence[ChunkPlan]) -> float:
     """Length of all files, as a multiple of what is needed of them; what is written anew counts before encoding."""
     needed = sum(live[base] for base in bases)
     anew = max(0, sum(chunk.length for chunk in chunks) - needed)

@@ -209,7 +209,7 @@ class PartHeader:
                 where=where,
                 todo="read the checkpoint with a newer deeppart",
             )
-        if not 1 <= version or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
+        if version < 1 or length != HEADER_BYTES or body[_HEADER.size :].strip(b"\0"):
             raise corrupt(
                 f"the header is not one of format versions 1 to {FORMAT_VERSION}",
                 expected=f"version 1 to {FORMAT_VERSION}, {HEADER_BYTES} bytes, zeros behind the fields",

@@ -156,6 +156,11 @@ class PartReader:
         """Name of the file that is base ``base`` of the table, counted from 1."""
         return base_file_name(self.rank, self.attempt.world_size, self.bases[base - 1].index_digest)
 
+    @property
+    def base_names(self) -> tuple[str, ...]:
+        """Names of all bases, in the order of the table."""
+        return tuple(self.base_name(base) for base in range(1, len(self.bases) + 1))
+
     def check_bases(self) -> None:
         """See that every base lies beside this file and is the one that the table names; no chunk is read.
 

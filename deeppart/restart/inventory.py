@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
@@ -28,6 +29,11 @@ class StoredPart:
     nbytes: int
     index_digest: str
     bases: tuple[str, ...] = ()
+
+    @property
+    def base_paths(self) -> tuple[str, ...]:
+        """Paths of these files."""
+        return tuple(str(PurePath(self.path).with_name(name)) for name in self.bases)
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""

@@ -65,9 +65,8 @@ REGISTRY = _Registry()
 
 def owned_tensors(flat: FlatState, least_bytes: int) -> dict[int, torch.Tensor]:
     """Address -> tensor, of the tensors of more than ``least_bytes`` bytes that only a known optimizer changes."""
-    optimizers = {id(each): each for each in (*REGISTRY.stepped(), *_optimizers_in(flat.root))}
     owned: dict[int, torch.Tensor] = {}
-    for optimizer in optimizers.values():
+    for optimizer in _known_optimizers(flat):
         if _gives_word(optimizer):
             for tensor in _tensors_of(optimizer):
                 if tensor.numel() * tensor.element_size() > least_bytes:
@@ -77,13 +76,17 @@ def owned_tensors(flat: FlatState, least_bytes: int) -> dict[int, torch.Tensor]:
 
 def trained_leaves(flat: FlatState) -> frozenset[int]:
     """Numbers of the leaves that a known optimizer changes at every step: its state, and what it has gradients for."""
-    optimizers = {id(each): each for each in (*REGISTRY.stepped(), *_optimizers_in(flat.root))}
     addresses: set[int] = set()
-    for optimizer in optimizers.values():
+    for optimizer in _known_optimizers(flat):
         parameters = [each for group in optimizer.param_groups for each in _plain(group["params"])]
         frozen = {each.data_ptr() for each in parameters if not each.requires_grad}
         addresses |= {tensor.data_ptr() for tensor in _tensors_of(optimizer)} - frozen
     return frozenset(leaf for leaf, address in enumerate(flat.pointers) if address in addresses)
+
+
+def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
+    """Those that have stepped and those in the state, each once."""
+    return {id(each): each for each in (*REGISTRY.stepped(), *_optimizers_in(flat.root))}.values()
 
 
 def _gives_word(optimizer: Optimizer) -> bool:

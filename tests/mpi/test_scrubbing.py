@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import deeppart
+from deeppart import scrubbing
 from deeppart.levels.node import stored_parity, take_stock
 from deeppart.part import FileSource, ParityReader, PartReader
 
@@ -93,14 +94,9 @@ def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
 
 
 @pytest.mark.timeout(110)
-def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path) -> None:
-    from deeppart import scrubbing
-
-    before, scrubbing.SLICE_S = scrubbing.SLICE_S, 0.05
-    try:
-        results = run_on(4, scrubbed, shared_path)
-    finally:
-        scrubbing.SLICE_S = before
+def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "SLICE_S", 0.05)
+    results = run_on(4, scrubbed, shared_path)
     for rank, (lost, told, repaired) in enumerate(results):
         assert lost == []
         assert repaired >= len(DAMAGE)

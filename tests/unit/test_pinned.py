@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 def pinned_file(path: Path) -> Pinned:
     with FileSource(path) as source:
-        found = pin(str(path), source.mapped())
+        found = pin(source)
     if found is None:
         pytest.skip(f"files on {file_system_of(path)} cannot be locked in memory here")
     return found
@@ -65,10 +66,19 @@ def test_an_error_of_the_device_is_an_error(path: Path) -> None:
 def test_file_systems_in_memory_or_unknown_are_not_pinned(memory: Path, path: Path) -> None:
     data = memory / "file"
     data.write_bytes(bytes(5000))
-    with FileSource(data) as source:
-        assert pin(str(data), source.mapped()) is None
-        assert pin("/proc/self/status", source.mapped()) is None
-        assert pin("/no/such/file", source.mapped()) is None
+    with FileSource(data) as source, FileSource("/proc/self/status") as other, FileSource(path) as removed:
+        path.unlink()
+        assert pin(source) is None
+        assert pin(other) is None
+        assert pin(removed) is None
+
+
+def test_file_systems_that_cannot_map_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: FileSource) -> memoryview:
+        raise StorageError("cannot map a part file", errno=errno.ENODEV, where=source.path)
+
+    monkeypatch.setattr(FileSource, "mapped", refuse)
+    restore_and_compare(tmp_path, in_place=False)
 
 
 @pytest.mark.parametrize("how", ["limit", "library"])
@@ -101,6 +111,7 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
         return opened(part, room, threads)
 
     live = {name: torch.zeros_like(value) for name, value in state.items()}
+    gc.collect()  # what tests before this one have left behind is not to be released meanwhile
     before = locked_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading.OpenedPart, "load", load)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 #: Inode, time of change and length: changes whenever a file is written anew.
 Stamp = tuple[int, int, int]
@@ -134,12 +135,7 @@ def _part(plain: Stored) -> Stored:
         _, _, _, _, session, _, step, rank, world = _PART.unpack(file.read(_PART.size))
         if plain.kind == "base":  # it lies in the folders of later steps
             return _filled(plain, session.hex(), plain.step, world, part=rank)
-        end = file.seek(-FOOTER_BYTES, 2)
-        offset, length = struct.unpack("<8xQQ", file.read(24))
-        if length > 1 << 26 or offset > end:
-            raise ValueError("no index")
-        file.seek(offset)
-        index = file.read(length)
+        index = _index(file, 1 << 26)
     chunks, spans = struct.unpack_from("<8xQQ", index)
     (count,) = struct.unpack_from("<48xI", index)
     if count > 64:
@@ -150,15 +146,20 @@ def _part(plain: Stored) -> Stored:
     return _filled(plain, session.hex(), step, world, part=rank, bases=names)
 
 
+def _index(file: BinaryIO, most_bytes: int) -> bytes:
+    """The index of a part or parity file, where its footer says that it is."""
+    end = file.seek(-FOOTER_BYTES, 2)
+    offset, length = struct.unpack("<8xQQ", file.read(24))
+    if length > most_bytes or offset > end:
+        raise ValueError("no index")
+    file.seek(offset)
+    return file.read(length)
+
+
 def _parity(plain: Stored) -> Stored:
     with plain.path.open("rb") as file:
         _, _, _, _, session, _, step, world, _, tolerate, place = _PARITY.unpack(file.read(_PARITY.size))
-        end = file.seek(-FOOTER_BYTES, 2)
-        offset, length = struct.unpack("<8xQQ", file.read(24))
-        if length > 1 << 24 or offset > end:
-            raise ValueError("no index")
-        file.seek(offset)
-        index = file.read(length)
+        index = _index(file, 1 << 24)
     _, members_length, _, _ = _INDEX.unpack_from(index)
     members = json.loads(index[_INDEX.size : _INDEX.size + members_length])
     parts = tuple(member["part"] for member in members)
