@@ -16,8 +16,9 @@ import xxhash
 from deeppart.codec import Chooser
 from deeppart.codec.raw import RawCodec
 from deeppart.errors import CorruptFileError
+from deeppart.levels.behind import WriteBehind
 from deeppart.levels.encoding import Chunk, Encoders, Watch
-from deeppart.levels.files import BLOCK_BYTES, DurableFile
+from deeppart.levels.files import DurableFile
 from deeppart.levels.relay import Relay
 from deeppart.model import Attempt
 from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
@@ -116,7 +117,8 @@ def recode_part(
         StorageError: the file's level refused.
     """
     chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
-    return _write(chunks, layout, document, sink, encoding, attempt, rank, refers=bool(references))
+    with WriteBehind(sink) as behind:
+        return _write(chunks, layout, document, behind, encoding, attempt, rank, refers=bool(references))
 
 
 def _write(
@@ -181,12 +183,12 @@ def copy_part(relay: Relay, file: DurableFile) -> str:
         StorageError: the file's level refused.
     """
     digest = xxhash.xxh3_128()
-    block = memoryview(mmap.mmap(-1, BLOCK_BYTES))
     offset = 0
-    while count := relay.read_into(offset, block):
-        digest.update(block[:count])
-        file.write(block[:count])
-        offset += count
+    with WriteBehind(file) as behind:
+        while count := relay.read_into(offset, room := behind.room()):
+            digest.update(room[:count])
+            behind.pass_on(count)
+            offset += count
     return digest.hexdigest()
 
 
