@@ -52,9 +52,9 @@ LINES = (
     Line("deeppart", "restore_local_s", "restore from local", True),
     Line("deeppart", "restore_persistent_s", "restore from persistent", True),
     Line("deeppart", "bytes", "on disk"),
-    Line("deeppart", "memory_bytes", "extra memory per rank, first save"),
-    Line("deeppart", "sampled_memory_bytes", "  of it anonymous and shared"),
+    Line("deeppart", "memory_bytes", "extra memory per rank, first saves"),
     Line("deeppart", "memory_over_share_bytes", "  more than the rank's share"),
+    Line("deeppart", "mapped_bytes", "local files mapped besides"),
     Line("deeppart", "steady_memory_bytes", "extra memory per rank, later saves"),
     Line("deeppart", "restore_persistent_memory_bytes", "extra memory per rank, restore"),
     *(
@@ -67,7 +67,7 @@ LINES = (
             ("restore_local_s", "restore from local", True),
             ("restore_persistent_s", "restore from persistent", True),
             ("bytes", "on disk", False),
-            ("memory_bytes", "extra memory per rank, first save", False),
+            ("memory_bytes", "extra memory per rank, first saves", False),
         )
     ),
     Line("torch.save", "save_s", "rank 0 saves, fsync", True),

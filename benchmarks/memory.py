@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-
-_SAMPLE_EVERY_S = 0.005
 
 
 def status_bytes(*names: str) -> int:
@@ -24,46 +21,45 @@ def status_bytes(*names: str) -> int:
 
 @dataclass
 class MemoryWatch:
-    """How far this process's memory grows inside a ``with`` block.
-
-    The kernel's own peak (``VmHWM``, reset at the start) misses nothing and costs nothing. It counts file mappings
-    too; samples of anonymous and shared memory tell those apart, but take the interpreter now and then: off by default.
+    """How far this process's memory grows inside a ``with`` block, by the kernel's own peak (``VmHWM``, reset first).
 
     Attributes:
-        sample: sample as well.
-        growth_bytes: kernel's peak of resident memory minus what was resident at the start.
-        sampled_bytes: the same for anonymous and shared memory, sampled; 0 without ``sample``.
+        files: a directory whose files are not counted where they are mapped; None to count all. On a tmpfs they take
+            the same memory whether a process maps or writes them.
+        growth_bytes: peak of resident memory minus what was resident at the start.
+        mapped_bytes: what of ``files`` is mapped at the end and was not at the start.
     """
 
-    sample: bool = False
+    files: Path | None = None
     growth_bytes: int = 0
-    sampled_bytes: int = 0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    mapped_bytes: int = 0
     _start_bytes: int = 0
+    _start_mapped_bytes: int = 0
 
     def __enter__(self) -> MemoryWatch:
         _give_back_freed()
+        self._start_mapped_bytes = self._mapped()
         self._start_bytes = status_bytes("VmRSS")
         with contextlib.suppress(OSError):  # not permitted in some sandboxes: then the peak is that of the whole life
             Path("/proc/self/clear_refs").write_text("5")
-        if self.sample:
-            self._thread = threading.Thread(target=self._watch, daemon=True)
-            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        self.growth_bytes = max(0, status_bytes("VmHWM") - self._start_bytes)
+        self.mapped_bytes = max(0, self._mapped() - self._start_mapped_bytes)
+        self.growth_bytes = max(0, status_bytes("VmHWM") - self._start_bytes - self.mapped_bytes)
 
-    def _watch(self) -> None:
-        start = status_bytes("RssAnon", "RssShmem")
-        while not self._stop.wait(_SAMPLE_EVERY_S):
-            self.sampled_bytes = max(self.sampled_bytes, status_bytes("RssAnon", "RssShmem") - start)
+    def _mapped(self) -> int:
+        """Resident bytes of mapped files in the directory."""
+        total, counts = 0, False
+        if self.files is not None:
+            for line in Path("/proc/self/smaps").read_text().splitlines():
+                if "-" in line.split(" ", 1)[0]:  # the head of a mapping: its addresses, and what is mapped
+                    counts = f" {self.files}/" in line
+                elif counts and line.startswith("Rss:"):
+                    total += 1024 * int(line.split()[1])
+        return total
 
 
 def _give_back_freed() -> None:

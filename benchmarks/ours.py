@@ -61,20 +61,19 @@ class Deeppart:
                 optimizer = torch.optim.SGD(rig.workload.leaves)
                 optimizer.step()
             rig.step()
-            with MemoryWatch(sample=True) as cold:
+            with MemoryWatch(local) as cold:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
                 pending.wait("persistent", _TIMEOUT_S)
                 for _ in range(_WARM_UPS - 1):
                     rig.next_state()  # or there would be nothing to write
                     checkpointer.checkpoint(rig.workload.tree, self._next_step()).wait("persistent", _TIMEOUT_S)
-                with MemoryWatch() as warm:
+                with MemoryWatch(local) as warm:
                     measured = self._timed_save(rig, checkpointer)
-        growth = max(cold.growth_bytes, cold.sampled_bytes)
         return measured | {
             "first_blocked_s": first_s,
-            "memory_bytes": rig.slowest(growth),
-            "sampled_memory_bytes": rig.slowest(cold.sampled_bytes),
-            "memory_over_share_bytes": rig.slowest(growth - pending.report.raw_bytes),
+            "memory_bytes": rig.slowest(cold.growth_bytes),
+            "mapped_bytes": rig.slowest(cold.mapped_bytes),
+            "memory_over_share_bytes": rig.slowest(cold.growth_bytes - pending.report.raw_bytes),
             "steady_memory_bytes": rig.slowest(warm.growth_bytes),
         }
 

@@ -25,7 +25,7 @@ METRICS = {
     },
     "deeppart": {
         *("blocked_s", "planning_s", "flatten_s", "agree_s", "capture_s", "first_blocked_s", "local_s", "persistent_s"),
-        *("restore_local_s", "restore_persistent_s", "bytes", "memory_bytes", "sampled_memory_bytes"),
+        *("restore_local_s", "restore_persistent_s", "bytes", "memory_bytes", "mapped_bytes"),
         *("memory_over_share_bytes", "steady_memory_bytes", "restore_persistent_memory_bytes"),
     },
     "torch.save": {"save_s", "load_s", "restore_s", "bytes", "memory_bytes", "restore_memory_bytes"},
