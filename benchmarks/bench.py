@@ -80,6 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return 1
             results[case.name] = result
             show(result, console)
+            if not alone:
+                _write(options, _all(results, left_out))  # an hour's figures are not lost with the last case
     except CannotRunError as problem:
         print(f"bench: {problem}", file=sys.stderr)
         return 2
@@ -89,17 +91,25 @@ def main(arguments: list[str] | None = None) -> int:
     if alone:
         document = results[alone.name]
     else:
-        document = {"format": "deeppart-bench-all", "version": 1, "cases": results, "left_out": left_out}
-        document |= _studies(options, console)
+        document = _all(results, left_out) | _studies(options, console)
         show_briefly(results, left_out, console)
-    if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _write(options, document)
     if options.png is not None:
         from benchmarks.plot import draw
 
         for name, result in results.items():
             draw(result, options.png if alone else options.png.with_stem(f"{options.png.stem}-{name}"))
     return 0
+
+
+def _all(results: dict[str, dict[str, Any]], left_out: dict[str, str]) -> dict[str, Any]:
+    """What was measured of all cases."""
+    return {"format": "deeppart-bench-all", "version": 1, "cases": results, "left_out": left_out}
+
+
+def _write(options: argparse.Namespace, document: dict[str, Any]) -> None:
+    if options.json is not None:
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _studies(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Compressing:
     """
 
     def __init__(self, compression: str, processors: Processors, prepare: Callable[[], None] = lambda: None) -> None:
-        self._encoders = Encoders(processors.threads, prepare)
+        self._encoders = Encoders(0 if compression == "none" else processors.threads, prepare)
         auto = compression == "auto"
         self._auto = AutoCompression(processors.threads, spare=processors.spare) if auto else None
         self._fixed = Chooser("none" if compression == "auto" else compression)

@@ -1,9 +1,9 @@
 """The background of a save: store, protect, drain, commit, retire.
 
-Up to three threads per rank. *store* writes the staged share to the local level, *drain* to the persistent one,
-bandwidth-capped (:mod:`deeppart.writing`); *protect* exchanges copies and parity with other nodes once the local level
-is complete (:mod:`deeppart.protecting`). Each level ends in a *commit round*: every rank reports to rank 0, which
-commits if all succeeded and tells everyone the outcome.
+Three or more threads per rank. *store* writes the staged share to the local level, *drain* to the persistent one,
+bandwidth-capped (:mod:`deeppart.writing`), with *behind* for the writing itself; *protect* exchanges copies and parity
+with other nodes once the local level is complete (:mod:`deeppart.protecting`). Each level ends in a *commit round*:
+every rank reports to rank 0, which commits if all succeeded and tells everyone the outcome.
 
 Invariants
 ----------
@@ -37,6 +37,7 @@ from deeppart.levels.files import DurableFile
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.transfer import Staged
+from deeppart.levels.workers import Workers
 from deeppart.part import PartSummary, parse_base_file_name
 from deeppart.pending import FAILED, RUNNING
 from deeppart.protecting import Protector
@@ -103,7 +104,10 @@ class Pipeline:
     ) -> None:
         self._channels = channels
         self._compressing = Compressing(compression, processors, _lower_priority)
-        self._writer = ShareWriter(local, persistent, self._compressing, incremental, rank, self._claim_staging)
+        self._behind = Workers(1, "deeppart-behind", _lower_priority)
+        self._writer = ShareWriter(
+            local, persistent, self._compressing, incremental, rank, self._behind, self._claim_staging
+        )
         self._protector = protector
         self._to_capture: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._to_store: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -182,7 +186,6 @@ class Pipeline:
         self._first.put(None)
         for thread in self._threads:
             thread.join(timeout=1.0)
-        self._compressing.close()
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -215,6 +218,9 @@ class Pipeline:
         if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
             self._to_drain.put(None)
             self._to_protect.put(None)
+        if jobs is self._to_drain:  # the last that needs these
+            self._compressing.close()
+            self._behind.close()
 
     def _capture(self, job: Job) -> None:
         assert self._capturer is not None

@@ -20,6 +20,7 @@ from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.relay import Relay, SourceLostError
 from deeppart.levels.transfer import Staged, Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.levels.unchanged import remove_links
+from deeppart.levels.workers import Workers
 from deeppart.model import Attempt
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, RUNNING, Pending
@@ -105,6 +106,7 @@ class ShareWriter:
         compressing: encodes chunks.
         incremental: knows which chunks need not be written.
         rank: this rank.
+        behind: writes to the persistent level what has been read from the local one.
         claim: keeps a job's staging memory for the persistent level; None if it has been given back already.
     """
 
@@ -115,11 +117,12 @@ class ShareWriter:
         compressing: Compressing,
         incremental: Incremental,
         rank: int,
+        behind: Workers,
         claim: Callable[[Job], Staged | None],
     ) -> None:
         self._local, self._persistent = local, persistent
         self._compressing, self._incremental = compressing, incremental
-        self._rank, self._claim = rank, claim
+        self._rank, self._behind, self._claim = rank, behind, claim
 
     def look(self, job: Job) -> None:
         """What can be known of a captured share before any of it is written."""
@@ -260,10 +263,10 @@ class ShareWriter:
         refers = unchanged.references or job.unchanged["local"].references
         if refers or adds_to(encoding.chooser, job.encoding.chooser, job.layout):
             what = (job.layout, job.document, file, encoding.encoding, job.attempt, self._rank)
-            summary = recode_part(relay, *what, unchanged.references)
+            summary = recode_part(relay, *what, self._behind, unchanged.references)
             relay.wait_for_end()  # the manifest will name the local part too
             return summary, ()
-        found = copy_part(relay, file)
+        found = copy_part(relay, file, self._behind)
         assert job.summary is not None
         check_copy(found, job.summary, str(self._local and self._local.part_path(job.attempt, self._rank)))
         return job.summary, ("a copy of the local part",)

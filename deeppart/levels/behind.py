@@ -6,30 +6,32 @@ The device works while the processor reads, checks and digests what comes next.
 from __future__ import annotations
 
 import mmap
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 
 import numpy as np
 
 from deeppart.levels.files import BLOCK_BYTES
+from deeppart.levels.workers import Workers
 from deeppart.part import Sink
 
 
 class WriteBehind:
-    """A sink, to be used in a ``with`` block, that passes everything on to another, in blocks, on a thread of its own.
+    """A sink, to be used in a ``with`` block, that passes everything on to another, in blocks, on another thread.
 
     All of it has been written when the block is left without an error. What the other sink raises comes out of a later
     call, or at the end. Memory: two blocks of 8 MiB, aligned to pages.
 
     Args:
         sink: takes the blocks, one at a time. Not to be used otherwise meanwhile.
+        workers: the thread. It must be there already: at the end of the process, when the last checkpoint is
+            completed, Python from 3.12 on starts no more.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, workers: Workers) -> None:
+        self._sink, self._workers = sink, workers
         self._filling, self._writing = (memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(2))
         self._filled = 0
-        self._pool = ThreadPoolExecutor(1, "deeppart-behind")
         self._written: Future[object] | None = None
 
     def room(self) -> memoryview:
@@ -55,7 +57,7 @@ class WriteBehind:
     def _flush(self) -> None:
         self._wait()
         self._filling, self._writing = self._writing, self._filling
-        self._written = self._pool.submit(self._sink.write, self._writing[: self._filled])
+        self._written = self._workers.submit(self._sink.write, self._writing[: self._filled])
         self._filled = 0
 
     def _wait(self) -> None:
@@ -68,8 +70,9 @@ class WriteBehind:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._pool:  # waits for its thread, whatever happens
-            if kind is None:
-                if self._filled:
-                    self._flush()
-                self._wait()
+        if kind is None and self._filled:
+            self._flush()
+        if kind is None:
+            self._wait()
+        elif self._written is not None:
+            self._written.exception()  # waits: what is on its way must not go to whoever has the file's number next

@@ -6,13 +6,14 @@ import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import xxhash
 
 from deeppart.codec import ROOM_BYTES, Chooser, EncodedChunk
 from deeppart.codec.raw import RawCodec
+from deeppart.levels.workers import Workers
 from deeppart.part import ChunkPlace
 
 #: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
@@ -48,7 +49,7 @@ class Encoders:
 
     def __init__(self, threads: int, prepare: Callable[[], None] = lambda: None) -> None:
         self.most_ahead = threads + 1
-        self._pool = ThreadPoolExecutor(threads, "deeppart-encode", prepare)
+        self._workers = Workers(threads, "deeppart-encode", prepare)
 
     def run(
         self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None
@@ -77,7 +78,7 @@ class Encoders:
                     ahead.append((ready, None))
                 else:
                     room = _room(rooms, chunk.raw.nbytes)
-                    ahead.append((self._pool.submit(_encode, chunk, chooser, room, watch), room))
+                    ahead.append((self._workers.submit(_encode, chunk, chooser, room, watch), room))
                 while ahead and (len(ahead) >= self.most_ahead or ahead[0][1] is None):
                     yield from take()
             while ahead:
@@ -88,8 +89,8 @@ class Encoders:
                     future.exception()  # waits: the memory it reads is about to be used for something else
 
     def close(self) -> None:
-        """End the threads; what they are at is finished."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads, when they have finished what they are at."""
+        self._workers.close()
 
 
 def _room(rooms: list[memoryview], raw_bytes: int) -> memoryview:

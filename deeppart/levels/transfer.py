@@ -18,8 +18,8 @@ from deeppart.codec.raw import RawCodec
 from deeppart.errors import CorruptFileError
 from deeppart.levels.behind import WriteBehind
 from deeppart.levels.encoding import Chunk, Encoders, Watch
-from deeppart.levels.files import DurableFile
 from deeppart.levels.relay import Relay
+from deeppart.levels.workers import Workers
 from deeppart.model import Attempt
 from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
 from deeppart.state.document import PartDocument
@@ -104,11 +104,13 @@ def recode_part(
     encoding: Encoding,
     attempt: Attempt,
     rank: int,
+    behind: Workers,
     references: Mapping[int, ChunkPlace] = MappingProxyType({}),
 ) -> PartSummary:
     """Write a part file anew for another level, as it is being written: what is stored raw in it is encoded.
 
     Args:
+        behind: writes what is ready, meanwhile.
         references: chunks that lie beside the new file already.
 
     Raises:
@@ -117,8 +119,8 @@ def recode_part(
         StorageError: the file's level refused.
     """
     chunks = _stored_chunks(relay, layout, encoding.encoders.most_ahead + 1, references)
-    with WriteBehind(sink) as behind:
-        return _write(chunks, layout, document, behind, encoding, attempt, rank, refers=bool(references))
+    with WriteBehind(sink, behind) as ahead:
+        return _write(chunks, layout, document, ahead, encoding, attempt, rank, refers=bool(references))
 
 
 def _write(
@@ -172,8 +174,11 @@ def _stored_chunks(
         yield Chunk(data, plan.dtype, encoded, stored.raw_digest)
 
 
-def copy_part(relay: Relay, file: DurableFile) -> str:
+def copy_part(relay: Relay, sink: Sink, behind: Workers) -> str:
     """Copy a part file to another level as it is being written.
+
+    Args:
+        behind: writes what has been read, meanwhile.
 
     Returns:
         xxh3-128 of what was copied, 32 hex digits: to be compared with what was written before the copy is committed.
@@ -184,10 +189,10 @@ def copy_part(relay: Relay, file: DurableFile) -> str:
     """
     digest = xxhash.xxh3_128()
     offset = 0
-    with WriteBehind(file) as behind:
-        while count := relay.read_into(offset, room := behind.room()):
+    with WriteBehind(sink, behind) as ahead:
+        while count := relay.read_into(offset, room := ahead.room()):
             digest.update(room[:count])
-            behind.pass_on(count)
+            ahead.pass_on(count)
             offset += count
     return digest.hexdigest()
 

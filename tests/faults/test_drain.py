@@ -19,6 +19,7 @@ from deeppart import pipeline, writing
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.levels.files import DurableFile
 from deeppart.levels.relay import Relay
+from deeppart.levels.workers import Workers
 from deeppart.testing.states import difference
 
 PATIENCE_S = 20.0
@@ -102,12 +103,12 @@ def test_when_memory_has_been_given_back(
     """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
     copy = writing.copy_part
 
-    def copy_late(relay: Relay, file: DurableFile) -> str:
+    def copy_late(relay: Relay, file: DurableFile, behind: Workers) -> str:
         deadline = time.monotonic() + PATIENCE_S
         while not ck._pipeline._staging_free:
             assert time.monotonic() < deadline
             time.sleep(0.001)
-        return copy(relay, file)
+        return copy(relay, file, behind)
 
     monkeypatch.setattr(writing, "copy_part", copy_late)
     monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))

@@ -29,7 +29,7 @@ from deeppart.state.structure import encode_tree
 from deeppart.state.values import encode_value
 
 MEGABYTE = 1 << 20
-RAW = Encoding(Chooser("none"), Encoders(1))
+RAW = Encoding(Chooser("none"), Encoders(0))
 
 
 def call(*arguments: object, code: int = 0, stdin: str | None = None) -> str:

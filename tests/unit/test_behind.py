@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from deeppart.errors import StorageError
 from deeppart.levels.behind import WriteBehind
 from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES, DurableFile
+from deeppart.levels.workers import Workers
 from deeppart.part import Sink
 
 RANDOM = np.random.default_rng(5)
@@ -31,8 +32,11 @@ class Refusing:
             raise StorageError("no space")
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("deeppart-behind")]
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers(1, "behind")
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -48,10 +52,10 @@ def threads() -> list[str]:
     ],
 )
 @pytest.mark.parametrize("filled", [False, True])
-def test_all_of_it_is_written_in_order(tmp_path: Path, pieces: tuple[int, ...], filled: bool) -> None:
+def test_all_of_it_is_written_in_order(tmp_path: Path, workers: Workers, pieces: tuple[int, ...], filled: bool) -> None:
     data = [RANDOM.bytes(length) for length in pieces]
     file = DurableFile(tmp_path / "file", direct=True)
-    with WriteBehind(file) as behind:
+    with WriteBehind(file, workers) as behind:
         for piece in data:
             while filled and piece:
                 room = behind.room()[: len(piece)]
@@ -61,10 +65,9 @@ def test_all_of_it_is_written_in_order(tmp_path: Path, pieces: tuple[int, ...], 
             behind.write(piece)
     file.commit()
     assert (tmp_path / "file").read_bytes() == b"".join(data)
-    assert not threads()
 
 
-def test_a_block_is_filled_while_the_one_before_is_written() -> None:
+def test_a_block_is_filled_while_the_one_before_is_written(workers: Workers) -> None:
     second, sink = threading.Event(), io.BytesIO()
 
     class Waiting:
@@ -73,27 +76,25 @@ def test_a_block_is_filled_while_the_one_before_is_written() -> None:
             sink.write(buffer)
 
     data = RANDOM.bytes(2 * BLOCK_BYTES - 1)
-    with WriteBehind(Waiting()) as behind:
+    with WriteBehind(Waiting(), workers) as behind:
         behind.write(data)
         second.set()
     assert sink.getvalue() == data
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_an_error_of_the_sink_comes_out(blocks: int) -> None:
-    with pytest.raises(StorageError, match="no space"), WriteBehind(Refusing(blocks)) as behind:
+def test_an_error_of_the_sink_comes_out(workers: Workers, blocks: int) -> None:
+    with pytest.raises(StorageError, match="no space"), WriteBehind(Refusing(blocks), workers) as behind:
         behind.write(bytes(2 * BLOCK_BYTES + 1))
-    assert not threads()
 
 
-def test_an_error_of_the_writer_is_the_one_that_is_seen() -> None:
-    with pytest.raises(KeyError, match="mine"), WriteBehind(Refusing(0)) as behind:
+def test_an_error_of_the_writer_is_the_one_that_is_seen(workers: Workers) -> None:
+    with pytest.raises(KeyError, match="mine"), WriteBehind(Refusing(0), workers) as behind:
         behind.write(bytes(BLOCK_BYTES))
         raise KeyError("mine")
-    assert not threads()
 
 
-def test_when_left_the_sink_is_written_to_no_more() -> None:
+def test_when_left_the_sink_is_written_to_no_more(workers: Workers) -> None:
     """Whoever gives a file up closes it: a write on its way must not go to another one of that number."""
     started, ended = threading.Event(), threading.Event()
 
@@ -104,26 +105,8 @@ def test_when_left_the_sink_is_written_to_no_more() -> None:
             ended.set()
 
     sink: Sink = Slow()
-    with pytest.raises(KeyError), WriteBehind(sink) as behind:
+    with pytest.raises(KeyError), WriteBehind(sink, workers) as behind:
         behind.write(bytes(BLOCK_BYTES))
         assert started.wait(PATIENCE_S)
         raise KeyError
     assert ended.is_set()
-
-
-def test_the_thread_has_the_priority_of_the_one_that_makes_it() -> None:
-    found: list[int] = []
-
-    class Asking:
-        def write(self, buffer: memoryview | bytes) -> None:
-            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    def lowered() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
-        with WriteBehind(Asking()) as behind:
-            behind.write(b"some")
-
-    thread = threading.Thread(target=lowered)
-    thread.start()
-    thread.join(PATIENCE_S)
-    assert found == [7]

@@ -102,11 +102,22 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
-def test_the_end_of_the_process_finishes_the_last_checkpoint() -> None:
+@pytest.mark.parametrize("local", ["", 'local_dir = "scratch"\n'])
+@pytest.mark.parametrize("compression", ["none", "tensor"])
+def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compression: str) -> None:
+    """Encoding and writing go on in threads after the interpreter has begun to end."""
+    Path("deeppart.toml").write_text(f'{local}compression = "{compression}"\ncapture = "lazy"\n')
     done = run(
         """
         import torch, deeppart
-        deeppart.checkpoint({"x": torch.ones(4_000_000), "n": 7}, step=7)
+        model = torch.nn.Linear(3000, 3000)
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(1, 8):
+            model(torch.rand(2, 3000)).sum().backward()
+            optimizer.step()
+            if step in (1, 7):
+                state = {"model": model, "optimizer": optimizer, "noise": torch.rand(4_000_000), "n": step}
+                deeppart.checkpoint(state, step=step)
         """
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

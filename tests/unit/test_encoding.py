@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from deeppart.levels.encoding import Chunk, Encoders
 from deeppart.levels.files import DurableFile
 from deeppart.levels.relay import Relay, SourceLostError
 from deeppart.levels.transfer import Encoding, Staged, recode_part, write_part
+from deeppart.levels.workers import Workers
 from deeppart.model import Attempt
 from deeppart.part import FileSource, MemorySource, PartReader
 from deeppart.state.document import PartDocument
@@ -28,6 +30,21 @@ from deeppart.state.leaves import LeafType
 
 RANDOM = np.random.default_rng(3)
 ATTEMPT = Attempt("0" * 32, "1" * 32, 0, 5, 1)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    made: list[Workers] = []
+    make = Workers.__init__
+
+    def make_and_note(self: Workers, *arguments: Any) -> None:
+        make(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Workers, "__init__", make_and_note)
+    yield
+    for each in made:
+        each.close()
 
 
 def chunks_of(count: int, elements: int = 20_000) -> list[Chunk]:
@@ -68,7 +85,6 @@ def test_in_order_and_with_digests(threads: int) -> None:
         assert (encoded.codec_id == 2) == (chunk.dtype == "float32") == (encoded.digest is not None)
         assert bytes(codec_by_id(encoded.codec_id).decode(memoryview(encoded.data), len(chunk.raw))) == chunk.raw
     assert len(seen) == 13 and all(dtype == "float32" and encoded < raw for dtype, raw, encoded, _ in seen)
-    encoders.close()
 
 
 def test_raw_chunks_behind_a_slow_one_do_not_pile_up() -> None:
@@ -85,7 +101,6 @@ def test_raw_chunks_behind_a_slow_one_do_not_pile_up() -> None:
     next(run)
     assert taken <= encoders.most_ahead
     run.close()
-    encoders.close()
 
 
 def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
@@ -113,7 +128,6 @@ def test_when_given_up_no_thread_reads_the_memory_any_more() -> None:
     assert started.acquire(timeout=20)
     thread.join(20)
     assert ended.is_set()
-    encoders.close()
 
 
 def test_an_error_in_a_thread_comes_out() -> None:
@@ -124,7 +138,6 @@ def test_an_error_in_a_thread_comes_out() -> None:
     encoders = Encoders(2)
     with pytest.raises(MemoryError, match="no more"):
         list(encoders.run(chunks_of(5), Broken("tensor")))
-    encoders.close()
 
 
 # --- for another level ------------------------------------------------------------------------------------------------
@@ -143,7 +156,7 @@ def written(share: Staged, path: Path, compression: str, only: set[str] | None =
 def recoded(relay: Relay, share: Staged, chooser: Chooser) -> PartReader:
     sink = io.BytesIO()
     encoding = Encoding(chooser, Encoders(2))
-    summary = recode_part(relay, share.layout, share.document, sink, encoding, ATTEMPT, 0)
+    summary = recode_part(relay, share.layout, share.document, sink, encoding, ATTEMPT, 0, Workers(1, "behind"))
     reader = PartReader(MemorySource(sink.getvalue()), where="recoded")
     assert reader.verify() == summary.digest
     return reader

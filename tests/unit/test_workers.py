@@ -1,0 +1,50 @@
+"""Threads that do what they are given."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from deeppart.levels.workers import Workers
+
+PATIENCE_S = 20.0
+
+
+def test_what_a_call_returns_or_raises_comes_out() -> None:
+    workers = Workers(2, "some")
+    futures = [workers.submit(divmod, 7, divisor) for divisor in (2, 0, 3)]
+    assert futures[0].result(PATIENCE_S) == (3, 1) and futures[2].result(PATIENCE_S) == (2, 1)
+    with pytest.raises(ZeroDivisionError):
+        futures[1].result(PATIENCE_S)
+    workers.close()
+
+
+def test_what_was_given_is_done_before_the_end_unless_it_was_cancelled() -> None:
+    go_on, done = threading.Event(), []
+    workers = Workers(1, "one")
+    workers.submit(go_on.wait, PATIENCE_S)
+    cancelled, kept = workers.submit(done.append, "cancelled"), workers.submit(done.append, "kept")
+    assert cancelled.cancel()
+    go_on.set()
+    workers.close()
+    assert done == ["kept"] and kept.done()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("one-")]
+
+
+def test_no_memory_is_held_when_a_call_is_over() -> None:
+    workers, memory = Workers(1, "one"), bytearray(100)
+    view = memoryview(memory)
+    workers.submit(len, view).result(PATIENCE_S)
+    workers.submit(len, b"").result(PATIENCE_S)  # it has got to this one: it is through with the one before
+    view.release()
+    memory.clear()  # a BufferError if there were another view
+    workers.close()
+
+
+def test_each_thread_is_prepared_first() -> None:
+    workers = Workers(2, "nice", lambda: os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7))
+    found = [workers.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) for _ in range(8)]
+    assert [future.result(PATIENCE_S) for future in found] == [7] * 8
+    workers.close()
