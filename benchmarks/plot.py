@@ -7,11 +7,13 @@ from typing import Any
 
 _OURS, _PEERS, _LIMIT = "#1b6ca8", "#b9c4cf", "#c8553d"
 
+_BROADCAST = ("broadcast", "limits", "bcast_s")
 #: panel title -> (unit divisor, bars as (label, who, metric), limit line as (label, who, metric) or None)
 _PANELS: dict[str, tuple[float, list[tuple[str, str, str]], tuple[str, str, str] | None]] = {
     "training blocked, s": (
         1.0,
         [
+            ("deeppart lazy", "deeppart lazy", "blocked_s"),
             ("deeppart", "deeppart", "blocked_s"),
             ("dcp.async_save\nstager kept", "dcp.async_save", "kept_blocked_s"),
             ("dcp.async_save", "dcp.async_save", "blocked_s"),
@@ -41,7 +43,7 @@ _PANELS: dict[str, tuple[float, list[tuple[str, str, str]], tuple[str, str, str]
             ("torch.load", "torch.save", "restore_s"),
             ("torchsnapshot", "torchsnapshot", "restore_s"),
         ],
-        ("broadcast", "limits", "bcast_s"),
+        _BROADCAST,
     ),
     "extra memory per rank, GB": (
         1e9,
@@ -71,6 +73,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     found = {(entry["who"], entry["metric"]): entry for entry in result["measurements"]}
     figure, axes = pyplot.subplots(1, len(_PANELS), figsize=(18, 4.6), layout="constrained")
     for axis, (title, (divisor, bars, limit)) in zip(axes, _PANELS.items(), strict=True):
+        if limit == _BROADCAST and result["settings"]["ranks"] == 1:
+            limit = ("read from the page cache", "limits", "cache_read_s")
         present = [(label, found[who, metric]) for label, who, metric in bars if (who, metric) in found]
         for place, (label, entry) in enumerate(present):
             middle = entry["median"] / divisor

@@ -54,7 +54,8 @@ def _show_machine(result: dict[str, Any], console: Console) -> None:
         + "\n".join(f"{name}: {kind}" for name, kind in machine["file_systems"].items())
         + (f"\nall ranks with GLIBC_TUNABLES={machine['tunables']}" if machine["tunables"] else "")
         + f"\n{settings['ranks']} ranks, {state['state_bytes'] / 1e9:.3f} GB in {state['leaves']} leaves, replicated"
-        f" ({state['parameters'] / 1e6:.1f} M parameters + Adam); share {state['share_bytes'] / 1e9:.3f} GB\n"
+        f" ({settings['state']}, {state['parameters'] / 1e6:.1f} M parameters);"
+        f" share {state['share_bytes'] / 1e9:.3f} GB\n"
         f"{settings['repetitions']} rounds in turn after one that does not count; load average at the start "
         f"{machine['load_at_start']:.1f}",
         highlight=False,

@@ -46,6 +46,8 @@ class Retention:
         self._steps: dict[str, list[int]] = {level: [] for level in leftovers}
         self._leftovers = {level: set(steps) for level, steps in leftovers.items()}
         self._lock = threading.Lock()
+        # A file system may take seconds to remove a step: what happens on nodes does not wait for that. Taken first.
+        self._removing = threading.Lock()
 
     def protect(self, step: int) -> None:
         """Keep what other ranks write for ``step`` from being removed as a leftover.
@@ -53,7 +55,7 @@ class Retention:
         Called before the ranks agree on the step, so before any of them can write it.
         """
         if any(step in steps for steps in self._leftovers.values()):
-            with self._lock:
+            with self._removing, self._lock:
                 for steps in self._leftovers.values():
                     steps.discard(step)
 
@@ -86,16 +88,25 @@ class Retention:
         Raises:
             StorageError: a removal was refused. The commit stands.
         """
-        with self._lock:
-            if level != "persistent":
-                self._steps[level].append(step)
-            elif self._persistent is not None:
-                leftovers = self._leftovers["persistent"]
-                dropped = self._persistent.removable(self._keep["persistent"], leftovers, step)
-                leftovers |= dropped  # stays on record if it is refused: it may have lost its manifest by then
-                self._persistent.remove(dropped)
-                leftovers.clear()
-            self._retire_nodes(set(in_flight()))
+        try:
+            with self._lock:  # first: the next checkpoint writes over what is retired on a node
+                if level != "persistent":
+                    self._steps[level].append(step)
+                self._retire_nodes(set(in_flight()))
+        finally:
+            if level == "persistent" and self._persistent is not None:
+                self._remove_persistent(self._persistent, step)
+
+    def _remove_persistent(self, persistent: PersistentLevel, newest: int) -> None:
+        with self._removing:
+            with self._lock:
+                found = set(self._leftovers["persistent"])
+            dropped = persistent.removable(self._keep["persistent"], found, newest)
+            with self._lock:  # stays on record if it is refused: it may have lost its manifest by then
+                self._leftovers["persistent"] |= dropped
+            persistent.remove(dropped)
+            with self._lock:
+                self._leftovers["persistent"] -= found | dropped
 
     def _retire_nodes(self, in_flight: set[int]) -> None:
         """The redundant levels first: what they keep, the local level keeps too."""
