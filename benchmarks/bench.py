@@ -191,7 +191,7 @@ def _cases(options: argparse.Namespace) -> tuple[Case, ...]:
 def _check_room(options: argparse.Namespace, case: Case) -> None:
     """Refuse what would swap or fill a disk rather than measure."""
     state = state_bytes(case.scale, case.layers, case.state)
-    # Live on every rank; then, with a peer, again on every rank (dcp.async_save, torch.load) and once in the page cache;
+    # Live on every rank; with a peer, again on every rank (dcp.async_save, torch.load) and once in the page cache;
     # with deeppart, once in staging memory and two checkpoints on tmpfs.
     per_scale, fixed = (case.ranks + max(case.ranks + 1, 3)) * state, case.ranks * _PROCESS_BYTES
     available = available_bytes()
