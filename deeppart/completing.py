@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,8 @@ class Completer:
         incremental: learns what the next checkpoint may refer to.
         retention: removes what is no longer kept.
         driver, ledger: of the pipeline.
-        in_flight: given a job and a level, the steps whose local parts are still needed when that is complete.
+        retire: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
+            not needed there either.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Completer:
         retention: Retention,
         driver: Driver,
         ledger: Ledger,
-        in_flight: Callable[[Job, str], Iterable[int]],
+        retire: Callable[[Job, str, set[int]], set[int]],
     ) -> None:
         self._channels, self._rank = channels, rank
         self._local, self._persistent, self._owner = local, persistent, owner
         self._incremental, self._retention = incremental, retention
-        self._driver, self._ledger, self._in_flight = driver, ledger, in_flight
+        self._driver, self._ledger, self._may_go = driver, ledger, retire
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
         """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
@@ -122,7 +123,7 @@ class Completer:
     def _retire(self, job: Job, level: str) -> None:
         """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
         try:
-            self._retention.committed(level, job.attempt.step, lambda: self._in_flight(job, level))
+            self._retention.committed(level, job.attempt.step, partial(self._may_go, job, level))
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"

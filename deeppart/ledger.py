@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 from deeppart.errors import DeeppartWarning
 from deeppart.model import Attempt
@@ -40,7 +41,7 @@ class Ledger:
         self._remember(_RESTORED, attempt)
 
     def complete(self) -> dict[int, Attempt]:
-        """The last few complete checkpoints by sequence; the restored one as -1."""
+        """The last few complete checkpoints by sequence; the restored one as -1. Without those that were retired."""
         with self._lock:
             return dict(self._complete)
 
@@ -54,10 +55,15 @@ class Ledger:
         with self._lock:
             self._held.remove(step)
 
-    def held(self) -> list[int]:
-        """Steps that must not be retired."""
+    def retire(self, steps: Iterable[int]) -> set[int]:
+        """Those of the steps that nobody holds: their files may go, and they do not count as complete from here on.
+
+        So whoever holds a step, and finds it complete on all ranks afterwards, finds its files, too.
+        """
         with self._lock:
-            return list(self._held)
+            retired = set(steps).difference(self._held)
+            self._complete = {at: each for at, each in self._complete.items() if each.step not in retired}
+            return retired
 
     def _remember(self, sequence: int, attempt: Attempt) -> None:
         with self._lock:

@@ -119,7 +119,7 @@ class Pipeline:
         self._repairs: list[Repair] = []
         self.ledger, self.driver = Ledger(), Driver(timeout)
         self._completer = Completer(
-            channels, rank, local, persistent, owner, incremental, retention, self.driver, self.ledger, self._needed
+            channels, rank, local, persistent, owner, incremental, retention, self.driver, self.ledger, self._retire
         )
         work: list[tuple[str, queue.SimpleQueue[Any], Callable[[Job], None]]] = [
             ("store", self._to_store, self._store),
@@ -321,10 +321,10 @@ class Pipeline:
         self._settle(job, level)
         return complete
 
-    def _needed(self, job: Job, level: str) -> list[int]:
-        """Steps whose local parts must stay when a level of a job is complete: others in work, and those in use."""
+    def _retire(self, job: Job, level: str, steps: set[int]) -> set[int]:
+        """Those of the steps whose files on nodes may go when a level of a job is complete: not in work, nor in use."""
         others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
-        return [other.attempt.step for other in others] + self.ledger.held()
+        return self.ledger.retire(steps.difference(other.attempt.step for other in others))
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:

@@ -78,12 +78,12 @@ class Retention:
         with self._lock:
             self._leftovers[level].add(step)
 
-    def committed(self, level: str, step: int, in_flight: Callable[[], Iterable[int]]) -> None:
+    def committed(self, level: str, step: int, retire: Callable[[set[int]], set[int]]) -> None:
         """A step is complete at a level: remove what ``keep`` no longer wants.
 
         Args:
-            in_flight: gives the steps whose local parts are still needed, this one not counted. Asked when it is this
-                call's turn: both levels come here, and the last one must not act on what was before the other.
+            retire: given steps whose files on nodes are not wanted, those that are not needed either. Asked when it is
+                this call's turn: both levels come here, and the last one must not act on what was before the other.
 
         Raises:
             StorageError: a removal was refused. The commit stands.
@@ -92,7 +92,7 @@ class Retention:
             with self._lock:  # first: the next checkpoint writes over what is retired on a node
                 if level != "persistent":
                     self._steps[level].append(step)
-                self._retire_nodes(set(in_flight()))
+                self._retire_nodes(retire)
         finally:
             if level == "persistent" and self._persistent is not None:
                 self._remove_persistent(self._persistent, step)
@@ -108,7 +108,7 @@ class Retention:
             with self._lock:
                 self._leftovers["persistent"] -= found | dropped
 
-    def _retire_nodes(self, in_flight: set[int]) -> None:
+    def _retire_nodes(self, retire: Callable[[set[int]], set[int]]) -> None:
         """The redundant levels first: what they keep, the local level keeps too."""
         refusal: StorageError | None = None
         protected: set[int] = set()
@@ -122,9 +122,8 @@ class Retention:
                 protected |= leftovers | set(steps)
                 continue
             kept = set(steps[-keep:])
-            dropped = (leftovers | set(steps)) - kept - in_flight
-            if name == "local":
-                dropped -= protected
+            unwanted = (leftovers | set(steps)) - kept
+            dropped = retire(unwanted - protected if name == "local" else unwanted)
             protected |= kept
             try:
                 level.retire(dropped)

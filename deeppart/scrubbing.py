@@ -152,7 +152,7 @@ class Scrubber:
             meeting = self._meet(done=False)
             while not meeting.closing:
                 if meeting.newest is not None and self._read_all(meeting.newest):
-                    self._repair(meeting.newest, self._meeting.damage)
+                    self._repair_if_there(meeting.newest, self._meeting.damage)
                 self._closing.wait(SLICE_S)
                 meeting = self._meet(done=False)
         except Exception as error:
@@ -231,10 +231,19 @@ class Scrubber:
         )
         return self._meeting
 
-    def _repair(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
-        """Rebuild what is damaged or missing of a checkpoint (collective)."""
-        staging = Staging()
+    def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
+        """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
         self._pipeline.ledger.hold(attempt.step)
+        try:
+            self._meet_about_it(done=False)  # it was not retired before all ranks held it
+            self._repair(attempt, damage)
+        except _Over:
+            pass
+        finally:
+            self._pipeline.ledger.release(attempt.step)
+
+    def _repair(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
+        staging = Staging()
         try:
             inventory = take_inventory(
                 self._comm,
@@ -247,7 +256,6 @@ class Scrubber:
             repaired = self.report.repaired
             problem = self._repair_from(inventory, attempt, {path for path, _ in damage}, staging)
         finally:
-            self._pipeline.ledger.release(attempt.step)
             staging.release()
         if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
             found = "; ".join(reason for _, reason in damage) or "files are missing or cannot be opened"
