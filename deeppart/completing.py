@@ -44,7 +44,7 @@ class Completer:
         incremental: learns what the next checkpoint may refer to.
         retention: removes what is no longer kept.
         driver, ledger: of the pipeline.
-        retire: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
+        may_go: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
             not needed there either.
     """
 
@@ -59,12 +59,12 @@ class Completer:
         retention: Retention,
         driver: Driver,
         ledger: Ledger,
-        retire: Callable[[Job, str, set[int]], set[int]],
+        may_go: Callable[[Job, str, set[int]], set[int]],
     ) -> None:
         self._channels, self._rank = channels, rank
         self._local, self._persistent, self._owner = local, persistent, owner
         self._incremental, self._retention = incremental, retention
-        self._driver, self._ledger, self._may_go = driver, ledger, retire
+        self._driver, self._ledger, self._may_go = driver, ledger, may_go
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
         """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
@@ -86,6 +86,8 @@ class Completer:
         if complete:
             self._remember(job, level, outcome)
             job.pending.note_level(level, DONE)
+            if level != "persistent" and job.is_on_nodes():
+                self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
             self._retire(job, level)
         else:
             self._incremental.failed(level)

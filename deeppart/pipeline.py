@@ -358,8 +358,6 @@ class Pipeline:
             self._done_with_staging(job, "store", "drain")
             if job.relay is not None:
                 job.relay.close()
-            if job.is_on_nodes():
-                self.ledger.completed(job.attempt)
             with self._room:
                 if job in self._in_flight:
                     self._in_flight.remove(job)

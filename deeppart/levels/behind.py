@@ -70,9 +70,9 @@ class WriteBehind:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._filled:
-            self._flush()
         if kind is None:
+            if self._filled:
+                self._flush()
             self._wait()
         elif self._written is not None:
             self._written.exception()  # waits: what is on its way must not go to whoever has the file's number next

@@ -43,7 +43,7 @@ class Encoders:
     """Threads that encode.
 
     Args:
-        threads: how many.
+        threads: how many; 0 where no chooser encodes anything.
         prepare: called first in each of them.
     """
 

@@ -54,22 +54,27 @@ def is_sound(path: Path) -> bool:
     return True
 
 
-def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
-    """Damage one file after the other; returns those that did not come back, and what the caller was told."""
-    every = {"persistent": 0, "parity": 1}
-    config = deeppart.Config(
+def config(directory: Path, *, timeout: float = 20.0, **settings: Any) -> deeppart.Config:
+    """Every rank is a node; nothing goes to the persistent level."""
+    every = {"persistent": 0, **settings.pop("every", {})}
+    return deeppart.Config(
         persistent_dir=str(directory / "ckpt"),
         local_dir=str(directory / "local" / "{node}"),
         node_size=1,
-        timeout=20.0,
+        timeout=timeout,
         every=every,
-        parity_group=4,
         scrub_bandwidth=1e9,
+        **settings,
     )
+
+
+def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
+    """Damage one file after the other; returns those that did not come back, and what the caller was told."""
+    settings = config(directory, every={"parity": 1}, parity_group=4)
     lost = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(config, comm) as ck:
+        with deeppart.Checkpointer(settings, comm) as ck:
             pending = ck.checkpoint(state(comm.rank), 1)
             for level in ("local", "partner", "parity"):
                 pending.wait(level, timeout=20)
@@ -110,18 +115,10 @@ def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path, monkeypatc
 
 def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]:
     """On one node, a newer checkpoint's copies are complete just before repairing begins: the step is retired there."""
-    config = deeppart.Config(
-        persistent_dir=str(directory / "ckpt"),
-        local_dir=str(directory / "local" / "{node}"),
-        node_size=1,
-        timeout=20.0,
-        every={"persistent": 0},
-        incremental=False,  # or the second checkpoint would need what is removed below
-        scrub_bandwidth=1e9,
-    )
+    settings = config(directory, incremental=False)  # or the second checkpoint would need what is removed below
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(config, comm) as ck:
+        with deeppart.Checkpointer(settings, comm) as ck:
             ledger, held = ck._pipeline.ledger, threading.Event()
             hold = ledger.hold
 
@@ -144,7 +141,7 @@ def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]
             comm.Barrier()
             stayed_away = not list((directory / "local" / "node1").rglob("step-*"))
             comm.Barrier()
-            pending = ck.checkpoint(state(comm.rank), 2)
+            ck.checkpoint(state(comm.rank), 2)
             deadline = time.monotonic() + 20
             while ck.scrubbed.cycles == cycles and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -164,17 +161,10 @@ def test_what_is_retired_meanwhile_is_not_taken_for_lost(
 
 def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     """The scrubbing thread of one rank ends by itself; the job closes all the same, and another one begins."""
-    config = deeppart.Config(
-        persistent_dir=str(directory / "ckpt"),
-        local_dir=str(directory / "local" / "{node}"),
-        node_size=1,
-        timeout=4.0,
-        every={"persistent": 0},
-        scrub_bandwidth=1e9,
-    )
+    settings = config(directory, timeout=4.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(config, comm) as ck:
+        with deeppart.Checkpointer(settings, comm) as ck:
             scrubber = ck._scrubber
             assert scrubber is not None
             if comm.rank == 1:
@@ -188,7 +178,7 @@ def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
             comm.Barrier()
             ck.checkpoint(state(comm.rank), 2)  # tells what there is to tell
     live = state(99)
-    with deeppart.Checkpointer(config, comm) as ck:
+    with deeppart.Checkpointer(settings, comm) as ck:
         step = ck.restore(live, per_rank="drop")
     return step, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
 

@@ -23,6 +23,7 @@ from deeppart.errors import (
     StepExistsError,
 )
 from deeppart.levels import persistent
+from deeppart.levels.files import DurableFile
 from deeppart.part import FileSource
 from deeppart.testing.states import difference
 
@@ -130,6 +131,30 @@ def test_keep_counts_per_level(memory: Path, keep: int) -> None:
             assert found == list(range(1, 7))[-levels[level] :] if levels[level] else [1, 2, 3, 4, 5, 6]
         for step in persistent_steps(directory):
             assert difference(state(step), deeppart.load(directory / "p", step)) is None
+
+
+def test_what_counts_as_complete_on_nodes_has_its_files_there(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, however slowly it is drained; and not when it has been replaced, even if it is drained after that."""
+    go_on, open_part = threading.Event(), persistent.PersistentLevel.open_part
+
+    def late(self: persistent.PersistentLevel, *which: Any) -> DurableFile:
+        assert go_on.wait(60)
+        return open_part(self, *which)
+
+    monkeypatch.setattr(persistent.PersistentLevel, "open_part", late)
+    with deeppart.Checkpointer(config(memory, keep={"local": 1, "persistent": 1})) as ck:
+
+        def complete() -> list[int]:
+            return [attempt.step for attempt in ck._pipeline.ledger.complete().values()]
+
+        for step in (1, 2):
+            ck.checkpoint(state(step), step).wait("local", timeout=20)
+            deadline = time.monotonic() + 20
+            while step not in complete() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert step in complete()
+        go_on.set()
+    assert complete() == local_steps(memory) == [2]
 
 
 def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> None:
