@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,12 +19,15 @@ from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import readable
+from deeppart.state.leaves import Array
 from deeppart.state.merge import build, tie
-from deeppart.state.scatter import Scatter, check_cover, chunk_pieces
+from deeppart.state.scatter import Piece, Scatter, check_cover, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, Structure, decode_structure
 from deeppart.state.target import Target, decode_values
 
-#: How often ``load`` looks again because a running job has removed what it was about to read.
+T = TypeVar("T")
+
+#: How often we look again because a running job has removed what it was about to read.
 MOST_LOOKS = 20
 
 
@@ -54,11 +57,27 @@ def load(
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
     """
+    return with_checkpoint(Path(path), step, lambda directory, manifest: _load(directory, manifest, keys, rank))
+
+
+def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T]) -> T:
+    """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it.
+
+    Args:
+        root: the persistent directory.
+        step: which one; None for the newest whose manifest is sound.
+        use: gets the step's directory and its manifest; may be called again.
+
+    Raises:
+        RestoreError: no such checkpoint.
+        FormatError: its manifest is damaged.
+        StorageError: from ``use``.
+    """
     for look in range(MOST_LOOKS):
-        manifest = find_manifest(Path(path), step)
-        directory = step_directory(Path(path), manifest.attempt.step)
+        manifest = find_manifest(root, step)
+        directory = step_directory(root, manifest.attempt.step)
         try:
-            return _load(directory, manifest, keys, rank)
+            return use(directory, manifest)
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
             retired = error.errno == errno.ENOENT and not (directory / MANIFEST_NAME).exists()
@@ -68,27 +87,103 @@ def load(
 
 
 def _load(directory: Path, manifest: Manifest, keys: str | Sequence[str] | None, rank: int) -> Any:
-    where = str(directory)
-    structure = decode_structure(manifest.structure, where)
-    if not 0 <= rank < manifest.attempt.world_size:
-        raise RestoreError(
-            f"no rank {rank} saved this checkpoint", expected=f"a rank below {manifest.attempt.world_size}", where=where
-        )
-    patterns = [keys] if isinstance(keys, str) else keys
-    tree, arrays_wanted = _select(structure, patterns)
     with ExitStack() as files:
-        readers = [_open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)]
-        own = decode_meta(readers[rank].meta, f"{where}, part {rank}")
-        target = _target(structure, own, where)
-        wanted = arrays_wanted | {structure.aliases[i].owner for i in arrays_wanted if i in structure.aliases}
-        _check(structure, target, readers, rank, wanted, where)
-        target.dropped = frozenset(set(range(len(structure.types))) - wanted)
-        arrays = target.arrays()
+        checkpoint = OpenCheckpoint(files, directory, manifest, rank)
+        tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
+        checkpoint.check(leaves)
+        arrays = checkpoint.read(leaves)
+    return build(checkpoint.target, arrays, tree)
+
+
+class OpenCheckpoint:
+    """A committed checkpoint whose part files are open.
+
+    Args:
+        files: closes them.
+        directory: of the step.
+        manifest: of the step.
+        rank: whose per-rank leaves and values are meant.
+
+    Attributes:
+        manifest, rank: as given.
+        structure: the state's nesting.
+        target: types and values as that rank has saved them.
+
+    Raises:
+        RestoreError: no such rank.
+        FormatError: a part's header, footer or index is damaged.
+        StorageError: a file cannot be read.
+    """
+
+    def __init__(self, files: ExitStack, directory: Path, manifest: Manifest, rank: int = 0) -> None:
+        self.manifest, self.rank, self._where = manifest, rank, str(directory)
+        self.structure = decode_structure(manifest.structure, self._where)
+        if not 0 <= rank < manifest.attempt.world_size:
+            expected = f"a rank below {manifest.attempt.world_size}"
+            raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
+        self._readers = [
+            _open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)
+        ]
+        own = decode_meta(self._readers[rank].meta, f"{self._where}, part {rank}")
+        self.target = _target(self.structure, own, self._where)
+        self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
+        self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
+
+    def select(self, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+        """The part of the tree whose leaf paths match globs, and the numbers of the leaves in it.
+
+        Raises:
+            StructureMismatchError: nothing matches.
+        """
+        return _select(self.structure, patterns)
+
+    def check(self, leaves: set[int]) -> None:
+        """See that the parts hold every byte of these leaves exactly once, before any is read.
+
+        Raises:
+            CorruptFileError: they do not.
+        """
+        leaves = self._with_owners(leaves) - set(self.structure.aliases)
+        own = set(np.flatnonzero(self.structure.per_rank).tolist())
+        shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in self._readers]
+        check_cover(self.target.types, leaves - own, shared, self._where)
+        mine = self._readers[self.rank].spans
+        mine = mine[mine["table"] != SHARED_TABLE]
+        check_cover(self.target.types, leaves & own, [mine], f"{self._where}, part {self.rank}")
+
+    def read(self, leaves: set[int]) -> dict[int, Array]:
+        """New arrays on the CPU, with every chunk's digest checked; reads no chunk that holds none of these leaves.
+
+        Returns:
+            Leaf number -> tensor or array; with those whose memory one of them shares, as views of these.
+
+        Raises:
+            FormatError: a chunk is damaged.
+            StorageError: a file cannot be read.
+        """
+        self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
+        arrays = self.target.arrays()
         scatter = Scatter(arrays)
-        for number, reader in enumerate(readers):
-            _read_wanted(reader, scatter, structure, mine=number == rank)
-    tie(target, arrays)
-    return build(target, arrays, tree)
+        per_rank = self.structure.per_rank
+        for number, reader in enumerate(self._readers):
+            mine = {leaf for leaf in arrays if number == self.rank or not per_rank[leaf]}
+            for chunk in sorted({chunk for leaf in mine for chunk in self._chunks[number].get(leaf, ())}):
+                good = [piece for piece in self._pieces[number][chunk] if piece.leaf in mine]
+                scatter.write(good, np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8))
+        tie(self.target, arrays)
+        return arrays
+
+    def _with_owners(self, leaves: set[int]) -> set[int]:
+        aliases = self.structure.aliases
+        return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
+
+
+def _chunks_of_leaves(pieces: list[list[Piece]]) -> dict[int, list[int]]:
+    chunks: dict[int, list[int]] = {}
+    for chunk, held in enumerate(pieces):
+        for piece in held:
+            chunks.setdefault(piece.leaf, []).append(chunk)
+    return chunks
 
 
 def find_manifest(root: Path, step: int | None) -> Manifest:
@@ -143,25 +238,6 @@ def _target(structure: Structure, own: OwnDocument, where: str) -> Target:
     for index, value in own.values.items():
         values[index] = value
     return Target(structure, own.all_types(structure), values)
-
-
-def _check(
-    structure: Structure, target: Target, readers: list[PartReader], rank: int, wanted: set[int], where: str
-) -> None:
-    own = set(np.flatnonzero(structure.per_rank).tolist())
-    wanted = wanted - set(structure.aliases)
-    shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in readers]
-    check_cover(target.types, wanted - own, shared, where)
-    mine = readers[rank].spans
-    check_cover(target.types, wanted & own, [mine[mine["table"] != SHARED_TABLE]], f"{where}, part {rank}")
-
-
-def _read_wanted(reader: PartReader, scatter: Scatter, structure: Structure, *, mine: bool) -> None:
-    """Read the chunks of a part that hold wanted leaves; per-rank ones only from the rank's own part."""
-    for chunk, pieces in enumerate(chunk_pieces(reader.spans, reader.raw_starts)):
-        good = [p for p in pieces if scatter.wants(p.leaf) and (mine or not structure.per_rank[p.leaf])]
-        if good:
-            scatter.write(good, np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8))
 
 
 def _select(structure: Structure, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:

@@ -1,4 +1,4 @@
-"""The commands ``deeppart ls|show|verify|prune`` (docs/commands.md): what :mod:`deeppart.inspecting` finds, printed."""
+"""The commands (docs/commands.md): what :mod:`deeppart.inspecting` and :mod:`deeppart.exporting` find and make."""
 
 from deeppart.cli.app import main
 

@@ -22,7 +22,7 @@ _ABOUT_CONTENT = (FormatError, RestoreError, StructureMismatchError)
 
 #: Each in a module of its own name, imported when it is called: on a cluster's file system torch, which some of them
 #: need, can take a minute to import.
-COMMANDS = ("ls", "show", "verify", "restore", "prune")
+COMMANDS = ("ls", "show", "verify", "restore", "export", "prune")
 
 
 class _Commands(click.Group):
@@ -90,7 +90,8 @@ def _tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = Non
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="deeppart")
 def main() -> None:
-    """Look at checkpoints, verify and repair them, see what a restore would do, and remove those no longer wanted.
+    """Look at checkpoints, verify and repair them, see what a restore would do, export them, and remove those
+    no longer wanted.
 
     DIR is a persistent directory: what the job was given as persistent_dir.
     """

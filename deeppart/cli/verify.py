@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import local_option
 from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
+from deeppart.cli.progress import progress_bar
 from deeppart.inspecting.naming import DamagedLeaf
 from deeppart.inspecting.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
@@ -69,7 +69,7 @@ def _verify(
     timed: list[tuple[Verdict, float]] = []
     out = console()
     subjects = choose_steps(directory, step, every=every) if not local_dirs or list_steps(directory) else []
-    with _progress(out, shown=not as_json) as progress:
+    with progress_bar(out, shown=not as_json) as progress:
         task = progress.add_task("", total=sum(subject.nbytes for subject in subjects))
         for subject in subjects:
             progress.update(task, description=f"step {subject.step}")
@@ -112,20 +112,6 @@ def _is_good(verdict: Verdict, owner: Owner | None) -> bool:
     if owner is not None and owner.running and verdict.state == "unfinished":
         return True
     return verdict.state in ("sound", "removed")
-
-
-def _progress(console: Console, *, shown: bool) -> Progress:
-    """The bar, where the output is a terminal; it is gone in the end."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    )
 
 
 def _document(

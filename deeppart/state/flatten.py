@@ -93,11 +93,12 @@ class FlatState:
 
 def readable(path: Path) -> str:
     """The path as text: components joined by ``/``, with ``~`` and ``/`` inside them escaped as in RFC 6901."""
-    text = "/".join(_key_text(key).replace("~", "~0").replace("/", "~1") for key in path) or "(root)"
+    text = "/".join(key_text(key).replace("~", "~0").replace("/", "~1") for key in path) or "(root)"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _key_text(key: Key) -> str:
+def key_text(key: Key) -> str:
+    """A dict key as text, whatever it is."""
     try:
         return str(key)
     except ValueError:  # an int of thousands of digits
@@ -294,4 +295,4 @@ def _sortable(key: Key) -> str:
     try:
         return repr(key)
     except ValueError:  # an int of thousands of digits
-        return _key_text(key)
+        return key_text(key)

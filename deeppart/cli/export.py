@@ -1,0 +1,66 @@
+"""``deeppart export``: a checkpoint as one HDF5 file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from deeppart.cli.output import GOOD, console, count, print_json, printable, size
+from deeppart.cli.progress import progress_bar
+from deeppart.exporting import export as export_archive
+from deeppart.inspecting.listing import require_directory
+
+
+@click.command(short_help="Write a checkpoint into one HDF5 file.")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
+@click.option("--keys", metavar="GLOB", multiple=True, help="Only leaves of such paths: 'model/*'. May be repeated.")
+@click.option(
+    "--rank", metavar="R", type=click.IntRange(min=0), default=0, help="Whose per-rank leaves; 0 if left out."
+)
+@click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def export(
+    directory: Path, out: Path, step: int | None, keys: tuple[str, ...], rank: int, overwrite: bool, as_json: bool
+) -> int:
+    """Write a step of DIR into the HDF5 archive FILE, which h5py, h5dump and MATLAB read without deeppart.
+
+    Every digest is checked on the way; FILE appears when it is complete. Nested containers are groups, leaves data
+    sets. Works while a job is running there.
+    """
+    require_directory(directory)
+    began = time.monotonic()
+    with progress_bar(console(), shown=not as_json) as progress:
+        task = progress.add_task(out.name, total=None)
+        done = export_archive(
+            directory,
+            out,
+            step=step,
+            keys=keys or None,
+            rank=rank,
+            overwrite=overwrite,
+            progress=lambda nbytes, total: progress.update(task, completed=nbytes, total=total),
+        )
+    seconds = time.monotonic() - began
+    if as_json:
+        document = {
+            "file": str(done.path),
+            "step": done.step,
+            "rank": done.rank,
+            "leaves": done.leaves,
+            "values": done.values,
+            "per_rank": done.per_rank,
+            "bytes": done.nbytes,
+            "file_bytes": done.file_bytes,
+            "seconds": round(seconds, 6),
+        }
+        print_json(document)
+        return GOOD
+    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {size(done.nbytes)}"
+    console().print(printable(f"step {done.step}: {what} written to {done.path} in {seconds:.2f} s"), soft_wrap=True)
+    if done.per_rank:
+        console().print(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
+    return GOOD

@@ -1,0 +1,124 @@
+"""How leaves, values and keys of a state are told in HDF5 (docs/commands.md, export), without losing a bit.
+
+HDF5 has no types for bfloat16, float8 and numpy's wide texts and times. bfloat16 is described to it as the float that
+it is, so that any HDF5 reader gets numbers; float8 and float4 are stored as the bytes they are; the others as opaque
+bytes that carry numpy's name of them, which h5py reads back.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import h5py  # type: ignore[import-untyped]
+import numpy as np
+import torch
+
+from deeppart.state.flatten import key_text
+from deeppart.state.leaves import Array, LeafType, flat_bytes, is_flat
+from deeppart.state.values import encode_key, encode_value
+
+_INT64_LIMIT = 1 << 63
+_COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # what h5py makes of complex numbers, at half the width
+_NUMBERS = frozenset("biufc")
+
+
+def _utf8_names() -> h5py.h5p.PropLCID:
+    names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    names.set_char_encoding(h5py.h5t.CSET_UTF8)
+    return names
+
+
+def _bfloat16() -> h5py.h5t.TypeFloatID:
+    """bfloat16 as HDF5 describes floats: 1 bit sign, 8 bits exponent, 7 bits mantissa with an implied 1."""
+    kind = h5py.h5t.IEEE_F32LE.copy()
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+_UTF8_NAMES, _BFLOAT16 = _utf8_names(), _bfloat16()
+
+
+def type_name(kind: LeafType) -> str:
+    """The ``type`` attribute of a leaf: ``torch.bfloat16``, ``numpy.<f4``."""
+    return f"{kind.kind}.{kind.dtype}"
+
+
+def link_name(key: Any, taken: set[str]) -> str:
+    """A name for what lies under a key: the key's text, with ``~`` and ``/`` escaped as in RFC 6901.
+
+    Args:
+        key: any dict key, list index or field name.
+        taken: names in the same group that are not free; the new one is added.
+    """
+    text = key_text(key).replace("~", "~0").replace("/", "~1")
+    if not text.isprintable():  # HDF5 ends a name at NUL, and takes no lone surrogates
+        text = text.encode("unicode_escape").decode("ascii")
+    text = {"": "~empty", ".": "~dot"}.get(text, text)
+    name, number = text, 1
+    while name in taken:
+        number += 1
+        name = f"{text}~{type(key).__name__}" if number == 2 else f"{text}~{number}"
+    taken.add(name)
+    return name
+
+
+def exact_key(key: Any) -> str:
+    """A key as JSON, so that 1, "1" and True can be told apart (docs/format.md, small values)."""
+    return json.dumps(encode_key(key, "a dict key"))
+
+
+def write_array(group: h5py.Group, name: str, array: Array, kind: LeafType) -> h5py.Dataset:
+    """Store a leaf as a data set of its shape."""
+    stored, numbers = _stored_type(array, kind)
+    space = h5py.h5s.create(h5py.h5s.SCALAR) if not kind.shape else h5py.h5s.create_simple(kind.shape)
+    made = h5py.h5d.create(group.id, name.encode(), stored, space, lcpl=_UTF8_NAMES)
+    if kind.nbytes:  # in the file's own type: HDF5 converts nothing
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, numbers, mtype=stored)
+    return h5py.Dataset(made)
+
+
+def _stored_type(array: Array, kind: LeafType) -> tuple[h5py.h5t.TypeID, np.ndarray[Any, Any]]:
+    """The HDF5 type of a leaf, and its elements in C order as something numpy can hand over."""
+    if isinstance(array, torch.Tensor):
+        octets = flat_bytes(array if is_flat(array) else array.resolve_conj().resolve_neg().contiguous())
+        if kind.dtype == "bfloat16":
+            return _BFLOAT16, octets
+        dtype: np.dtype[Any]
+        if kind.dtype == "complex32":
+            dtype = _COMPLEX32
+        else:
+            dtype = np.dtype(np.uint8 if kind.dtype.startswith(("float8", "float4")) else kind.dtype)
+    else:
+        octets = flat_bytes(np.ascontiguousarray(array))
+        dtype = array.dtype if array.dtype.kind in _NUMBERS | {"S"} else h5py.opaque_dtype(array.dtype)
+    return h5py.h5t.py_create(dtype, logical=True), octets
+
+
+def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
+    """Store a small value as a scalar: as it is where HDF5 has its like, else as text, JSON (docs/format.md)."""
+    if _is_plain(value):
+        data = h5py.Empty("f8") if value is None else np.void(value) if type(value) is bytes else value
+        made = group.create_dataset(name, data=data)
+    else:
+        made = group.create_dataset(name, data=json.dumps(encode_value(value, name)), dtype=h5py.string_dtype())
+        made.attrs["encoding"] = "json"
+    library = "numpy." if isinstance(value, np.generic) else ""  # numpy has a bool of its own
+    made.attrs["type"] = library + type(value).__name__
+    return made
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether HDF5 holds such a value exactly: its strings end at NUL and hold no lone surrogates."""
+    kind = type(value)
+    if kind is int:
+        return bool(-_INT64_LIMIT <= value < _INT64_LIMIT)
+    if kind is str:
+        return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
+    if kind is bytes:
+        return bool(value)
+    if isinstance(value, np.generic):  # a long double has bits that are no part of its value
+        return str(value.dtype.char) in "?bBhHiIlLqQefdFD"
+    return value is None or kind in (bool, float, complex)
