@@ -6,10 +6,13 @@ One process trains a transformer of BERT-large's size (335 M parameters, fused A
 the other processors are idle. A *period* is as many steps as take about 20 s. Every contestant in turn, in rounds: a
 first checkpoint that does not count; a period with a checkpoint before its first step; for deeppart also a period in
 which a checkpoint begins as soon as the one before is complete. Before and after each of them, a period without
-checkpoints. Files go to a disk, and are made durable only by those that do so by themselves.
+checkpoints. Files go to a disk, and are made durable only by those that do so by themselves. *The limit* is one thread
+in C code that copies the state into warm memory and writes it with O_DIRECT: no digest, no other level, no guarantee
+that what it copies is of one step.
 
 *cost* is the time of the period with checkpoints over the mean of the two without, less 1; *of it blocked* what the
-calls took, and what ``optimizer.step()`` was held back. Exit code: 0 measured, 2 cannot run here.
+calls took, and what ``optimizer.step()`` was held back; *slower* the processor time that training itself took more: it
+shares memory and caches. The rest is waiting: for the interpreter's lock, or for a processor. Exit code: 0 measured, 2 cannot run here.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -39,10 +44,12 @@ from rich.table import Table
 from torch import nn
 
 import deeppart
+from benchmarks.bare import copy_each, cut, warm_memory, writer
 from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
 
 PERIOD_S = 20.0
+LIMIT, CONTINUOUS = "limit: copy and write", ", without a pause"
 _TIMEOUT_S = 300.0
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,9 +82,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Period:
-    """Seconds of a period: all of it, and of it those in which training was blocked; checkpoints begun in it."""
+    """Seconds of a period: all of it, those in which training's thread ran, those in which it was blocked by a call;
+    checkpoints begun in it.
+    """
 
     seconds: float
+    running_s: float
     blocked_s: float = 0.0
     checkpoints: int = 0
 
@@ -99,6 +109,11 @@ class Turn:
     def cost(self) -> float:
         """Of checkpoints, as a fraction of training time."""
         return self.with_checkpoints.seconds / self._without_s - 1
+
+    @property
+    def slower(self) -> float:
+        """The part of it in which training's thread ran, longer than without: memory and caches are shared."""
+        return (self.with_checkpoints.running_s - (self.before.running_s + self.after.running_s) / 2) / self._without_s
 
     @property
     def blocked(self) -> float:
@@ -173,6 +188,48 @@ class Deeppart(Contestant):
         self._checkpointer.close()
 
 
+class BareWriter(Contestant):
+    """One background thread that copies and writes, and does nothing else."""
+
+    def __init__(self, training: Training, directory: Path) -> None:
+        super().__init__(training, directory)
+        self._leaves = [leaf.detach().reshape(-1) for leaf in _tensors(training.state)]
+        nbytes = sum(leaf.nbytes for leaf in self._leaves)
+        self._memory = warm_memory(nbytes)
+        self._targets = cut(torch.frombuffer(self._memory, dtype=torch.uint8), self._leaves)
+        self._write = writer(directory / "file", self._memory, nbytes, direct=True)
+        self._thread = ThreadPoolExecutor(1, initializer=_yield_to_training)
+        self._future: Future[None] | None = None
+
+    def save(self) -> None:
+        self._future = self._thread.submit(self._work)
+
+    def _work(self) -> None:
+        copy_each(self._targets, self._leaves)
+        self._write()
+
+    def finish(self) -> None:
+        if self._future is not None:
+            self._future.result(_TIMEOUT_S)
+
+    def busy(self) -> bool:
+        return self._future is not None and not self._future.done()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return [tensor for item in inner for tensor in _tensors(item)]
+
+
+def _yield_to_training() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # as deeppart's threads do
+
+
 class TorchSave(Contestant):
     """torch.save, while training waits."""
 
@@ -218,6 +275,7 @@ class TorchSnapshotAsync(Contestant):
 
 
 MAKERS: dict[str, Callable[[Training, Path], Contestant]] = {
+    LIMIT: BareWriter,
     "deeppart eager": lambda training, directory: Deeppart(training, directory, "eager"),
     "deeppart lazy": lambda training, directory: Deeppart(training, directory, "lazy"),
     "deeppart lazy + tensor codec": lambda training, directory: Deeppart(training, directory, "lazy", "tensor"),
@@ -225,13 +283,12 @@ MAKERS: dict[str, Callable[[Training, Path], Contestant]] = {
     "torchsnapshot async_take": TorchSnapshotAsync,
     "torch.save": TorchSave,
 }
-CONTINUOUS = ", without a pause"
 
 
 def period(training: Training, steps: int, contestant: Contestant | None = None, *, continuous: bool = False) -> Period:
     """Train for some steps; with a contestant, a checkpoint comes before the first, or whenever none is under way."""
     blocked_s, checkpoints = 0.0, 0
-    began = time.perf_counter()
+    began, running = time.perf_counter(), time.thread_time()
     for step in range(steps):
         if contestant is not None and (step == 0 or (continuous and not contestant.busy())):
             blocked_s += contestant.held_s() if checkpoints else 0.0
@@ -240,11 +297,11 @@ def period(training: Training, steps: int, contestant: Contestant | None = None,
             blocked_s += time.perf_counter() - called
             checkpoints += 1
         training.step()
-    seconds = time.perf_counter() - began
+    seconds, running_s = time.perf_counter() - began, time.thread_time() - running
     if contestant is not None:
         contestant.finish()
         blocked_s += contestant.held_s()
-    return Period(seconds, blocked_s, checkpoints)
+    return Period(seconds, running_s, blocked_s, checkpoints)
 
 
 @contextlib.contextmanager
@@ -271,13 +328,14 @@ def measure(training: Training, names: list[str], steps: int, rounds: int, disk:
         for name in names:
             with opened(name, training, disk) as contestant:
                 before = period(training, steps)
-                for kind in ("", CONTINUOUS) if name.startswith("deeppart") else ("",):
+                for kind in ("", CONTINUOUS) if name.startswith(("deeppart", LIMIT)) else ("",):
                     measured = period(training, steps, contestant, continuous=bool(kind))
                     after = period(training, steps)
                     turns.append(Turn(name + kind, before, measured, after))
                     before = after
                     print(
-                        f"round {number + 1} of {rounds}: {name}{kind}: {turns[-1].cost:+.2%}",
+                        f"round {number + 1} of {rounds}: {name}{kind}: {turns[-1].cost:+.2%}, "
+                        f"slower {turns[-1].slower:+.2%}",
                         file=sys.stderr,
                         flush=True,
                     )
@@ -287,7 +345,7 @@ def measure(training: Training, names: list[str], steps: int, rounds: int, disk:
 def show(turns: list[Turn], steps: int, console: Console) -> None:
     """One table."""
     table = Table(title=f"cost of checkpoints to training; periods of {steps} steps", title_justify="left")
-    for column in ("who", "cost", "min", "max", "of it blocked", "checkpoints", "target"):
+    for column in ("who", "cost", "min", "max", "of it blocked", "slower", "checkpoints", "target"):
         table.add_column(column, justify="left" if column == "who" else "right")
     for name in dict.fromkeys(turn.who for turn in turns):
         mine = [turn for turn in turns if turn.who == name]
@@ -299,6 +357,7 @@ def show(turns: list[Turn], steps: int, console: Console) -> None:
             name,
             *(f"{value:+.2%}" for value in (median(costs), min(costs), max(costs))),
             f"{median(turn.blocked for turn in mine):.2%}",
+            f"{median(turn.slower for turn in mine):+.2%}",
             f"{median(turn.with_checkpoints.checkpoints for turn in mine):g}",
             target,
         )

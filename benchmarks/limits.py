@@ -5,9 +5,7 @@ Every rank moves its equal share, all at the same time.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -18,18 +16,14 @@ import torch
 import xxhash
 from mpi4py import MPI
 
+from benchmarks.bare import BLOCK_BYTES, copy_each, cut, memmove, warm_memory, writer
 from benchmarks.rig import Rig, Turn
 from benchmarks.workload import halves
 
-_BLOCK_BYTES = 8 << 20
-_PAGE_BYTES = 4096
 _MESSAGE_BYTES = 4 << 20
 _MESSAGES_IN_FLIGHT = 8
 
 Bytes = npt.NDArray[np.uint8]
-
-_memmove = ctypes.CDLL(None).memmove
-_memmove.argtypes, _memmove.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_void_p
 
 
 class Limits:
@@ -41,12 +35,12 @@ class Limits:
         """Measure all of them once."""
         share = halves(rig.workload.leaves, rig.size, rig.rank)
         nbytes = sum(view.nbytes for view in share)
-        fresh_s, memory = rig.timed(lambda: _warm_memory(nbytes))
+        fresh_s, memory = rig.timed(lambda: warm_memory(nbytes))
         buffer = torch.frombuffer(memory, dtype=torch.uint8)[:nbytes]
-        targets = _cut(buffer, share)
+        targets = cut(buffer, share)
         rig.step()
         measured = {"visit_s": rig.timed(lambda: [leaf.data_ptr() for leaf in rig.workload.leaves])[0]}
-        measured |= {"fresh_s": fresh_s, "copy_s": rig.timed(lambda: _copy(targets, share))[0]}
+        measured |= {"fresh_s": fresh_s, "copy_s": rig.timed(lambda: copy_each(targets, share))[0]}
         rig.step()
         measured |= {"torch_copy_s": rig.timed(lambda: _copy_with_torch(targets, share))[0]}
         staged: Bytes = buffer.numpy()
@@ -56,14 +50,14 @@ class Limits:
         for place, root, direct in (("disk", rig.disk, True), ("tmpfs", rig.tmpfs, False)):
             path = root / f"limit-{rig.rank}"
             rig.quiet()
-            measured[f"{place}_write_s"] = rig.timed(_writer(path, memory, nbytes, direct))[0]
+            measured[f"{place}_write_s"] = rig.timed(writer(path, memory, nbytes, direct))[0]
             if place == "disk":
                 rig.warm_cache(*(rig.disk / f"limit-{rank}" for rank in range(rig.size)))
                 measured["cache_read_s"] = rig.timed(_reader(path, memory, nbytes))[0]
             path.unlink()
             rig.quiet()
         path = rig.disk / f"limit-{rig.rank}"
-        measured["disk_buffered_write_s"] = rig.timed(_writer(path, memory, nbytes, direct=False))[0]
+        measured["disk_buffered_write_s"] = rig.timed(writer(path, memory, nbytes, direct=False))[0]
         path.unlink()
         rig.quiet()
         return measured
@@ -75,7 +69,7 @@ class Limits:
 
         def copy() -> None:
             for at in range(0, buffer.nbytes - count + 1, count):
-                _memmove(buffer.data_ptr() + at, source, count)
+                memmove(buffer.data_ptr() + at, source, count)
 
         copied = buffer.nbytes - buffer.nbytes % count
         return {"long_copy_s": rig.timed(copy)[0] * buffer.nbytes / copied}
@@ -101,57 +95,9 @@ class Limits:
         return {"bcast_s": rig.timed(broadcast)[0]}
 
 
-def _warm_memory(nbytes: int) -> mmap.mmap:
-    """Memory on huge pages where the system has them, aligned for direct writes, every page touched."""
-    padded = -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
-    memory = mmap.mmap(-1, padded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    torch.frombuffer(memory, dtype=torch.uint8).zero_()
-    return memory
-
-
-def _cut(buffer: torch.Tensor, share: list[torch.Tensor]) -> list[torch.Tensor]:
-    targets, at = [], 0
-    for view in share:
-        targets.append(buffer[at : at + view.nbytes].view(view.dtype))
-        at += view.nbytes
-    return targets
-
-
-def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        _memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
-
-
 def _copy_with_torch(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
-
-
-def _writer(path: Path, memory: mmap.mmap, nbytes: int, direct: bool) -> Callable[[], None]:
-    """Write the memory to a file and sync it; ``direct`` bypasses the page cache, whole pages only."""
-    whole = nbytes if not direct else max(_PAGE_BYTES, nbytes - nbytes % _PAGE_BYTES)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0)
-
-    def write() -> None:
-        descriptor = _open(path, flags)
-        view = memoryview(memory)[:whole]
-        at = 0
-        while at < whole:
-            at += os.write(descriptor, view[at : at + _BLOCK_BYTES])
-        os.fsync(descriptor)
-        os.close(descriptor)
-        view.release()
-
-    return write
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags, 0o600)
-    except OSError:  # this file system knows no direct writes
-        return os.open(path, flags & ~os.O_DIRECT, 0o600)
 
 
 def _reader(path: Path, memory: mmap.mmap, nbytes: int) -> Callable[[], None]:
@@ -159,7 +105,7 @@ def _reader(path: Path, memory: mmap.mmap, nbytes: int) -> Callable[[], None]:
         view = memoryview(memory)[:nbytes]
         with path.open("rb", buffering=0) as stream:
             at = 0
-            while count := stream.readinto(view[at : at + _BLOCK_BYTES]):
+            while count := stream.readinto(view[at : at + BLOCK_BYTES]):
                 at += count
         view.release()
 
