@@ -12,7 +12,9 @@ that what it copies is of one step.
 
 *cost* is the time of the period with checkpoints over the mean of the two without, less 1; *of it blocked* what the
 calls took, and what ``optimizer.step()`` was held back; *slower* the processor time that training itself took more: it
-shares memory and caches. The rest is waiting: for the interpreter's lock, or for a processor. Exit code: 0 measured, 2 cannot run here.
+shares memory and caches. The rest is waiting: for the interpreter's lock, or for a processor.
+
+Exit code: 0 measured, 2 cannot run here.
 """
 
 from __future__ import annotations
