@@ -49,6 +49,7 @@ import deeppart
 from benchmarks.bare import copy_each, cut, warm_memory, writer
 from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
+from deeppart.pipeline import NICENESS
 
 PERIOD_S = 20.0
 LIMIT, CONTINUOUS = "limit: copy and write", ", without a pause"
@@ -229,7 +230,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _yield_to_training() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # as deeppart's threads do
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class TorchSave(Contestant):

@@ -26,14 +26,14 @@ from deeppart.inspecting.listing import require_directory
 def export(
     directory: Path, out: Path, step: int | None, keys: tuple[str, ...], rank: int, overwrite: bool, as_json: bool
 ) -> int:
-    """Write a step of DIR into the HDF5 archive FILE, which h5py, h5dump and MATLAB read without deeppart.
+    """Write a step of DIR into the HDF5 archive FILE, which programs that read HDF5 open without deeppart.
 
     Every digest is checked on the way; FILE appears when it is complete. Nested containers are groups, leaves data
     sets. Works while a job is running there.
     """
     require_directory(directory)
-    began = time.monotonic()
-    with progress_bar(console(), shown=not as_json) as progress:
+    began, screen = time.monotonic(), console()
+    with progress_bar(screen, shown=not as_json) as progress:
         task = progress.add_task(out.name, total=None)
         done = export_archive(
             directory,
@@ -60,7 +60,7 @@ def export(
         print_json(document)
         return GOOD
     what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {size(done.nbytes)}"
-    console().print(printable(f"step {done.step}: {what} written to {done.path} in {seconds:.2f} s"), soft_wrap=True)
+    screen.print(printable(f"step {done.step}: {what} written to {done.path} in {seconds:.2f} s"), soft_wrap=True)
     if done.per_rank:
-        console().print(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
+        screen.print(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
     return GOOD

@@ -14,7 +14,7 @@ import h5py  # type: ignore[import-untyped]
 
 from deeppart.errors import StorageError
 from deeppart.exporting.hdf5 import exact_key, link_name, type_name, write_array, write_value
-from deeppart.levels.files import storage_error
+from deeppart.levels.files import storage_error, sync_directory
 from deeppart.model import Manifest
 from deeppart.reading import OpenCheckpoint, with_checkpoint
 from deeppart.state.structure import SavedArray, SavedNode, SavedValue
@@ -110,11 +110,7 @@ def _make_durable(beside: Path, out: Path) -> None:
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(out)
-        directory = os.open(out.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(out.parent)
     except OSError as error:
         raise storage_error("cannot make the archive durable", error, out) from error
 
@@ -217,7 +213,7 @@ class _Archive:
     def _same(self, leaf: int) -> int | None:
         """The leaf of the archive that this one is, in all but its place; None if there is none."""
         alias, types = self._checkpoint.structure.aliases.get(leaf), self._checkpoint.target.types
-        if alias is None or alias.owner not in self._leaves or alias.offset:
+        if alias is None or alias.owner not in self._places or alias.offset:
             return None
         same_place = self._places[alias.owner][2] == self._places[leaf][2]
         same_type = types[alias.owner] == types[leaf] and alias.strides == contiguous_strides(types[leaf].shape)

@@ -14,8 +14,8 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from deeppart.state.flatten import key_text
-from deeppart.state.leaves import Array, LeafType, flat_bytes, is_flat
+from deeppart.state.flatten import component
+from deeppart.state.leaves import Array, LeafType, flat_bytes
 from deeppart.state.values import encode_key, encode_value
 
 _INT64_LIMIT = 1 << 63
@@ -53,7 +53,7 @@ def link_name(key: Any, taken: set[str]) -> str:
         key: any dict key, list index or field name.
         taken: names in the same group that are not free; the new one is added.
     """
-    text = key_text(key).replace("~", "~0").replace("/", "~1")
+    text = component(key)
     if not text.isprintable():  # HDF5 ends a name at NUL, and takes no lone surrogates
         text = text.encode("unicode_escape").decode("ascii")
     text = {"": "~empty", ".": "~dot"}.get(text, text)
@@ -83,7 +83,7 @@ def write_array(group: h5py.Group, name: str, array: Array, kind: LeafType) -> h
 def _stored_type(array: Array, kind: LeafType) -> tuple[h5py.h5t.TypeID, np.ndarray[Any, Any]]:
     """The HDF5 type of a leaf, and its elements in C order as something numpy can hand over."""
     if isinstance(array, torch.Tensor):
-        octets = flat_bytes(array if is_flat(array) else array.resolve_conj().resolve_neg().contiguous())
+        octets = flat_bytes(array.contiguous())
         if kind.dtype == "bfloat16":
             return _BFLOAT16, octets
         dtype: np.dtype[Any]

@@ -93,12 +93,16 @@ class FlatState:
 
 def readable(path: Path) -> str:
     """The path as text: components joined by ``/``, with ``~`` and ``/`` inside them escaped as in RFC 6901."""
-    text = "/".join(key_text(key).replace("~", "~0").replace("/", "~1") for key in path) or "(root)"
+    text = "/".join(map(component, path)) or "(root)"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def key_text(key: Key) -> str:
-    """A dict key as text, whatever it is."""
+def component(key: Key) -> str:
+    """A dict key as one component of a path: its text, with ``~`` and ``/`` escaped as in RFC 6901."""
+    return _key_text(key).replace("~", "~0").replace("/", "~1")
+
+
+def _key_text(key: Key) -> str:
     try:
         return str(key)
     except ValueError:  # an int of thousands of digits
@@ -295,4 +299,4 @@ def _sortable(key: Key) -> str:
     try:
         return repr(key)
     except ValueError:  # an int of thousands of digits
-        return key_text(key)
+        return _key_text(key)

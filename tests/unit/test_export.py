@@ -63,9 +63,9 @@ def read_back(item: h5py.Group | h5py.Dataset) -> Any:
     if item.attrs.get("encoding") == "json":
         return decode_value(json.loads(item.asstr()[()]), "")
     value = item[()]
-    plain = {"NoneType": lambda _: None, "str": lambda text: text.decode(), "bytes": lambda data: data.tobytes()}
-    plain |= {"int": int, "float": float, "bool": bool, "complex": complex}
-    return plain[kind](value) if kind in plain else value
+    python = {"NoneType": lambda _: None, "str": lambda text: text.decode(), "bytes": lambda data: data.tobytes()}
+    python |= {"int": int, "float": float, "bool": bool, "complex": complex}
+    return python[kind](value) if kind in python else value
 
 
 def exact(child: h5py.HLObject, name: str) -> Any:
