@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from deeppart.collecting import collection_paused
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
@@ -33,7 +34,7 @@ from deeppart.recovery import Recovered, recover, take_inventory
 from deeppart.restart import Inventory
 from deeppart.restoring import PerRank, restore_state
 from deeppart.retention import Retention
-from deeppart.saving import Saver, collection_paused
+from deeppart.saving import Saver
 from deeppart.scrubbing import Ground, Scrubber, ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from deeppart.collecting import collection_paused
 from deeppart.comm.base import Comm
 from deeppart.commit import commit_round
 from deeppart.config import REDUNDANT_LEVELS
@@ -22,7 +23,7 @@ from deeppart.ledger import Ledger
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import PartSummary
+from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.retention import Retention
 from deeppart.version import LIBRARY
@@ -119,8 +120,9 @@ class Completer:
         """Rank 0: make the step a checkpoint."""
         assert self._owner is not None and job.document is not None
         self._owner.check()
-        manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), job.document.structure())
-        self._persistent.commit(manifest)
+        with collection_paused():
+            data = encode_manifest(Manifest(job.attempt, now(), LIBRARY, tuple(parts), job.document.structure()))
+        self._persistent.commit(job.attempt.step, data)
 
     def _retire(self, job: Job, level: str) -> None:
         """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""

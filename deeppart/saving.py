@@ -5,10 +5,8 @@ Keeps what is derived from the state's structure from one checkpoint to the next
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -35,18 +33,6 @@ from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.lazy import LazyCapture
 from deeppart.state.owners import trained_leaves
 from deeppart.state.template import Template
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Keep the garbage collector from running in between: among a training job's objects it takes up to 0.1 s."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Saver:

@@ -24,7 +24,7 @@ from deeppart.levels.files import DurableFile, make_directory, read_file, storag
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.model import Attempt, Manifest
-from deeppart.part import decode_manifest, encode_manifest, is_hex32, part_file_name
+from deeppart.part import decode_manifest, is_hex32, part_file_name
 
 LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
@@ -74,13 +74,16 @@ class PersistentLevel:
                 "persistent_dir has lost its lineage record", error, self.root / LINEAGE_NAME, todo=todo
             ) from error
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, step: int, manifest: bytes) -> None:
         """Make a step a checkpoint: its manifest appears, complete and durable, or not at all.
+
+        Args:
+            manifest: as :func:`deeppart.part.encode_manifest` gives it.
 
         Raises:
             StorageError: the manifest cannot be written.
         """
-        write_file(step_directory(self.root, manifest.attempt.step) / MANIFEST_NAME, encode_manifest(manifest))
+        write_file(step_directory(self.root, step) / MANIFEST_NAME, manifest)
 
     def removable(self, keep_count: int, abandoned: set[int], newest: int) -> set[int]:
         """All steps but the ``keep_count`` most recent commits (0 keeps all), and those that were never committed.

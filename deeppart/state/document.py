@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError
 from deeppart.state.leaves import LeafType
 from deeppart.state.structure import Alias, Structure, decode_structure, encode_structure
@@ -46,6 +47,10 @@ class PartDocument:
 
     def meta(self) -> bytes:
         """The part's JSON document."""
+        with collection_paused():
+            return self._meta()
+
+    def _meta(self) -> bytes:
         own = [(index, self.types[index]) for index in np.flatnonzero(self.per_rank).tolist()]
         document: dict[str, Any] = {
             "leaves": {str(index): [kind.kind, kind.dtype, list(kind.shape)] for index, kind in own},

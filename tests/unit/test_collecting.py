@@ -1,0 +1,84 @@
+"""The garbage collector does not run while documents of many leaves are made."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from deeppart.collecting import collection_paused
+from deeppart.state.document import PartDocument
+from deeppart.state.leaves import LeafType
+
+LEAVES = 20_000
+
+
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """Generations that were collected meanwhile."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield seen
+    gc.callbacks.remove(note)
+
+
+def test_no_collection_begins_in_between(collections: list[int]) -> None:
+    with collection_paused():
+        kept = [[number] for number in range(100_000)]
+        assert collections == []
+    assert gc.isenabled()
+    kept += [[number] for number in range(100_000)]
+    assert collections
+
+
+def test_pauses_may_overlap_and_nest() -> None:
+    first, second = collection_paused(), collection_paused()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()  # the other is still under way
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_who_has_switched_it_off_finds_it_off() -> None:
+    gc.disable()
+    try:
+        with collection_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_threads_leave_it_as_it_was() -> None:
+    def pause() -> None:
+        for _ in range(200):
+            with collection_paused():
+                assert not gc.isenabled()
+
+    threads = [threading.Thread(target=pause) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert gc.isenabled()
+
+
+def test_a_document_of_many_leaves_causes_none(collections: list[int]) -> None:
+    types = [LeafType("torch", "float32", (number, 3)) for number in range(LEAVES)]
+    nothing = np.zeros(LEAVES, dtype=np.bool_)
+    tree = {"kind": "list", "items": [["leaf", number] for number in range(LEAVES)]}
+    document = PartDocument(tree, types, {}, nothing, nothing[:0], [], True)
+    gc.collect()
+    collections.clear()
+    assert len(document.meta()) > LEAVES
+    assert 2 not in collections
