@@ -1,12 +1,14 @@
 """What every rank of the benchmark runs: ``python -m mpi4py -m benchmarks.worker SETTINGS RESULT``.
 
-Contestants take turns, round after round; rank 0 writes what was measured. An exception on any rank aborts the job.
+Contestants take turns, round after round, in an order drawn for each; rank 0 writes what was measured. An exception on
+any rank aborts the job.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import random
 import signal
 import sys
 import time
@@ -110,8 +112,8 @@ def _run(rig: Rig, contestants: list[Contestant]) -> list[dict[str, Turn]]:
     for number in range(rig.settings.repetitions + 1):
         rig.next_state()
         turns: dict[str, Turn] = {}
-        first = number * len(contestants) // (rig.settings.repetitions + 1)  # nobody always comes after the same one
-        for contestant in contestants[first:] + contestants[:first]:
+        # Drawn anew, so that nobody always comes after the same one; alike on all ranks.
+        for contestant in random.Random(number).sample(contestants, len(contestants)):
             began = time.perf_counter()
             turns[contestant.name] = contestant.turn(rig)
             label = f"round {number} of {rig.settings.repetitions}" if number else "warm-up round"
