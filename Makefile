@@ -31,7 +31,7 @@ $(STAMP): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),demo,test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),sim,demo,test,dev]'
 	@touch $@
 
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in about two minutes

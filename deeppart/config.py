@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import ConfigError
-from deeppart.model import LEVELS
+from deeppart.model import DEFAULT_KEEP, LEVELS
+from deeppart.units import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 CONFIG_FILE = "deeppart.toml"
@@ -29,13 +30,10 @@ DEFAULT_PARITY_TOLERATE = 1
 #: Without `parity_group`, groups have this many nodes, or all of them where there are fewer.
 DEFAULT_PARITY_GROUP = 8
 MOST_PARITY_GROUP = 127
-DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
 
 _PLACEHOLDERS = ("node", "rank", "job")
 _COMPRESSION = re.compile(r"auto|none|tensor|zstd(:-?\d{1,3})?")
 _LEAST_ZSTD, _MOST_ZSTD = -7, 22
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(?:B|B/s)?")
-_SIZE_FACTOR = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def _setting(name: str, default: Any) -> Any:
@@ -68,7 +66,9 @@ class Config:
             limit.
         node_size: treat that many consecutive ranks as one node; None asks MPI which ranks share a host.
         timeout: seconds that any wait for other ranks may take before it ends in an error naming them.
-        kappa: cost of one more tensor in a share, in bytes that could be written meanwhile; None for the default.
+        kappa: cost of one more tensor in a share, in bytes that could be written meanwhile; None for that of
+            ``machine``, or the default.
+        machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
         parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
         parity_tolerate: nodes of each group that may be lost; None for 1.
         scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
@@ -95,6 +95,7 @@ class Config:
     encode_threads: int | None = _setting("encode_threads", None)
     incremental: bool = _setting("incremental", True)
     scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
+    machine: str | None = _setting("machine", None)
 
     def __post_init__(self) -> None:
         _check_known_keys()
@@ -115,6 +116,8 @@ class Config:
             raise _refusal("incremental", self.incremental, "true or false")
         _check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
         _check_positive("timeout", self.timeout)
+        if self.machine is not None and self.kappa is None:
+            object.__setattr__(self, "kappa", _kappa_of(self.machine))
         _check_positive("kappa", self.kappa, optional=True, zero=True)
         for name, what in (("node_size", "ranks"), ("encode_threads", "threads")):
             number = getattr(self, name)
@@ -268,10 +271,21 @@ def _read_switch(text: str) -> bool:
 
 
 def _read_size(text: str) -> float:
-    match = _SIZE.fullmatch(text.strip())
-    if not match:
-        raise ValueError("a number with an optional k, M, G or T (powers of 1000)")
-    return float(match[1]) * _SIZE_FACTOR[match[2]]
+    return read_bytes(text.strip().removesuffix("/s"))
+
+
+def _kappa_of(machine: object) -> float:
+    """Bytes that a rank copies in the time that one more tensor takes, by a machine file."""
+    if not isinstance(machine, (str, os.PathLike)):
+        raise _refusal("machine", machine, "the name of a file that `deeppart-sim calibrate` has written")
+    path = Path(machine)
+    if not path.is_file():
+        raise _refusal("machine", str(machine), "a file that `deeppart-sim calibrate` has written; there is none")
+    memory = _read_file(path).get("memory", {})
+    try:
+        return read_seconds(memory["tensor"]) * read_rate(memory["copy"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _refusal("machine", str(path), f"a table [memory] with `tensor` and `copy` ({error})") from error
 
 
 # --- checking -------------------------------------------------------------------------------------------------------

@@ -5,11 +5,16 @@ Pure data: no I/O, no torch, no MPI. Units are in the names; every length is in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 #: The storage levels, cheapest first. ``every``, ``keep`` and ``Pending.wait`` take these names.
 LEVELS = ("local", "partner", "parity", "persistent")
+#: How many steps stay at each level, where the configuration does not say.
+DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
+#: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
+MOST_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)

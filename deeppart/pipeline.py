@@ -38,6 +38,7 @@ from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.transfer import Staged
 from deeppart.levels.workers import Workers
+from deeppart.model import MOST_IN_FLIGHT
 from deeppart.part import PartSummary, parse_base_file_name
 from deeppart.pending import FAILED, RUNNING
 from deeppart.protecting import Protector
@@ -45,8 +46,6 @@ from deeppart.retention import Retention
 from deeppart.writing import Job, ShareWriter
 
 T = TypeVar("T")
-#: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
-MOST_IN_FLIGHT = 2
 #: Background threads run at this much lower priority than training (Linux niceness).
 NICENESS = 10
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
-from deeppart.cli.output import GOOD, console, count, print_json, printable, size
+from deeppart.cli.output import console, count, printable
 from deeppart.cli.progress import progress_bar
+from deeppart.commanding import GOOD, print_json
 from deeppart.exporting import export as export_archive
 from deeppart.inspecting.listing import require_directory
+from deeppart.units import show_bytes
 
 
 @click.command(short_help="Write a checkpoint into one HDF5 file.")
@@ -59,7 +61,7 @@ def export(
         }
         print_json(document)
         return GOOD
-    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {size(done.nbytes)}"
+    what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
     screen.print(printable(f"step {done.step}: {what} written to {done.path} in {seconds:.2f} s"), soft_wrap=True)
     if done.per_rank:
         screen.print(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")

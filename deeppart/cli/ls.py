@@ -9,10 +9,12 @@ import click
 from rich.table import Table
 
 from deeppart.cli.options import local_option
-from deeppart.cli.output import GOOD, NOT_GOOD, console, moment, print_json, printable, size, some, state_text
+from deeppart.cli.output import console, moment, printable, some, state_text
+from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
 from deeppart.model import LEVELS
+from deeppart.units import show_bytes
 
 
 @click.command(short_help="List the steps, and whether they are whole.")
@@ -95,8 +97,8 @@ def _print(directory: Path, listing: Listing) -> None:
             table.add_row(
                 str(step.step),
                 str(step.attempt.world_size) if step.attempt else "?",
-                size(step.nbytes),
-                "?" if step.raw_bytes is None else size(step.raw_bytes),
+                show_bytes(step.nbytes),
+                "?" if step.raw_bytes is None else show_bytes(step.raw_bytes),
                 moment(step.created),
                 _places(step),
                 state,

@@ -1,19 +1,15 @@
-"""What the commands share: exit codes, consoles, JSON, sizes and times for people."""
+"""What the commands share: consoles, counts and times for people."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import click
 from rich.console import Console
 from rich.text import Text
 
-#: Exit codes (docs/commands.md).
-GOOD, NOT_GOOD, REFUSED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+from deeppart.commanding import end_quietly
 
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
@@ -41,35 +37,14 @@ class PlainConsole(Console):
         sys.exit(end_quietly())
 
 
-def end_quietly() -> int:
-    """The reader of our pipe has gone (``deeppart show DIR | head``): say no more; returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
-    return BROKEN_PIPE
-
-
 def console() -> Console:
     """Where a command prints."""
     return PlainConsole()
 
 
-def print_json(document: Any) -> None:
-    """Print the one JSON document of a command."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
-
-
 def state_text(state: str) -> Text:
     """A state, coloured."""
     return Text(state, _STYLES.get(state, ""))
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people, in powers of 1000: ``4.02 GB``."""
-    value, unit = float(nbytes), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{nbytes} B" if unit == "B" else f"{value:.3g} {unit}"
 
 
 def moment(iso: str | None) -> str:

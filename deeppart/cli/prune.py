@@ -11,11 +11,13 @@ from rich.table import Table
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import local_option
-from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
+from deeppart.cli.output import console, count, printable, state_text
+from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.errors import CheckpointError
 from deeppart.inspecting.ownership import hold_directory, read_owner
 from deeppart.inspecting.pruning import PrunePlan, PruneResult, Selection, plan_prune
 from deeppart.inspecting.pruning import prune as prune_planned
+from deeppart.units import show_bytes
 
 _STEP = click.IntRange(min=0)
 
@@ -58,7 +60,7 @@ def prune(
         with hold_directory(directory, without_lock=no_lock):
             pass  # a refusal comes before the question, and jobs are not kept out while it is being thought about
         _print_plan(plan)
-        if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({size(plan.nbytes)})?", err=True):
+        if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)})?", err=True):
             return NOT_GOOD
     result = PruneResult((), {}, ())
     if plan.remove:
@@ -98,7 +100,7 @@ def _dry_run(directory: Path, plan: PrunePlan, as_json: bool) -> int:
         return GOOD
     _print_plan(plan)
     out = console()
-    out.print(f"would remove {count(len(plan.remove), 'step')} ({size(plan.nbytes)}); {_kept(plan)}")
+    out.print(f"would remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)}); {_kept(plan)}")
     if line := owner_line(read_owner(directory)):
         out.print(f"but not now: {line}")
     return GOOD
@@ -135,7 +137,7 @@ def _print_plan(plan: PrunePlan) -> None:
     table.add_column("directories", overflow="fold")
     for removal in plan.remove:
         places = "\n".join(printable(str(place)) for place in removal.directories)
-        table.add_row(str(removal.step), size(removal.nbytes), state_text(removal.state or "local only"), places)
+        table.add_row(str(removal.step), show_bytes(removal.nbytes), state_text(removal.state or "local only"), places)
     console().print(table)
 
 
@@ -145,7 +147,7 @@ def _print_result(plan: PrunePlan, result: PruneResult) -> None:
         out.print(f"nothing to remove; {_kept(plan)}")
         return
     freed = sum(removal.nbytes for removal in plan.remove if removal.step in result.removed)
-    out.print(f"removed {count(len(result.removed), 'step')} ({size(freed)}); {_kept(plan)}")
+    out.print(f"removed {count(len(result.removed), 'step')} ({show_bytes(freed)}); {_kept(plan)}")
     for step, reason in result.failed.items():
         out.print(printable(f"step {step} could not be removed: {reason}"), style="red")
     for place in result.left:

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from deeppart.cli.output import GOOD, NOT_GOOD, console, print_json, printable
+from deeppart.cli.output import console, printable
 from deeppart.comm import connect, finish
+from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.config import expand_directory, job_name, launcher_world, node_name
 from deeppart.errors import FormatError
 from deeppart.inspecting.listing import require_directory

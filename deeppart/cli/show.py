@@ -10,9 +10,11 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from deeppart.cli.output import GOOD, NOT_GOOD, console, count, moment, print_json, printable, size
+from deeppart.cli.output import console, count, moment, printable
+from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.inspecting.listing import name_ranks
+from deeppart.units import show_bytes
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60
@@ -155,10 +157,10 @@ def _print_flat(contents: Contents) -> None:
 def _print_end(contents: Contents) -> None:
     out, totals = console(), _totals(contents)
     text = f"{count(totals['leaves'], 'leaf')} and {count(totals['values'], 'value')}"
-    text += f": {size(totals['replicated_bytes'])} replicated, {size(totals['per_rank_bytes'])} per rank"
-    files = f"{count(contents.manifest.attempt.world_size, 'part file')}, {size(totals['file_bytes'])}"
+    text += f": {show_bytes(totals['replicated_bytes'])} replicated, {show_bytes(totals['per_rank_bytes'])} per rank"
+    files = f"{count(contents.manifest.attempt.world_size, 'part file')}, {show_bytes(totals['file_bytes'])}"
     if totals["referenced_bytes"]:
-        files += f", and {size(totals['referenced_bytes'])} unchanged in older files"
+        files += f", and {show_bytes(totals['referenced_bytes'])} unchanged in older files"
     out.print(f"{text}; in all {files}", style="dim")
     for problem in contents.problems:
         out.print(printable(f"cannot be read: {problem}"), style="red")
@@ -168,7 +170,7 @@ def _description(leaf: Leaf | Value) -> list[tuple[str, str]]:
     """(text, style) pieces: what a leaf is and where it lies."""
     if isinstance(leaf, Value):
         return _value_description(leaf)
-    pieces = [(printable(str(leaf.type)), "cyan"), (f"  {size(leaf.nbytes)}", "")]
+    pieces = [(printable(str(leaf.type)), "cyan"), (f"  {show_bytes(leaf.nbytes)}", "")]
     if leaf.alias_of is not None:
         return [*pieces, (f"  = {printable(leaf.alias_of)}", "magenta")]
     if leaf.per_rank is not None:

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import local_option
-from deeppart.cli.output import GOOD, NOT_GOOD, console, count, print_json, printable, size, state_text
+from deeppart.cli.output import console, count, printable, state_text
 from deeppart.cli.progress import progress_bar
+from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.naming import DamagedLeaf
 from deeppart.inspecting.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
@@ -21,6 +22,7 @@ from deeppart.inspecting.repairing import Repaired, Repairer
 from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
 from deeppart.inspecting.verifying import verify as verify_subject
 from deeppart.levels.steps import list_steps, step_directory
+from deeppart.units import show_bytes
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20
@@ -174,7 +176,7 @@ def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]
     if nodes is not None:
         state = "damaged" if nodes.damage else "sound"
         line = Text.assemble(("on nodes", "bold"), "  ", state_text(state))
-        line.append(f"  {count(nodes.files, 'file')}, {size(nodes.nbytes)} read")
+        line.append(f"  {count(nodes.files, 'file')}, {show_bytes(nodes.nbytes)} read")
         out.print(line)
         for each in nodes.damage:
             out.print(Text("  " + printable(each.message), "red"), soft_wrap=True)
@@ -188,8 +190,8 @@ def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]
 def _print(out: Console, verdict: Verdict, seconds: float) -> None:
     line = Text.assemble((f"step {verdict.step}", "bold"), "  ", state_text(verdict.state))
     if verdict.parts:
-        rate = f", {size(round(verdict.nbytes / seconds))}/s" if seconds > 0 else ""
-        line.append(f"  {count(verdict.parts, 'part')}, {size(verdict.nbytes)} read in {seconds:.2f} s{rate}")
+        rate = f", {show_bytes(round(verdict.nbytes / seconds))}/s" if seconds > 0 else ""
+        line.append(f"  {count(verdict.parts, 'part')}, {show_bytes(verdict.nbytes)} read in {seconds:.2f} s{rate}")
     out.print(line)
     for damage in verdict.damage:
         out.print(Text("  " + printable(_place(damage) + damage.message), "red"), soft_wrap=True)

@@ -20,7 +20,7 @@ from deeppart.levels.persistent import PersistentLevel, now
 from deeppart.levels.steps import step_directory
 from deeppart.levels.transfer import Encoding, Staged, write_part
 from deeppart.model import Attempt, Manifest, PartRecord
-from deeppart.part import part_file_name
+from deeppart.part import encode_manifest, part_file_name
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import flatten
 from deeppart.state.layout import lay_out
@@ -148,4 +148,5 @@ def forge(
         records.append(record(summary.record(attempt, rank)))
         structure = structure or described.structure()
     document(structure)
-    PersistentLevel(root).commit(Manifest(attempt, now(), "deeppart test", tuple(records), structure))
+    manifest = Manifest(attempt, now(), "deeppart test", tuple(records), structure)
+    PersistentLevel(root).commit(attempt.step, encode_manifest(manifest))

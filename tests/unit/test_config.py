@@ -25,6 +25,8 @@ from deeppart.errors import ConfigError
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    for name in MACHINES:
+        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
     return tmp_path
 
 
@@ -44,6 +46,8 @@ def test_defaults() -> None:
         config.timeout = 1.0  # type: ignore[misc]
 
 
+MACHINES = ("one.toml", "two.toml", "three.toml")
+
 # key -> (argument, environment, toml literal, value seen) for four different values
 SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "persistent_dir": (("a", "a"), ("b", "b"), ('"c"', "c")),
@@ -61,6 +65,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "node_size": ((1, 1), ("2", 2), ("3", 3)),
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
+    "machine": ((MACHINES[0], MACHINES[0]), (MACHINES[1], MACHINES[1]), (f'"{MACHINES[2]}"', MACHINES[2])),
     "keep": (
         ({"local": 5}, {**DEFAULT_KEEP, "local": 5}),
         ("persistent=7, local=0", {**DEFAULT_KEEP, "persistent": 7, "local": 0}),
@@ -132,7 +137,7 @@ IMPOSSIBLE_TEXTS = [
     ("timeout", "soon"), ("timeout", "nan"), ("timeout", "-1"), ("node_size", "2.5"), ("node_size", "0"),
     ("every", "local"), ("every", "local=x"), ("every", "local=1,"), ("every", "local=-1"), ("every", "disk=1"),
     ("keep", "persistent=1.5"), ("flush_bandwidth", "fast"), ("flush_bandwidth", "1X"), ("flush_bandwidth", "0"),
-    ("flush_bandwidth", "1 GiB"), ("compression", "best"), ("kappa", "-1"),
+    ("flush_bandwidth", "1 GiB/h"), ("compression", "best"), ("kappa", "-1"),
     ("parity_group", "1"), ("parity_tolerate", "all"), ("local_dir", "{user}"), ("on_busy", "WAIT"),
 ]  # fmt: skip
 
@@ -257,3 +262,30 @@ def test_the_launcher_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher_world() == ("mpirun (PMI)", 3, 8)
     monkeypatch.setenv("PMI_RANK", "x")
     assert launcher_world() == ("torchrun", 1, 4)
+
+
+def test_kappa_of_a_machine_file() -> None:
+    assert Config(machine="one.toml").kappa == pytest.approx(2e-6 * 5e9)
+    assert Config(machine="one.toml", kappa=7).kappa == 7
+    Path("other.toml").write_text("[memory]\ntensor = 3e-6\ncopy = 1e10\n")
+    assert Config(machine="other.toml").kappa == pytest.approx(3e4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "memory = 3",
+        "[memory]\ntensor = 1e-6",
+        '[memory]\ntensor = "soon"\ncopy = 1e9',
+        "[memory]\ntensor = -1\ncopy = 1",
+    ],
+)
+def test_machine_files_that_will_not_do(text: str) -> None:
+    Path("bad.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"machine|kappa"):
+        Config(machine="bad.toml")
+    with pytest.raises(ConfigError, match="there is none"):
+        Config(machine="nowhere.toml")
+    with pytest.raises(ConfigError, match="machine"):
+        Config(machine=3)  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""What the commands ``deeppart`` and ``deeppart-sim`` share: finding subcommands, exit codes, telling errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, ClassVar
+
+import click
+
+from deeppart.errors import DeeppartError
+
+#: Exit codes (docs/commands.md, docs/simulator.md).
+GOOD, NOT_GOOD, REFUSED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+
+
+class Commands(click.Group):
+    """A group whose commands return their exit code and may raise deeppart's errors.
+
+    Attributes:
+        package: where each command has a module of its own name, imported when it is called: on a cluster's file
+            system torch, which some of them need, can take a minute to import.
+        names: of the commands.
+        about_content: errors that say something about what was looked at, rather than about how it was asked for.
+        extra: (packages that may not be installed, what installs them).
+    """
+
+    package: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    about_content: ClassVar[tuple[type[DeeppartError], ...]] = ()
+    extra: ClassVar[tuple[tuple[str, ...], str]] = ((), "")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.names:
+            return None
+        found: click.Command = getattr(import_module(f"{self.package}.{cmd_name}"), cmd_name)
+        return found
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args)
+        code = self._run(arguments, prog_name, complete_var, extra)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            return end_quietly()
+
+    def _run(self, arguments: list[str], prog_name: str | None, complete_var: str | None, extra: Any) -> int:
+        as_json = "--json" in arguments
+        try:
+            code = super().main(arguments, prog_name, complete_var, standalone_mode=False, **extra)
+            return code if isinstance(code, int) else GOOD
+        except DeeppartError as error:
+            return _tell(error, NOT_GOOD if isinstance(error, self.about_content) else REFUSED, as_json)
+        except click.Abort:
+            click.echo("interrupted", err=True)
+            return INTERRUPTED
+        except click.ClickException as error:
+            if as_json:
+                return _tell(DeeppartError(error.format_message()), REFUSED, as_json, kind="UsageError")
+            error.show()
+            return REFUSED
+        except OSError as error:
+            refusal = DeeppartError("the operating system refused", found=str(error))
+            return _tell(refusal, REFUSED, as_json, kind="OSError")
+        except ModuleNotFoundError as error:
+            packages, installs = self.extra
+            if error.name not in packages:
+                raise
+            refusal = DeeppartError(f"this command needs {error.name}", todo=installs)
+            return _tell(refusal, REFUSED, as_json, kind="ModuleNotFoundError")
+
+
+def end_quietly() -> int:
+    """The reader of our pipe has gone (``deeppart show DIR | head``): say no more; returns the exit code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+    return BROKEN_PIPE
+
+
+def print_json(document: Any, *, sort_keys: bool = False) -> None:
+    """Print the one JSON document of a command."""
+    click.echo(json.dumps(document, indent=2, sort_keys=sort_keys, allow_nan=False))
+
+
+def _tell(error: DeeppartError, code: int, as_json: bool, kind: str | None = None) -> int:
+    """Print an error the way that was asked for; returns the exit code."""
+    if as_json:
+        answers = {name: getattr(error, name) for name in ("summary", "expected", "found", "where", "tried", "todo")}
+        print_json({"error": {"kind": kind or type(error).__name__, **answers, "exit_code": code}})
+    else:
+        click.echo(f"error: {error}", err=True)
+    return code
