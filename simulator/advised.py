@@ -1,0 +1,114 @@
+"""Advice as text: the reasons, and a deeppart.toml that the library loads."""
+
+from __future__ import annotations
+
+import math
+
+from deeppart.units import show_bytes, show_seconds, show_share
+
+from .advise import Advice, Choice, describe
+from .failures import CLASSES
+
+_FROM = {"local": "the node's own storage", "partner": "the copy on another node", "parity": "the parity of its group"}
+_FROM |= {"persistent": "the parallel file system"}
+_KINDS = {
+    "process": "a process dies",
+    "node": "a node is lost",
+    "group": "a group of nodes is lost",
+    "system": "everything stops",
+}
+
+
+def reasons(advice: Advice) -> list[str]:
+    """Why, in sentences."""
+    chosen = advice.chosen
+    lines = [_failures_line(chosen, kind) for kind in CLASSES if chosen.survival.rates_per_s[kind] > 0]
+    waste = chosen.cadence.waste
+    lines.append(
+        f"{describe(chosen.job)}: {show_share(waste.total)} of the time is not new training, of which "
+        f"{show_share(waste.cost)} for writing, {show_share(waste.rework)} for doing again what was lost, "
+        f"{show_share(waste.restart)} for coming back"
+    )
+    best = advice.choices[0]
+    if best is not chosen:
+        lines.append(
+            f"{describe(best.job)} would waste {show_share(best.cadence.waste.total)}, which is too little less to be "
+            "worth its complexity"
+        )
+    for cost in chosen.costs:
+        lines.append(_level_line(chosen, cost.name))
+    lines.append(_codec_line(advice))
+    widths = advice.by_ranks_per_node
+    if len(widths) > 1:
+        texts = [f"{width}: {show_seconds(blocked)}" for width, (blocked, _) in widths.items()]
+        lines.append(f"ranks per node, and how long a call blocks then: {', '.join(texts)}")
+    return [line for line in lines if line]
+
+
+def config_toml(advice: Advice, step_s: float = 0.0) -> str:
+    """A deeppart.toml; directories are left to the user."""
+    chosen, cadence = advice.chosen, advice.chosen.cadence
+    job = chosen.job
+    period = cadence.period_s
+    call = f"call checkpoint() every {show_seconds(period)} of training"
+    if step_s > 0:
+        call += f", which is every {max(1, round(period / step_s))} steps of {show_seconds(step_s)}"
+    counts = {"local": 0, "partner": 0, "parity": 0, "persistent": 0}
+    counts |= {level: count for level, count in cadence.every.items() if count < _NEVER}
+    if cadence.every.get("persistent", 0) >= _NEVER:
+        counts["persistent"] = math.ceil(_AT_LEAST_S / period)
+    lines = [
+        f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
+        f"# {call}.",
+        f"# Expected: {show_share(cadence.waste.total)} of the time is not new training; a call blocks "
+        f"{show_seconds(chosen.blocked_s)};",
+        f"# {show_bytes(chosen.node_bytes)} on each node's storage. Set persistent_dir and local_dir yourself.",
+        "",
+        "every = { " + ", ".join(f"{level} = {count}" for level, count in counts.items()) + " }",
+        f'compression = "{job.compression}"',
+        f'capture = "{job.capture}"',
+    ]
+    if job.protection.parity_group:
+        lines += [
+            f"parity_group = {job.protection.parity_group}",
+            f"parity_tolerate = {job.protection.parity_tolerate}",
+        ]
+    lines.append(f"kappa = {round(job.machine.memory.kappa_bytes)}")
+    if math.isfinite(job.flush_bandwidth):
+        lines.append(f"flush_bandwidth = {job.flush_bandwidth:.6g}")
+    return "\n".join(lines) + "\n"
+
+
+#: A level that is due less often than this is not worth having.
+_NEVER = 10_000
+#: The file system gets a checkpoint so often all the same, in seconds: jobs end, and not everything is foreseen.
+_AT_LEAST_S = 3600.0
+
+
+def _failures_line(choice: Choice, kind: str) -> str:
+    rate = choice.survival.rates_per_s[kind]
+    level = choice.survival.needs[kind]
+    return f"{_KINDS[kind]} every {show_seconds(1 / rate)} on average; what survives is {_FROM[level]}"
+
+
+def _level_line(choice: Choice, level: str) -> str:
+    cost = next(cost for cost in choice.costs if cost.name == level)
+    rate = (
+        f"needed every {show_seconds(1 / cost.failures_per_s)}" if cost.failures_per_s else "needed by no failure alone"
+    )
+    often = show_seconds(choice.cadence.interval_s(level))
+    return (
+        f"{level}: every {often}; costs training {show_seconds(cost.cost_s)}, complete after "
+        f"{show_seconds(cost.latency_s)}, {rate}, back in {show_seconds(cost.restart_s)}"
+    )
+
+
+def _codec_line(advice: Advice) -> str:
+    chosen = advice.chosen
+    for other in advice.choices:
+        same = other.job.protection == chosen.job.protection and other.job.compression != chosen.job.compression
+        if same:
+            with_codec, without = (other, chosen) if other.job.compression != "none" else (chosen, other)
+            encoded, raw = (show_seconds(max(each.complete_s.values())) for each in (with_codec, without))
+            return f"compression: a checkpoint is complete everywhere after {encoded} with it and {raw} without"
+    return ""

@@ -1,0 +1,5 @@
+"""The ``deeppart-sim`` command."""
+
+from .app import main
+
+__all__ = ["main"]

@@ -1,0 +1,161 @@
+"""``deeppart-sim advise``: which levels, how often, which redundancy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.commanding import GOOD
+from deeppart.errors import ConfigError
+from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
+
+from ..advise import Advice, Choice, describe
+from ..advise import advise as compare
+from ..advised import config_toml, reasons
+from ..page import Contents, write_page
+from .options import (
+    Common,
+    common_options,
+    console,
+    job_options,
+    make_job,
+    print_json,
+    status_console,
+    table,
+    write_csv,
+)
+from .scale import describe_state, heading
+
+DEFAULT_RANKS = 512
+
+
+@click.command(short_help="Which levels, how often, which redundancy.")
+@common_options
+@click.option("--ranks", type=click.IntRange(min=1), default=DEFAULT_RANKS, show_default=True, help="Number of ranks.")
+@click.option("--step-time", metavar="TIME", help="Length of a training step; calls are whole steps apart.")
+@click.option(
+    "--mtbf-factor",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="On all times between failures.",
+)
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the advice as a deeppart.toml.",
+)
+@job_options
+def advise(
+    common: Common, ranks: int, step_time: str | None, mtbf_factor: float, config_path: Path | None, **options: Any
+) -> int:
+    """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
+    job = make_job(common, ranks, options)
+    if mtbf_factor != 1.0:
+        from dataclasses import replace
+
+        job = replace(job, machine=job.machine.with_failures(mtbf_factor))
+    try:
+        step_s = 0.0 if step_time is None else read_seconds(step_time)
+    except ValueError as error:
+        raise ConfigError(
+            "impossible value for --step-time", expected=str(error), found=repr(step_time), where="--step-time"
+        ) from None
+    with status_console().status("") as status:
+        advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"))
+    text = config_toml(advice, step_s)
+    if config_path is not None:
+        config_path.write_text(text, encoding="utf-8")
+    if common.csv_path is not None:
+        write_csv(common.csv_path, [row_of(choice) for choice in advice.choices])
+    if common.png_path is not None:
+        from ..charts import advice_figure, save
+
+        save(advice_figure(advice), common.png_path)
+    if common.report_path is not None:
+        write_page(common.report_path, job, Contents(advice=advice), common.seed)
+    if common.as_json:
+        print_json(document(advice, text))
+        return GOOD
+    out = console()
+    out.print(heading(job))
+    out.print(_table(advice))
+    for line in reasons(advice):
+        out.print(f"- {line}", soft_wrap=True)
+    out.print(_sensitivity(advice))
+    if config_path is None:
+        out.print("\n[bold]deeppart.toml[/]")
+        out.print(text, markup=False)
+    else:
+        out.print(f"written: {config_path}")
+    return GOOD
+
+
+def document(advice: Advice, config: str) -> dict[str, Any]:
+    """As JSON."""
+    job = advice.chosen.job
+    return {
+        "format": "deeppart-sim-advice",
+        "version": 1,
+        "state": describe_state(job),
+        "machine": job.machine.name,
+        "ranks": job.ranks,
+        "nodes": job.nodes,
+        "advised": row_of(advice.chosen),
+        "choices": [row_of(choice) for choice in advice.choices],
+        "reasons": reasons(advice),
+        "sensitivity": [asdict(each) for each in advice.sensitivity],
+        "ranks_per_node": {
+            str(width): {"blocked_s": blocked, "complete_s": complete}
+            for width, (blocked, complete) in advice.by_ranks_per_node.items()
+        },
+        "config": config,
+    }
+
+
+def row_of(choice: Choice) -> dict[str, Any]:
+    """A choice as one flat row."""
+    waste = choice.cadence.waste
+    row: dict[str, Any] = {
+        "levels": describe(choice.job),
+        "waste": waste.total,
+        "waste_cost": waste.cost,
+        "waste_rework": waste.rework,
+        "waste_restart": waste.restart,
+        "period_s": choice.cadence.period_s,
+        "blocked_s": choice.blocked_s,
+        "node_bytes": choice.node_bytes,
+    }
+    for level in ("local", "partner", "parity", "persistent"):
+        row[f"every_{level}"] = choice.cadence.every.get(level, 0)
+    return row
+
+
+def _table(advice: Advice) -> Table:
+    names = ["levels", "wasted", "writing", "redone", "restarts", "a call every", "levels every", "on a node"]
+    found = table("what wastes least", names)
+    for choice in advice.choices:
+        cadence, waste = choice.cadence, choice.cadence.waste
+        every = " / ".join(show_seconds(cadence.interval_s(cost.name)) for cost in choice.costs)
+        shares = [show_share(share) for share in (waste.total, waste.cost, waste.rework, waste.restart)]
+        style = "bold green" if choice is advice.chosen else ""
+        cells = [describe(choice.job), *shares, show_seconds(cadence.period_s), every, show_bytes(choice.node_bytes)]
+        found.add_row(*cells, style=style)
+    return found
+
+
+def _sensitivity(advice: Advice) -> Table:
+    found = table(
+        "if failures come at another rate",
+        ["time between failures", "wasted as advised", "wasted at best", "a call then every"],
+    )
+    for each in advice.sensitivity:
+        cells = [f"{each.factor:g} times", show_share(each.kept), show_share(each.adapted), show_seconds(each.period_s)]
+        found.add_row(*cells)
+    return found

@@ -1,0 +1,111 @@
+"""``deeppart-sim calibrate``: measure this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from deeppart.commanding import GOOD
+
+from ..calibrate import calibrate as measure_machine
+from ..machine_files import machine_toml
+from ..measuring import Directories
+from ..page import Contents, write_page
+from .machines import machine_document
+from .options import (
+    Common,
+    common_options,
+    console,
+    make_job,
+    print_json,
+    status_console,
+    write_csv,
+)
+
+
+@click.command(short_help="Measure this machine.")
+@common_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("machine.toml"),
+    show_default=True,
+    help="The machine file to write.",
+)
+@click.option("--name", default="this machine", show_default=True, help="What to call it.")
+@click.option(
+    "--ranks-per-node", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that will share a node."
+)
+@click.option(
+    "--local-dir", type=click.Path(path_type=Path, exists=True), help="On the node's own storage.  [default: /dev/shm]"
+)
+@click.option(
+    "--persistent-dir",
+    type=click.Path(path_type=Path, exists=True),
+    help="On the file system.  [default: the temporary directory]",
+)
+@click.option("--quick", is_flag=True, help="Less exact, in a quarter of the time.")
+def calibrate(
+    common: Common,
+    out: Path,
+    name: str,
+    ranks_per_node: int,
+    local_dir: Path | None,
+    persistent_dir: Path | None,
+    quick: bool,
+) -> int:
+    """Run real checkpoints here and write what they say of this machine to a file: copy, codec, storage, MPI, cost of a
+    tensor. `machine` in a job's deeppart.toml names that file.
+
+    What it cannot measure on one node is for you to fill in: the network between nodes, the whole file system,
+    failures.
+    """
+    directories = default_directories(local_dir, persistent_dir)
+    with status_console().status("") as status:
+        machine = measure_machine(
+            name, ranks_per_node, directories, quick=quick, progress=lambda text: status.update(f"measuring: {text}")
+        )
+    text = machine_toml(machine)
+    out.write_text(text, encoding="utf-8")
+    document = machine_document(machine)
+    if common.csv_path is not None:
+        rows = [
+            {"key": f"{table}.{key}", "value": value}
+            for table, values in document.items()
+            if isinstance(values, dict)
+            for key, value in values.items()
+        ]
+        write_csv(common.csv_path, rows)
+    if common.report_path is not None or common.png_path is not None:
+        _draw(common, machine.ranks_per_node, out)
+    if common.as_json:
+        print_json(document)
+    else:
+        console().print(text, markup=False)
+        console().print(f"written: {out}")
+    return GOOD
+
+
+def default_directories(local_dir: Path | None, persistent_dir: Path | None) -> Directories:
+    """Where to write, if nobody says."""
+    memory = Path("/dev/shm")
+    temporary = Path(tempfile.gettempdir())
+    local = local_dir or (memory if memory.is_dir() else temporary)
+    return Directories(local, persistent_dir or temporary)
+
+
+def _draw(common: Common, ranks: int, out: Path) -> None:
+    """What a job on the machine just measured would do."""
+    from dataclasses import replace
+
+    job = make_job(replace(common, machine=str(out)), ranks, {"partner": False})
+    if common.report_path is not None:
+        write_page(common.report_path, job, Contents(), common.seed)
+    if common.png_path is not None:
+        from ..charts import save, scaling_figure
+        from ..page import ladder
+        from ..scale import study
+
+        save(scaling_figure(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job), common.png_path)

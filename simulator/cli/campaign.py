@@ -1,0 +1,229 @@
+"""``deeppart-sim campaign``: a run of weeks with failures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from deeppart.commanding import GOOD
+from deeppart.errors import ConfigError
+from deeppart.interval import best
+from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
+
+from ..campaign import Course, run
+from ..costs import level_costs, survival
+from ..failures import Failure, Size, read_trace
+from ..outcomes import Estimate, Summary, summarize
+from ..page import Contents, write_page
+from ..plan import Cadences, Planned, usual_spares
+from ..stages import Job
+from .options import (
+    Common,
+    common_options,
+    console,
+    job_options,
+    make_job,
+    print_json,
+    status_console,
+    table,
+    write_csv,
+)
+from .scale import describe_state, heading
+
+DEFAULT_RANKS = 512
+_LEVEL_WORDS = {"parity": "rebuilt from parity", "none": "nothing: from the beginning"}
+
+
+@click.command(short_help="A run of weeks with failures.")
+@common_options
+@click.option("--ranks", type=click.IntRange(min=1), default=DEFAULT_RANKS, show_default=True, help="Number of ranks.")
+@click.option(
+    "--days", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="How many courses of events.")
+@click.option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out.")
+@click.option(
+    "--levels", metavar="LEVEL=N,...", help="At every how many-th call each level is written; the best if left out."
+)
+@click.option(
+    "--spares", type=click.IntRange(min=0), help="Nodes held ready; as many as are mostly under repair if left out."
+)
+@click.option("--elastic", is_flag=True, help="Go on with fewer nodes while none is ready.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of drawn ones.")
+@job_options
+def campaign(
+    common: Common,
+    ranks: int,
+    days: float,
+    seeds: int,
+    every: str | None,
+    levels: str | None,
+    spares: int | None,
+    elastic: bool,
+    trace: Path | None,
+    **options: Any,
+) -> int:
+    """Useful time, lost work, time blocked, recoveries by level and bytes of a long run, over several seeds."""
+    job = make_job(common, ranks, options)
+    planned = Planned(job)
+    failures = None if trace is None else read_trace(trace, Size(job.ranks, job.nodes))
+    ready = usual_spares(planned) if spares is None else spares
+    job.machine.nodes_for((job.nodes + ready) * job.ranks_per_node, job.ranks_per_node, "--spares")
+    cadences = _cadences(planned, every, levels, days * 86400.0, ready, elastic)
+    courses = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
+    summary = summarize(courses)
+    if common.csv_path is not None:
+        write_csv(common.csv_path, [row_of(course) for course in courses])
+    if common.png_path is not None:
+        from ..charts import campaign_figure, save
+
+        save(campaign_figure(summary), common.png_path)
+    if common.report_path is not None:
+        write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
+    if common.as_json:
+        print_json(document(job, cadences, courses, summary))
+    else:
+        out = console()
+        out.print(heading(job))
+        out.print(_cadence_line(cadences))
+        out.print(_table(summary))
+    return GOOD
+
+
+def simulate(
+    planned: Planned, cadences: Cadences, seeds: range, trace: tuple[Failure, ...] | None = None, *, shown: bool = True
+) -> list[Course]:
+    """One course per seed, with a bar where someone is looking."""
+    screen = status_console()
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=screen, transient=True,
+        disable=not (shown and screen.is_terminal),
+    )  # fmt: skip
+    courses = []
+    with bar:
+        task = bar.add_task("", total=float(len(seeds)))
+        for done, seed in enumerate(seeds):
+            bar.update(task, description=f"seed {seed}")
+            progress = _Progress(bar, task, done)
+            courses.append(run(planned, cadences, seed, trace, progress.note))
+    return courses
+
+
+class _Progress:
+    """Moves the bar while one course is simulated."""
+
+    def __init__(self, bar: Progress, task: Any, done: int) -> None:
+        self._bar, self._task, self._done = bar, task, done
+
+    def note(self, share: float) -> None:
+        """So much of the course is done."""
+        self._bar.update(self._task, completed=self._done + share)
+
+
+def _cadences(
+    planned: Planned, every: str | None, levels: str | None, wall_s: float, spares: int, elastic: bool
+) -> Cadences:
+    on = list(planned.on(planned.nodes).times.complete())
+    if every is not None and levels is not None:
+        return Cadences(_period(every), _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
+    found = best(level_costs(planned, survival(planned)))
+    period = found.period_s - planned.on(planned.nodes).times.blocked_s if every is None else _period(every)
+    counts = found.every if levels is None else _read_levels(levels, on)
+    return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
+
+
+def _period(every: str) -> float:
+    try:
+        return read_seconds(every)
+    except ValueError as error:
+        raise ConfigError(
+            "impossible value for --every", expected=str(error), found=repr(every), where="--every"
+        ) from None
+
+
+def _read_levels(text: str, on: list[str]) -> dict[str, int]:
+    found = {}
+    for item in text.split(","):
+        level, _, count = item.partition("=")
+        if level.strip() not in on or not count.strip().isdigit():
+            raise ConfigError(
+                "impossible value for --levels",
+                expected="LEVEL=N, separated by commas, with levels that are on: " + ", ".join(on),
+                found=repr(item),
+                where="--levels",
+            )
+        found[level.strip()] = int(count)
+    return found
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def document(job: Job, cadences: Cadences, courses: list[Course], summary: Summary) -> dict[str, Any]:
+    """As JSON."""
+    return {
+        "format": "deeppart-sim-campaign",
+        "version": 1,
+        "state": describe_state(job),
+        "machine": job.machine.name,
+        "ranks": job.ranks,
+        "nodes": job.nodes,
+        "cadence": {"period_s": cadences.period_s, "every": dict(cadences.every), "wall_s": cadences.wall_s},
+        "courses": [asdict(course) for course in courses],
+        "summary": asdict(summary),
+    }
+
+
+def row_of(course: Course) -> dict[str, Any]:
+    """A course as one flat row."""
+    row: dict[str, Any] = {"seed": course.seed, "efficiency": course.efficiency}
+    row |= {f"{name}_s": getattr(course, f"{name}_s") for name in ("useful", "lost", "slowed")}
+    row |= {f"{name.replace(' ', '_')}_s": seconds for name, seconds in course.buckets.items()}
+    row |= {"failures": sum(course.failures.values()), "recoveries": sum(course.recoveries.values())}
+    return row | {"checkpoints": max(course.checkpoints.values(), default=0), "bytes": sum(course.nbytes.values())}
+
+
+def _cadence_line(cadences: Cadences) -> str:
+    every = ", ".join(f"{level} at every {_nth(count)}" for level, count in cadences.every.items() if count)
+    spares = f"; {cadences.spares} spare nodes" if cadences.spares else ""
+    return f"a call after every {show_seconds(cadences.period_s)} of training; {every}{spares}"
+
+
+def _nth(count: int) -> str:
+    return "call" if count == 1 else f"{count}th call" if count > 3 else f"{('2nd', '3rd')[count - 2]} call"
+
+
+def _table(summary: Summary) -> Table:
+    title = f"mean of {summary.seeds} courses (95 % confidence; least and most)"
+    found = table(title, ["", "mean", "95 %", "least", "most"])
+    for name, label in (
+        ("useful", "useful training"), ("lost", "training lost"), ("blocked", "blocked by checkpoints"),
+        ("waiting", "waiting for room"), ("slowed", "slowed by the background"), ("down", "down"),
+        ("short of nodes", "waiting for nodes"), ("restoring", "restoring"),
+    ):  # fmt: skip
+        _row(found, label, summary.shares[name], show_share)
+    found.add_section()
+    for kind, number in summary.failures.items():
+        _row(found, f"failures: {kind}", number, _plain)
+    for level, number in summary.recoveries.items():
+        _row(found, f"came back from {_LEVEL_WORDS.get(level, level)}", number, _plain)
+    found.add_section()
+    for level, number in summary.checkpoints.items():
+        _row(found, f"checkpoints: {level}", number, _plain)
+    for level, number in summary.nbytes.items():
+        _row(found, f"written: {level}", number, show_bytes)
+    return found
+
+
+def _row(found: Table, label: str, value: Estimate, show: Any) -> None:
+    interval = "" if value.low == value.high else f"{show(max(0.0, value.low))} to {show(value.high)}"
+    found.add_row(label, show(value.mean), interval, show(value.least), show(value.most))
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

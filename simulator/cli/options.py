@@ -1,0 +1,244 @@
+"""What the commands share: options, the job that they describe, and where results go."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from deeppart import commanding
+from deeppart.errors import ConfigError
+from deeppart.units import read_rate
+
+from ..external import read_external
+from ..machine_files import read_machine
+from ..machines import Machine
+from ..stages import COMPRESSIONS, Job, Protection
+from ..states import State, read_state
+
+F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_STATE, DEFAULT_MACHINE = "bert-large+adam", "frontier"
+_WIDTH = 150
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that every command takes.
+
+    Attributes:
+        state, source, machine: texts as given.
+        seed: of everything that is random.
+        as_json: whether to print one JSON document.
+        csv_path, report_path, png_path: files to write, or None.
+    """
+
+    state: str
+    source: Path | None
+    machine: str
+    seed: int
+    as_json: bool
+    csv_path: Path | None
+    report_path: Path | None
+    png_path: Path | None
+
+    def read_state(self) -> State:
+        """The state that --state and --from describe.
+
+        Raises:
+            ConfigError: impossible.
+        """
+        if self.source is None:
+            return read_state(self.state)
+        text = "" if self.state == DEFAULT_STATE else self.state
+        return read_external(self.source, text)
+
+    def read_machine(self) -> Machine:
+        """The machine.
+
+        Raises:
+            ConfigError: impossible.
+        """
+        return read_machine(self.machine)
+
+
+def common_options(function: F) -> F:
+    """The options that every command takes, as one argument ``common``."""
+
+    @functools.wraps(function)
+    def wrapped(
+        state: str,
+        source: Path | None,
+        machine: str,
+        seed: int,
+        as_json: bool,
+        csv_path: Path | None,
+        report_path: Path | None,
+        png_path: Path | None,
+        **rest: Any,
+    ) -> Any:
+        common = Common(state, source, machine, seed, as_json, csv_path, report_path, png_path)
+        return function(common, **rest)
+
+    path = click.Path(path_type=Path)
+    decorators = (
+        click.option(
+            "--state",
+            default=DEFAULT_STATE,
+            show_default=True,
+            metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
+            help="What the job holds; `deeppart-sim states` lists what there is.",
+        ),
+        click.option(
+            "--from",
+            "source",
+            type=path,
+            metavar="DIR|FILE.py[:FUNCTION]",
+            help="A checkpoint, or a Python file with a function that builds a model on the meta device; then --state "
+            "has only +OPTIMIZER and @LAYOUT.",
+        ),
+        click.option(
+            "--machine",
+            default=DEFAULT_MACHINE,
+            show_default=True,
+            metavar="FILE|PRESET",
+            help="What it runs on; `deeppart-sim machines` lists the presets.",
+        ),
+        click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of random numbers."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+        click.option("--csv", "csv_path", type=path, metavar="FILE", help="Write the table as CSV."),
+        click.option("--report", "report_path", type=path, metavar="FILE", help="Write a page for a browser."),
+        click.option("--png", "png_path", type=path, metavar="FILE", help="Draw the result."),
+    )
+    for decorator in reversed(decorators):
+        wrapped = decorator(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def job_options(function: F) -> F:
+    """Options that describe how the job checkpoints."""
+    decorators = (
+        click.option(
+            "--ranks-per-node", type=click.IntRange(min=1), help="Ranks on each node; the machine's if left out."
+        ),
+        click.option("--compression", default="none", type=click.Choice(COMPRESSIONS), show_default=True),
+        click.option("--capture", default="eager", type=click.Choice(("eager", "lazy")), show_default=True),
+        click.option("--partner/--no-partner", default=True, help="Copies on another node; on if left out."),
+        click.option(
+            "--parity", metavar="NODES[/LOST]", help="Parity groups of NODES nodes, of which LOST may be lost."
+        ),
+        click.option("--local/--no-local", default=True, help="Use the nodes' own storage; on if left out."),
+        click.option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
+    )
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def make_job(common: Common, ranks: int, options: Mapping[str, Any]) -> Job:
+    """The job that the options describe.
+
+    Raises:
+        ConfigError: impossible.
+    """
+    machine = common.read_machine()
+    width = options.get("ranks_per_node") or machine.ranks_per_node
+    limit = options.get("flush_bandwidth")
+    try:
+        flush = math.inf if limit is None else read_rate(limit)
+    except ValueError as error:
+        raise ConfigError(
+            "impossible value for --flush-bandwidth", expected=str(error), found=repr(limit), where="--flush-bandwidth"
+        ) from None
+    local = bool(options.get("local", True))
+    group, tolerate = read_parity(options.get("parity"))
+    protection = Protection(local, local and bool(options.get("partner", True)), group if local else 0, tolerate)
+    job = Job(
+        state=common.read_state(),
+        machine=machine,
+        ranks=ranks,
+        ranks_per_node=width,
+        compression=options.get("compression", "none"),
+        capture=options.get("capture", "eager"),
+        protection=protection,
+        flush_bandwidth=flush,
+    )
+    machine.nodes_for(ranks, width)  # refuses what the machine is too small for
+    return job
+
+
+def read_parity(text: str | None) -> tuple[int, int]:
+    """(nodes of a group, how many may be lost) from ``8`` or ``8/2``; (0, 1) for None.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if text is None:
+        return 0, 1
+    group, _, tolerate = text.partition("/")
+    if not group.isdigit() or (tolerate and not tolerate.isdigit()) or int(group) < 2:
+        raise ConfigError(
+            "impossible value for --parity",
+            expected="NODES or NODES/LOST, such as 8 or 8/2",
+            found=text,
+            where="--parity",
+        )
+    return int(group), int(tolerate or 1)
+
+
+def counts(text: str, name: str) -> list[int]:
+    """Whole numbers from ``1,4,64``.
+
+    Raises:
+        ConfigError: something else.
+    """
+    found = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and int(word) > 0 for word in found):
+        raise ConfigError(
+            f"impossible value for {name}", expected="whole numbers from 1, separated by commas", found=text, where=name
+        )
+    return [int(word) for word in found]
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def console() -> Console:
+    """Where tables go."""
+    found = Console(highlight=False)
+    if not found.is_terminal:
+        found.width = _WIDTH
+    return found
+
+
+def status_console() -> Console:
+    """Where progress goes: not into what is piped on."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(document: Any) -> None:
+    """The one JSON document of a command: the same input, the same bytes."""
+    commanding.print_json(document, sort_keys=True)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of equal keys as CSV (RFC 4180)."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def table(title: str, columns: Iterable[str], left: int = 1) -> Table:
+    """A table whose first columns are texts and whose others are numbers."""
+    found = Table(title=title, title_justify="left", title_style="bold")
+    for place, name in enumerate(columns):
+        found.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return found

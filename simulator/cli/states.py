@@ -1,0 +1,47 @@
+"""``deeppart-sim states``: the models that are known, and what a state comes to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from deeppart.commanding import GOOD
+from deeppart.units import show_bytes
+
+from ..layout import KEYS
+from ..shapes import FAMILIES, PRESETS
+from ..states import OPTIMIZERS, State, read_state
+from .options import console, print_json, table
+
+
+@click.command(short_help="The states that are known.")
+@click.argument("names", metavar="[STATE]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def states(names: tuple[str, ...], as_json: bool) -> int:
+    """Size and number of leaves of some states; of all models with Adam if none is named."""
+    found = [read_state(name) for name in names or [f"{name}+adam" for name in PRESETS]]
+    if as_json:
+        print_json([_document(state) for state in found])
+        return GOOD
+    listing = table("states", ["state", "parameters", "bytes", "leaves"])
+    for state in found:
+        cells = [state.name, f"{state.parameters:,}", show_bytes(state.nbytes), f"{len(state.tensors):,}"]
+        listing.add_row(*cells)
+    out = console()
+    out.print(listing)
+    out.print(f"families: {', '.join(FAMILIES)}", soft_wrap=True)
+    out.print(f"optimizers: {', '.join(f'+{name}' for name in OPTIMIZERS if name)}; layouts: @{', '.join(KEYS)}")
+    return GOOD
+
+
+def _document(state: State) -> dict[str, Any]:
+    return {
+        "name": state.name,
+        "parameters": state.parameters,
+        "bytes": state.nbytes,
+        "leaves": len(state.tensors),
+        "layout": asdict(state.layout),
+        "source": state.source,
+    }

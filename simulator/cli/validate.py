@@ -1,0 +1,125 @@
+"""``deeppart-sim validate``: predictions against the library itself, on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from deeppart.commanding import GOOD, NOT_GOOD
+from deeppart.units import show_bytes, show_rate, show_seconds
+
+from ..calibrate import calibrate
+from ..machines import Machine
+from ..page import Contents, write_page
+from ..validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation
+from ..validate import validate as compare
+from .calibrate import default_directories
+from .options import (
+    DEFAULT_MACHINE,
+    Common,
+    common_options,
+    console,
+    counts,
+    make_job,
+    print_json,
+    status_console,
+    table,
+    write_csv,
+)
+
+
+@click.command(short_help="Predictions against real checkpoints, here.")
+@common_options
+@click.option("--ranks", default="1,2,4", show_default=True, metavar="N,N,...", help="Numbers of ranks.")
+@click.option(
+    "--local-dir", type=click.Path(path_type=Path, exists=True), help="On the node's own storage.  [default: /dev/shm]"
+)
+@click.option(
+    "--persistent-dir",
+    type=click.Path(path_type=Path, exists=True),
+    help="On the file system.  [default: the temporary directory]",
+)
+@click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
+def validate(common: Common, ranks: str, local_dir: Path | None, persistent_dir: Path | None, quick: bool) -> int:
+    """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
+
+    With --machine FILE from `deeppart-sim calibrate` on this machine; otherwise it is calibrated first, for each number
+    of ranks. Exit code 1 if half of the errors are above 10 % or one is above 25 %.
+    """
+    numbers = counts(ranks, "--ranks")
+    directories = default_directories(local_dir, persistent_dir)
+    with status_console().status("") as status:
+
+        def machine_for(count: int) -> Machine:
+            if common.machine != DEFAULT_MACHINE:
+                return common.read_machine()
+            return calibrate(
+                "this machine", count, directories, quick=quick,
+                progress=lambda text: status.update(f"calibrating for {count}: {text}"),
+            )  # fmt: skip
+
+        found = compare(
+            machine_for, directories, numbers, quick=quick, progress=lambda text: status.update(f"checkpoints: {text}")
+        )
+    if common.csv_path is not None:
+        write_csv(common.csv_path, [row_of(each) for each in found.comparisons])
+    if common.report_path is not None:
+        job = make_job(common, max(numbers), {"partner": False})
+        rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
+        write_page(common.report_path, job, Contents(extra=(_title(found), rows)), common.seed)
+    if common.png_path is not None:
+        from ..charts import save, validation_figure
+
+        save(validation_figure(found), common.png_path)
+    if common.as_json:
+        print_json(
+            {
+                "format": "deeppart-sim-validation",
+                "version": 1,
+                "comparisons": [row_of(each) for each in found.comparisons],
+                "median_error": found.median_error,
+                "worst_error": found.worst_error,
+                "met": found.met,
+            }
+        )
+    else:
+        console().print(_table(found))
+    return GOOD if found.met else NOT_GOOD
+
+
+def row_of(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as one flat row."""
+    return asdict(comparison) | {"error": comparison.error}
+
+
+_HEAD = ["ranks", "state", "tensors", "flush limit", "what", "predicted", "measured", "least", "most", "error"]
+
+
+def _table(found: Validation) -> Table:
+    listing = table(_title(found), _HEAD, left=1)
+    before = 0
+    for each in found.comparisons:
+        if before and each.ranks != before:
+            listing.add_section()
+        before = each.ranks
+        style = "red" if abs(each.error) > WORST_TARGET else "yellow" if abs(each.error) > MEDIAN_TARGET else ""
+        listing.add_row(*_cells(each), style=style)
+    return listing
+
+
+def _title(found: Validation) -> str:
+    return (
+        f"predicted and measured: median error {found.median_error:.0%} (target {MEDIAN_TARGET:.0%}), "
+        f"worst {found.worst_error:.0%} (target {WORST_TARGET:.0%})"
+    )
+
+
+def _cells(each: Comparison) -> list[str]:
+    limit = "" if each.flush_bandwidth is None else show_rate(each.flush_bandwidth)
+    times = [show_seconds(value) for value in (each.predicted_s, each.measured_s, each.least_s, each.most_s)]
+    what = "blocked" if each.what == "blocked" else f"until {each.what}"
+    return [str(each.ranks), show_bytes(each.nbytes), f"{each.tensors:,}", limit, what, *times, f"{each.error:+.0%}"]

@@ -1,0 +1,99 @@
+"""What each level costs a job and which failures need it: what the cadence is worked out from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deeppart.interval import LevelCost
+from deeppart.model import LEVELS
+
+from .failures import CLASSES, Size, rates_per_s
+from .plan import Planned
+from .survival import Stored, recover
+
+#: Nodes struck of a class, tried at so many places, since what survives may depend on where.
+_TRIED_PLACES = 16
+#: Name of the level that stands for starting from nothing, in messages.
+NOTHING = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """Which failures a job survives, and from where.
+
+    Attributes:
+        needs: failure class -> the cheapest level that survives it wherever it strikes; "none" where no level does.
+        rates_per_s: failure class -> how often.
+    """
+
+    needs: dict[str, str]
+    rates_per_s: dict[str, float]
+
+    @property
+    def unprotected(self) -> list[str]:
+        """Classes that happen and that no level survives."""
+        return [kind for kind, rate in self.rates_per_s.items() if rate > 0 and self.needs[kind] == NOTHING]
+
+
+def survival(planned: Planned) -> Survival:
+    """Ask the restart planner, class by class and level by level."""
+    on = _levels(planned)
+    rates = rates_per_s(planned.job.machine.failures, Size(planned.job.ranks, planned.nodes))
+    needs = {}
+    for kind in CLASSES:
+        needs[kind] = NOTHING
+        for count in range(1, len(on) + 1):
+            if all(_survives(planned, on[:count], struck) for struck in _strikes(planned, kind)):
+                needs[kind] = on[count - 1]
+                break
+    return Survival(needs, rates)
+
+
+def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCost]:
+    """Costs, latencies, restarts and failure rates of the levels that are on, cheapest first."""
+    known = survival(planned) if found is None else found
+    world = planned.on(planned.nodes)
+    machine = planned.job.machine
+    complete = world.times.complete()
+    restart = machine.restart
+    costs: list[LevelCost] = []
+    before = world.times.blocked_s
+    for number, level in enumerate(_levels(planned)):
+        done = complete[level]
+        rate = sum(known.rates_per_s[kind] for kind in CLASSES if known.needs[kind] == level)
+        busy = max(0.0, done - before)
+        # Training waits for the call itself once, and is slower while the background works.
+        cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
+        lost = 1 if level in ("partner", "parity") else planned.nodes if level == "persistent" else 0
+        parts = {"local": planned.nodes - lost, level: lost} if lost < planned.nodes else {level: lost}
+        coming_back = restart.detect + restart.relaunch + (restart.replace if lost else 0.0)
+        coming_back += world.restore_s({name: count for name, count in parts.items() if count}, planned.nodes)
+        costs.append(LevelCost(level, cost, done, busy, coming_back, rate))
+        before = max(before, done)
+    return costs
+
+
+def _levels(planned: Planned) -> list[str]:
+    """Levels that are on, in the order in which they complete, cheapest first."""
+    complete = planned.on(planned.nodes).times.complete()
+    return [level for level in LEVELS if level in complete]
+
+
+def _survives(planned: Planned, levels: Iterable[str], struck: tuple[int, ...]) -> bool:
+    nodes = tuple(range(planned.nodes))
+    stored = Stored(0, 0.0, nodes, set(levels), set(struck))
+    return recover([stored], nodes, planned.job.protection, planned.domain_nodes) is not None
+
+
+def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
+    """Sets of nodes whose storage a failure of a class may take."""
+    nodes = planned.nodes
+    if kind == "process":
+        return [()]
+    if kind == "system":
+        return [tuple(range(nodes))]
+    width = planned.job.machine.failures.group_nodes if kind == "group" else 1
+    groups = -(-nodes // width)
+    tried = sorted({groups * place // _TRIED_PLACES for place in range(_TRIED_PLACES)} | {groups - 1})
+    return [tuple(range(group * width, min((group + 1) * width, nodes))) for group in tried]

@@ -1,0 +1,205 @@
+"""States that exist: the structure of a checkpoint, or of what a Python file builds.
+
+A checkpoint is asked by ``deeppart show --json``, in a process of its own, since only the library's upper rooms know
+how to read one. A Python file is run, as its owner would: one function of it builds a model (best on the meta device,
+where tensors take no memory) or any nesting of tensors. Tensors are known by what they can do, so that this module
+needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from deeppart.errors import ConfigError
+
+from .layout import Layout, read_layout
+from .shapes import Model, Parameter
+from .states import ITEM_BYTES, State, Tensor, read_state, state_of
+
+#: The function of a Python file that is called if none is named.
+DEFAULT_FUNCTION = "build"
+_SHOW_TIMEOUT_S = 600.0
+_NUMBER = re.compile(r"[0-9]+")
+_DEEPEST = 200
+
+
+def read_external(source: Path, text: str) -> State:
+    """The state of a checkpoint directory or of a Python file.
+
+    Args:
+        source: a directory; or a file, with ``:FUNCTION`` or without.
+        text: ``+OPTIMIZER`` (for modules only) and ``@LAYOUT``, or "".
+
+    Raises:
+        ConfigError: nothing can be read there, or the text does not fit it.
+    """
+    path, _, function = str(source).partition(".py:")
+    file = Path(f"{path}.py") if function else source
+    if file.suffix == ".py":
+        return _from_python(file, function or DEFAULT_FUNCTION, text)
+    return _from_checkpoint(source, text)
+
+
+def _from_checkpoint(directory: Path, text: str) -> State:
+    command = [sys.executable, "-m", "deeppart.cli", "show", str(directory), "--json"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SHOW_TIMEOUT_S, check=False)
+        document = json.loads(answer.stdout)
+    except (subprocess.TimeoutExpired, json.JSONDecodeError) as error:
+        raise _unreadable(directory, str(error)) from error
+    if "leaves" not in document:
+        raise _unreadable(directory, document.get("error", {}).get("summary", answer.stderr.strip()))
+    optimizer, layout = _options(text)
+    if optimizer:
+        raise _refusal(f"+{optimizer}", "a checkpoint, which has its optimizer's state already", directory)
+    shared: list[Tensor] = []
+    own: list[Tensor] = []
+    leaves = [leaf for leaf in document["leaves"] if leaf["kind"] != "value" and leaf.get("alias_of") is None]
+    for leaf, parameter in zip(leaves, _parameters([(leaf["path"], leaf["shape"]) for leaf in leaves]), strict=True):
+        dtype = str(leaf["dtype"])
+        if dtype not in ITEM_BYTES:
+            parameter, dtype = replace(parameter, elements=int(leaf["bytes"])), "uint8"
+        tensor = Tensor(parameter, leaf["path"], dtype, parameter.elements)
+        (own if leaf["per_rank"] else shared).append(tensor)
+    state = state_of(f"{directory}, step {document['step']}", shared, f"checkpoint {directory}", layout)
+    return replace(state, own=tuple(own))
+
+
+def _from_python(file: Path, function: str, text: str) -> State:
+    if not file.is_file():
+        raise _unreadable(file, "there is no such file")
+    try:
+        names = runpy.run_path(str(file))
+        if not callable(names.get(function)):
+            raise ConfigError(
+                "the Python file has no such function",
+                expected=f"a function {function}() without arguments, that returns a module or nested tensors",
+                found=", ".join(sorted(name for name, value in names.items() if callable(value))) or "no functions",
+                where=str(file),
+                todo=f"name it: --from {file}:FUNCTION",
+            )
+        built = names[function]()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _unreadable(file, f"{type(error).__name__}: {error}") from error
+    optimizer, layout = _options(text)
+    if hasattr(built, "named_parameters"):
+        found = [(name, tensor) for name, tensor in built.state_dict().items() if _is_tensor(tensor)]
+        trained = {name for name, tensor in built.named_parameters() if tensor.requires_grad}
+        return _of_module(file, found, trained, text, layout)
+    if optimizer:
+        raise _refusal(f"+{optimizer}", "nested tensors; an optimizer can be added to a module only", file)
+    tensors = list(_flatten("", built, 0))
+    if not tensors:
+        raise _unreadable(file, f"{function}() returned {type(built).__name__} without a tensor in it")
+    leaves = [
+        Tensor(parameter, path, _dtype(tensor, path, file), parameter.elements)
+        for (path, tensor), parameter in zip(
+            tensors, _parameters([(path, list(tensor.shape)) for path, tensor in tensors]), strict=True
+        )
+    ]
+    return state_of(f"{file}:{function}", leaves, f"Python file {file}", layout)
+
+
+def _of_module(file: Path, found: Sequence[tuple[str, Any]], trained: set[str], text: str, layout: Layout) -> State:
+    """A module's state, and of what is trained the optimizer's."""
+    parameters = _parameters([(name, list(tensor.shape)) for name, tensor in found])
+    model = Model(file.name, parameters, _layers(parameters), 0, f"Python file {file}")
+    dtypes = {
+        parameter.path: _dtype(tensor, name, file) for parameter, (name, tensor) in zip(parameters, found, strict=True)
+    }
+    state = read_state(text, model, "float32")
+    kept = [
+        replace(tensor, dtype=tensor.dtype if tensor.optimizer else dtypes[tensor.parameter.path])
+        for tensor in state.tensors
+        if not tensor.optimizer or tensor.parameter.path in trained
+    ]
+    return replace(state, name=f"{file.name}{text}", tensors=tuple(kept), layout=layout)
+
+
+def _options(text: str) -> tuple[str, Layout]:
+    """(optimizer, layout) from ``+adam@tp=2``."""
+    rest, at, layout = text.partition("@")
+    name, _, optimizer = rest.partition("+")
+    if name:
+        raise ConfigError(
+            "both --from and a model are given",
+            expected="with --from, a --state of only +OPTIMIZER and @LAYOUT",
+            found=repr(text),
+            where="--state",
+        )
+    return optimizer, read_layout(layout) if at else Layout()
+
+
+def _parameters(named: Iterable[tuple[str, Sequence[int]]]) -> tuple[Parameter, ...]:
+    """Layers from the first number in each path; matrices are what tensor parallelism divides."""
+    found: list[Parameter] = []
+    order: dict[str, int] = {}
+    layer = -1
+    for path, shape in named:
+        elements = 1
+        for length in shape:
+            elements *= int(length)
+        match = _NUMBER.search(path)
+        if match:
+            layer = order.setdefault(path[: match.end()], len(order))
+        elif order:
+            layer = len(order)
+        found.append(Parameter(path, elements, layer, len(shape) > 1))
+    return tuple(found)
+
+
+def _layers(parameters: Iterable[Parameter]) -> int:
+    return max([1, *(parameter.layer + 1 for parameter in parameters if _NUMBER.search(parameter.path))])
+
+
+def _flatten(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Tensors of a nesting, with their paths."""
+    if depth > _DEEPEST:
+        return
+    if _is_tensor(value):
+        yield path, value
+    elif hasattr(value, "state_dict"):
+        yield from _flatten(path, value.state_dict(), depth + 1)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flatten(f"{path}/{key}" if path else str(key), inner, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from _flatten(f"{path}/{number}" if path else str(number), inner, depth + 1)
+
+
+def _is_tensor(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("numel", "element_size", "dtype", "shape"))
+
+
+def _dtype(tensor: Any, path: str, file: Path) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in ITEM_BYTES:
+        raise _unreadable(file, f"{path} has the dtype {name}, which is not known here")
+    return name
+
+
+def _unreadable(where: Path, found: str) -> ConfigError:
+    return ConfigError(
+        "no state can be read there",
+        expected="a directory with a checkpoint, or a Python file that builds a model",
+        found=found,
+        where=f"--from {where}",
+        todo="`deeppart ls DIR` shows what a directory holds",
+    )
+
+
+def _refusal(found: str, what: str, where: Path) -> ConfigError:
+    return ConfigError(
+        "the state cannot be had like this", expected=f"no {found} with {what}", found=found, where=f"--from {where}"
+    )

@@ -1,0 +1,157 @@
+"""Who holds what: data, tensor, pipeline, expert parallelism and sharding, as groups of ranks with equal leaves.
+
+Ranks are numbered as Megatron-LM numbers them: tensor parallelism fastest, then data, then pipeline parallelism.
+Data-parallel ranks that shard are next to each other, replicas of the shards further apart, as in hybrid sharding
+over a node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from deeppart.errors import ConfigError
+from deeppart.partition.cost import IntArray
+
+#: The keys of a layout, for messages.
+KEYS = ("tp=N", "pp=N", "ep=N", "fsdp", "hsdp=N", "zero1")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is spread over ranks; what is left over is data parallel.
+
+    Attributes:
+        tensor: ranks that divide each matrix.
+        pipeline: stages that divide the layers.
+        expert: data-parallel ranks that divide the experts of a layer.
+        sharded: data-parallel ranks that divide every leaf: 1 for none, 0 for all of them.
+        optimizer_sharded: whether the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S.
+            Rajbhandari et al., ZeRO, SC 2020).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    sharded: int = 1
+    optimizer_sharded: bool = False
+
+    def at(self, ranks: int, where: str = "--ranks") -> World:
+        """The layout on so many ranks.
+
+        Raises:
+            ConfigError: the number of ranks is not a multiple of what the layout needs.
+        """
+        block = self.tensor * self.pipeline
+        data, rest = divmod(ranks, block)
+        shards = data if self.sharded == 0 else self.sharded
+        each = max(shards, self.expert)
+        if ranks < 1 or rest or data % each:
+            raise ConfigError(
+                "the layout does not fit the number of ranks",
+                expected=f"a multiple of {block * max(1, self.sharded, self.expert)} ranks for {self}",
+                found=str(ranks),
+                where=where,
+                todo="choose another number of ranks, or other numbers behind @ in --state",
+            )
+        return World(self.pipeline, data // shards, shards, self.tensor, self.expert, self.optimizer_sharded)
+
+    def __str__(self) -> str:
+        parts = [f"{name}={size}" for name, size in self._sizes() if size > 1]
+        parts += ["fsdp"] if self.sharded == 0 else [f"hsdp={self.sharded}"] if self.sharded > 1 else []
+        parts += ["zero1"] if self.optimizer_sharded else []
+        return ",".join(parts) or "data parallel"
+
+    def _sizes(self) -> tuple[tuple[str, int], ...]:
+        return (("tp", self.tensor), ("pp", self.pipeline), ("ep", self.expert))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A layout on a number of ranks. The data-parallel ranks are ``replicas * shards``.
+
+    Attributes:
+        stages, replicas, shards, tensor, expert: sizes of the dimensions.
+        optimizer_sharded: see :class:`Layout`.
+    """
+
+    stages: int
+    replicas: int
+    shards: int
+    tensor: int
+    expert: int
+    optimizer_sharded: bool
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.stages * self.replicas * self.shards * self.tensor
+
+    def stage_of(self, layer: int, layers: int) -> int:
+        """The pipeline stage of a layer; what comes before the first is with it, what comes behind the last, too."""
+        return min(max(layer, 0), layers - 1) * self.stages // layers
+
+    def divisor(self, *, divided: bool, expert: bool, optimizer: bool) -> int:
+        """Among how many ranks one leaf of a kind is divided, experts apart (these are not divided but dealt out)."""
+        shards = self.shards
+        if optimizer and self.optimizer_sharded:
+            shards = self.shards * self.replicas // (self.expert if expert else 1)
+        return shards * (self.tensor if divided else 1)
+
+    def groups(self, stage: int, *, divided: bool, expert: int | None, optimizer: bool) -> IntArray:
+        """Ranks that hold the leaves of a kind: each row a group, whose members hold the same; rows differ.
+
+        Args:
+            stage: of the pipeline.
+            divided: by tensor parallelism.
+            expert: which of the expert-parallel ranks; None for leaves outside experts.
+            optimizer: whether they are the optimizer's.
+
+        Returns:
+            int64[groups, members], ascending within each row.
+        """
+        data = self.replicas * self.shards
+        first = stage * data * self.tensor
+        ranks: IntArray = np.arange(first, first + data * self.tensor, dtype=np.int64).reshape(data, self.tensor)
+        if expert is not None:
+            ranks = ranks.reshape(data // self.expert, self.expert, self.tensor)[:, expert, :]
+        shards = len(ranks) if optimizer and self.optimizer_sharded else self.shards if expert is None else 1
+        ranks = ranks.reshape(len(ranks) // shards, shards, self.tensor)  # replica, shard, tensor
+        if divided:
+            return ranks.transpose(1, 2, 0).reshape(shards * self.tensor, -1)
+        return ranks.transpose(1, 0, 2).reshape(shards, -1)
+
+
+def read_layout(text: str, where: str = "--state") -> Layout:
+    """A layout from ``tp=8,pp=4,zero1``.
+
+    Raises:
+        ConfigError: an unknown key or an impossible number.
+    """
+    found: dict[str, int] = {}
+    for item in text.split(","):
+        key, separator, value = item.strip().partition("=")
+        plain = key in ("fsdp", "zero1") and not separator
+        sized = key in ("tp", "pp", "ep", "hsdp") and value.isdigit() and int(value) > 0
+        if not (plain or sized) or key in found:
+            raise _refusal(f"{item!r} in {text!r}", where)
+        found[key] = int(value) if sized else 0
+    if "fsdp" in found and "hsdp" in found:
+        raise _refusal("both fsdp and hsdp", where)
+    sharded = 0 if "fsdp" in found else found.get("hsdp", 1)
+    if found.get("ep", 1) > 1 and sharded != 1:
+        raise _refusal("ep together with sharding of all leaves, which is not modelled", where)
+    return Layout(
+        found.get("tp", 1), found.get("pp", 1), found.get("ep", 1), sharded, "zero1" in found and sharded == 1
+    )
+
+
+def _refusal(found: str, where: str) -> ConfigError:
+    return ConfigError(
+        "the layout cannot be read",
+        expected="after @, separated by commas, each once: " + ", ".join(KEYS),
+        found=found,
+        where=where,
+        todo="for example llama3-70b+adam-mixed@tp=8,pp=4",
+    )

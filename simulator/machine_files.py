@@ -1,0 +1,193 @@
+"""Machines as TOML files: the presets that come along, and the user's own.
+
+A table for each record of :mod:`deeppart_simulator.machines`, a key for each of its fields; ``[codec.float32]`` and
+so on for the codecs. Numbers may carry units. A file may begin with ``base = "PRESET"``, and then has only what
+differs.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from deeppart.errors import ConfigError
+
+from .machines import (
+    Codec,
+    Failures,
+    Kind,
+    Local,
+    Machine,
+    Memory,
+    Network,
+    Persistent,
+    Restart,
+)
+
+_TABLES: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "memory": Memory,
+        "local": Local,
+        "network": Network,
+        "persistent": Persistent,
+        "failures": Failures,
+        "restart": Restart,
+    }
+)
+_PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
+_PRESETS = "presets"
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the machines that come along."""
+    files = resources.files("deeppart_simulator").joinpath(_PRESETS).iterdir()
+    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+
+
+def read_machine(name: str) -> Machine:
+    """A preset by name, or a file by path.
+
+    Raises:
+        ConfigError: there is neither; or the file cannot be read, or has an unknown key or an impossible value. The
+            message names the file and the key, and says what is possible.
+    """
+    if name in preset_names():
+        return _machine(_preset(name), f"preset {name}")
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(
+            "there is no such machine",
+            expected="a TOML file, or one of " + ", ".join(preset_names()),
+            found=repr(name),
+            where="--machine",
+            todo="deeppart-sim machines lists the presets; deeppart-sim calibrate writes a file for this machine",
+        )
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(
+            "cannot read the machine file", found=str(error), where=str(path), todo="correct the file"
+        ) from error
+    base = document.pop("base", None)
+    if base is not None:
+        if base not in preset_names():
+            raise _refusal("base", base, "one of " + ", ".join(preset_names()), str(path))
+        document = _merged(_preset(base), document)
+    return _machine(document, str(path))
+
+
+def machine_toml(machine: Machine) -> str:
+    """The machine as the text of a file that :func:`read_machine` reads back."""
+    lines = [f"{key} = {_literal(getattr(machine, key))}" for key in _PLAIN]
+    tables = [(name, getattr(machine, name)) for name in _TABLES]
+    tables += [(f"codec.{dtype}", codec) for dtype, codec in machine.codecs.items()]
+    for name, record in tables:
+        known = [(each.name, getattr(record, each.name)) for each in fields(record)]
+        lines += ["", f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in known if _is_said(value, name))]
+    return "\n".join(lines) + "\n"
+
+
+def _is_said(value: Any, table: str) -> bool:
+    """Bandwidths without a limit are left out, failures that never happen are written down."""
+    return table == "failures" or not (isinstance(value, float) and math.isinf(value))
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
+    if isinstance(value, float) and math.isinf(value):
+        return '"never"'
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _preset(name: str) -> dict[str, Any]:
+    text = resources.files("deeppart_simulator").joinpath(_PRESETS, f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """``change`` over ``base``, table by table."""
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _machine(document: dict[str, Any], where: str) -> Machine:
+    known = {*_PLAIN, *_TABLES, "codec"}
+    _check_keys(document, known, "", where)
+    plain = {key: document[key] for key in ("name", "source") if key in document}
+    for key, value in {"name": Path(where).stem, **plain}.items():
+        if not isinstance(value, str):
+            raise _refusal(key, value, "a text", where)
+        plain[key] = value
+    numbers = _values(Machine, {key: document[key] for key in _PLAIN[2:] if key in document}, "", where, _PLAIN[2:])
+    tables = {}
+    for name, record in _TABLES.items():
+        tables[name] = _record(record, document.get(name, {}), name, where)
+    codecs = document.get("codec", {})
+    if not isinstance(codecs, dict):
+        raise _refusal("codec", codecs, "tables named [codec.DTYPE]", where)
+    found = {dtype: _record(Codec, table, f"codec.{dtype}", where) for dtype, table in codecs.items()}
+    return Machine(**plain, **numbers, **tables, codecs=MappingProxyType(found))
+
+
+def _record(record: type[Any], table: object, name: str, where: str) -> Any:
+    if not isinstance(table, dict):
+        raise _refusal(name, table, f"a table [{name}]", where)
+    names = tuple(each.name for each in fields(record))
+    _check_keys(table, set(names), f"{name}.", where)
+    return record(**_values(record, table, f"{name}.", where, names))
+
+
+def _values(
+    record: type[Any], table: dict[str, Any], prefix: str, where: str, names: tuple[str, ...]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for each in fields(record):
+        if each.name not in names:
+            continue
+        if each.name in table:
+            values[each.name] = _value(each, table[each.name], prefix, where)
+        elif each.default is MISSING:
+            kind: Kind = each.metadata["kind"]
+            raise _refusal(prefix + each.name, "nothing", kind.words, where, "add the key")
+    return values
+
+
+def _value(each: Field[Any], value: object, prefix: str, where: str) -> float:
+    kind: Kind = each.metadata["kind"]
+    try:
+        number = kind.read(value)
+    except ValueError:
+        raise _refusal(prefix + each.name, value, kind.words, where) from None
+    too_small = number < kind.least or (kind.above and number == kind.least)
+    if math.isnan(number) or too_small or number > kind.most or (math.isinf(number) and not kind.endless):
+        raise _refusal(prefix + each.name, value, kind.words, where)
+    return number
+
+
+def _check_keys(table: Mapping[str, Any], known: set[str], prefix: str, where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"unknown key {prefix + key!r} in a machine file",
+                expected="one of " + ", ".join(sorted(known)),
+                where=where,
+                todo="correct the spelling or remove the key; docs/simulator.md has them all",
+            )
+
+
+def _refusal(key: str, value: object, expected: str, where: str, todo: str | None = None) -> ConfigError:
+    found = value if value == "nothing" else repr(value)
+    return ConfigError(
+        f"impossible value for {key}", expected=expected, found=str(found), where=where, todo=todo or "correct the key"
+    )

@@ -1,0 +1,280 @@
+"""A machine as numbers: what copying, encoding, writing, sending and failing cost on it.
+
+Every number is a field of a small record with its unit; :mod:`deeppart_simulator.machine_files` reads and writes them
+as TOML. Bandwidths are in bytes per second, times in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from deeppart.errors import ConfigError
+from deeppart.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a field is: how it is read, and what it may be.
+
+    Attributes:
+        read: from a TOML value.
+        words: what is expected, for messages.
+        least: smallest value.
+        above: whether ``least`` itself is too small.
+        most: largest value; infinity where there is none.
+        endless: whether infinity is possible.
+    """
+
+    read: Callable[[object], float]
+    words: str
+    least: float = 0.0
+    above: bool = False
+    most: float = math.inf
+    endless: bool = False
+
+
+def _number(value: object) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError("a number")
+
+
+def _whole(value: object) -> float:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ValueError("a whole number")
+
+
+def _mtbf(value: object) -> float:
+    return math.inf if value == "never" else read_seconds(value)
+
+
+RATE = Kind(read_rate, RATE_WORDS + ", above 0", above=True)
+SECONDS = Kind(read_seconds, SECONDS_WORDS + ", at least 0")
+MTBF = Kind(_mtbf, SECONDS_WORDS + ', above 0, or "never"', above=True, endless=True)
+COUNT = Kind(_whole, "a whole number, at least 1", least=1)
+SHARE = Kind(_number, "a number from 0 to below 1", most=math.nextafter(1.0, 0.0))
+RATIO = Kind(_number, "a number above 0, at most 1.1", above=True, most=1.1)
+PER_SECOND = Kind(_number, "a number per second, above 0", above=True)
+SHAPE = Kind(_number, "a number above 0, at most 100", above=True, most=100.0)
+
+
+def of(kind: Kind, default: Any = None) -> Any:
+    """A field of a kind; without a default it must be in every machine file."""
+    if default is None:
+        return field(metadata={"kind": kind})
+    return field(default=default, metadata={"kind": kind})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Copying the share while training waits.
+
+    Attributes:
+        copy: of one rank alone, from live tensors (on a GPU: from there to the host).
+        node_copy: of all ranks of a node together.
+        tensor: for one more tensor in a share, whatever its size.
+        call: for a ``checkpoint()`` as such.
+        leaf: for each leaf of the state, on every rank: taking the state apart.
+        compare: for each leaf besides, where there are other ranks to compare with.
+    """
+
+    copy: float = of(RATE)
+    node_copy: float = of(RATE)
+    tensor: float = of(SECONDS, 3e-6)
+    call: float = of(SECONDS, 1e-3)
+    leaf: float = of(SECONDS, 2e-6)
+    compare: float = of(SECONDS, 1e-6)
+
+    @property
+    def kappa_bytes(self) -> float:
+        """Bytes that could be copied in the time that one more tensor takes: what the partitioner calls kappa."""
+        return self.tensor * self.copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """The codec made for tensors, on one dtype.
+
+    Attributes:
+        ratio: bytes after encoding / before.
+        encode, decode: of one thread, bytes before encoding.
+    """
+
+    ratio: float = of(RATIO)
+    encode: float = of(RATE)
+    decode: float = of(RATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """Storage on each node.
+
+    Attributes:
+        write, read: of the node, all ranks together, digests and synchronization included.
+        rank_write, rank_read: of one rank alone.
+        file: for a part file: create, synchronize, rename, and the round in which ranks agree that all have one.
+        tensor: for one more tensor in a part: its entries in the tables.
+    """
+
+    write: float = of(RATE)
+    read: float = of(RATE)
+    rank_write: float = of(RATE, math.inf)
+    rank_read: float = of(RATE, math.inf)
+    file: float = of(SECONDS, 1e-3)
+    tensor: float = of(SECONDS, 2e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Between nodes.
+
+    Attributes:
+        bandwidth: of a node, in each direction.
+        latency: of a message.
+        parity: bytes of parts per second that one rank encodes, or rebuilds.
+    """
+
+    bandwidth: float = of(RATE)
+    latency: float = of(SECONDS, 2e-6)
+    parity: float = of(RATE, 2.5e9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persistent:
+    """The parallel file system.
+
+    Attributes:
+        write, read: of the whole, for this job.
+        node_write, node_read: of one node.
+        rank_write, rank_read: of one rank.
+        file: for a part file and its share of the commit.
+        tensor: for one more tensor in a part.
+        leaf: for each leaf of the whole state: rank 0 writes its type into the manifest.
+        files: part files that the metadata servers create per second.
+        others: share of the bandwidth that other jobs take, on average.
+    """
+
+    write: float = of(RATE)
+    read: float = of(RATE)
+    node_write: float = of(RATE)
+    node_read: float = of(RATE)
+    rank_write: float = of(RATE, math.inf)
+    rank_read: float = of(RATE, math.inf)
+    file: float = of(SECONDS, 5e-3)
+    tensor: float = of(SECONDS, 2e-6)
+    leaf: float = of(SECONDS, 2e-6)
+    files: float = of(PER_SECOND, 20_000.0)
+    others: float = of(SHARE, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """Mean times between failures, by what fails together. "never" switches a class off.
+
+    Attributes:
+        process: of one process; the node's storage survives.
+        node: of one node, with its storage.
+        group: of one group of nodes (a switch, a rack), with their storage.
+        group_nodes: nodes in a group.
+        system: of everything at once: all node-local storage is lost.
+        shape: of the Weibull distribution of the times between failures; 1 is exponential, below 1 they come in
+            bursts (B. Schroeder and G. Gibson, DSN 2006, found 0.7 to 0.8).
+    """
+
+    process: float = of(MTBF, math.inf)
+    node: float = of(MTBF, math.inf)
+    group: float = of(MTBF, math.inf)
+    group_nodes: int = of(COUNT, 16)
+    system: float = of(MTBF, math.inf)
+    shape: float = of(SHAPE, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """What comes before a restore.
+
+    Attributes:
+        detect: until a failure is noticed.
+        relaunch: until the processes run again and have built the model.
+        replace: until a spare node has taken the place of a lost one, where there is one.
+        repair: until a lost node is back.
+    """
+
+    detect: float = of(SECONDS, 30.0)
+    relaunch: float = of(SECONDS, 120.0)
+    replace: float = of(SECONDS, 60.0)
+    repair: float = of(SECONDS, 86_400.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine.
+
+    Attributes:
+        name, source: of the numbers.
+        nodes: how many there are; no job here may take more.
+        ranks_per_node: usual for it.
+        cores: of a node, for the ranks on it; what they compute takes longer where there are more ranks than cores.
+        encode_threads: that a rank encodes with, at most.
+        interference: how much slower training is while checkpoints work in the background, as a share.
+        codecs: dtype -> the codec on it; a dtype without one is stored as it is.
+    """
+
+    name: str
+    source: str = ""
+    nodes: int = of(COUNT)
+    ranks_per_node: int = of(COUNT)
+    cores: int = of(COUNT, 64)
+    encode_threads: int = of(COUNT, 4)
+    interference: float = of(SHARE, 0.02)
+    memory: Memory
+    local: Local
+    network: Network
+    persistent: Persistent
+    failures: Failures = field(default_factory=Failures)
+    restart: Restart = field(default_factory=Restart)
+    codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
+
+    def crowding(self, ranks_on_node: int) -> float:
+        """How many times longer computing takes where so many ranks share a node's cores."""
+        return max(1.0, ranks_on_node / self.cores)
+
+    def encoding_threads(self, ranks_on_node: int) -> float:
+        """Cores that one rank encodes with while all ranks of the node do."""
+        return min(float(self.encode_threads), self.cores / ranks_on_node)
+
+    def with_failures(self, factor: float) -> Machine:
+        """The same machine with mean times between failures multiplied by ``factor``."""
+        old = self.failures
+        return replace(
+            self,
+            failures=replace(
+                old,
+                process=old.process * factor,
+                node=old.node * factor,
+                group=old.group * factor,
+                system=old.system * factor,
+            ),
+        )
+
+    def nodes_for(self, ranks: int, ranks_per_node: int, where: str = "--ranks") -> int:
+        """Nodes that a job of so many ranks takes.
+
+        Raises:
+            ConfigError: the machine has fewer.
+        """
+        nodes = -(-ranks // ranks_per_node)
+        if nodes > self.nodes:
+            raise ConfigError(
+                "the machine has fewer nodes than the job needs",
+                expected=f"at most {self.nodes} nodes of {self.name}",
+                found=f"{nodes} nodes for {ranks} ranks, {ranks_per_node} on each",
+                where=where,
+                todo="take fewer ranks, more on each node, or another --machine",
+            )
+        return nodes

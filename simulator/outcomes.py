@@ -1,0 +1,92 @@
+"""Many courses of one campaign: means, with confidence intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from .campaign import BUCKETS, Course
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds.
+
+    Attributes:
+        mean: of all.
+        low, high: 95 % confidence interval of the mean (Student's t); equal to it with one seed.
+        least, most: of all.
+    """
+
+    mean: float
+    low: float
+    high: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A campaign.
+
+    Attributes:
+        seeds: how many courses.
+        efficiency: useful training / wall time.
+        shares: where the wall time goes, as shares of it; training is split into useful, lost and slowed.
+        failures: class -> how many.
+        recoveries: costliest level that was needed -> how many.
+        checkpoints: level -> how many.
+        nbytes: level -> bytes.
+    """
+
+    seeds: int
+    efficiency: Estimate
+    shares: dict[str, Estimate]
+    failures: dict[str, Estimate]
+    recoveries: dict[str, Estimate]
+    checkpoints: dict[str, Estimate]
+    nbytes: dict[str, Estimate]
+
+
+def summarize(courses: Sequence[Course]) -> Summary:
+    """Means and intervals of at least one course."""
+    wall_s = courses[0].wall_s
+    shares = {
+        "useful": estimate([course.useful_s / wall_s for course in courses]),
+        "lost": estimate([course.lost_s / wall_s for course in courses]),
+        "slowed": estimate([course.slowed_s / wall_s for course in courses]),
+    }
+    for bucket in BUCKETS[1:]:
+        shares[bucket] = estimate([course.buckets[bucket] / wall_s for course in courses])
+
+    def counts(of: Callable[[Course], dict[str, int]]) -> dict[str, Estimate]:
+        names = sorted({name for course in courses for name in of(course)})
+        return {name: estimate([float(of(course).get(name, 0)) for course in courses]) for name in names}
+
+    return Summary(
+        seeds=len(courses),
+        efficiency=shares["useful"],
+        shares=shares,
+        failures=counts(lambda course: course.failures),
+        recoveries=counts(lambda course: course.recoveries),
+        checkpoints=counts(lambda course: course.checkpoints),
+        nbytes=counts(lambda course: course.nbytes),
+    )
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of some values and how sure it is."""
+    mean = fmean(values)
+    half = 0.0
+    if len(values) > 1:
+        half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half, min(values), max(values))
+
+
+def student(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # a tenth of a second that other commands need not wait
+
+    return float(stdtrit(degrees, 0.975))

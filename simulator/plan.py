@@ -1,0 +1,184 @@
+"""What a campaign needs to know of its job, worked out once for each number of nodes that it comes to run on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from deeppart.errors import ConfigError
+from deeppart.model import DEFAULT_KEEP, LEVELS
+
+from .failures import Size, rates_per_s
+from .restores import restore_s
+from .sharing import FloatArray, by_node
+from .stages import Job, Times, times_of
+from .states import Shares
+
+
+@dataclass(frozen=True, slots=True)
+class Cadences:
+    """How often a job checkpoints, for how long it runs, and what it does without a node.
+
+    Attributes:
+        period_s: training from the end of one call to the next.
+        every: level -> at every how many-th call; 0 or left out for never.
+        keep: level -> how many steps stay there; 0 keeps all.
+        wall_s: length of the run.
+        spares: nodes held ready.
+        elastic: whether training goes on with fewer nodes while none is ready; otherwise it waits for a repair.
+    """
+
+    period_s: float
+    every: Mapping[str, int]
+    wall_s: float
+    keep: Mapping[str, int] = field(default_factory=lambda: dict(DEFAULT_KEEP))
+    spares: int = 0
+    elastic: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.period_s) and self.period_s > 0):
+            raise ConfigError(
+                "the time between two checkpoints is impossible",
+                expected="a time above 0",
+                found=f"{self.period_s!r} s",
+                where="--every",
+            )
+        unknown = sorted(set(self.every) - set(LEVELS))
+        if unknown or any(count < 0 for count in self.every.values()):
+            raise ConfigError(
+                "the levels' cadence is impossible",
+                expected="levels among " + ", ".join(LEVELS) + ", with whole numbers, at least 0",
+                found=str(dict(self.every)),
+                where="--levels",
+            )
+
+    def due(self, sequence: int) -> tuple[str, ...]:
+        """Levels that call number ``sequence`` goes to, as the library counts: the first call goes to all."""
+        return tuple(level for level in LEVELS if self.every.get(level) and sequence % self.every[level] == 0)
+
+    @property
+    def node_levels(self) -> tuple[str, ...]:
+        """Levels on nodes that are on."""
+        return tuple(level for level in LEVELS[:3] if self.every.get(level))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class World:
+    """A job on some number of nodes.
+
+    Attributes:
+        job, shares, times: what that means.
+        speed: of training, 1 with all nodes.
+        stages: stage -> seconds.
+        local_s: encoding and writing the local part.
+        flushed_bytes: to the file system, with one checkpoint.
+        flush_rate: most bytes per second that the job's nodes can send there.
+        flush_latency_s: creating files there.
+        level_bytes: level -> bytes that one checkpoint writes there.
+        heal_s: rebuilding what a step lost.
+    """
+
+    job: Job
+    shares: Shares
+    times: Times
+    speed: float
+    stages: Mapping[str, float]
+    local_s: float
+    flushed_bytes: float
+    flush_rate: float
+    flush_latency_s: float
+    level_bytes: Mapping[str, int]
+    heal_s: float
+
+    def restore_s(self, parts: Mapping[str, int], saved_nodes: int) -> float:
+        """Seconds to restore from so many nodes' parts at each level."""
+        return restore_s(self.job, self.shares, dict(parts), saved_nodes)
+
+
+class Planned:
+    """A job, on any number of nodes up to its own.
+
+    Args:
+        job: at full size.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.nodes = job.nodes
+        failures = job.machine.failures
+        #: Nodes that share a switch, where groups of nodes fail together: copies are then kept on other switches.
+        self.domain_nodes = failures.group_nodes if math.isfinite(failures.group) else 0
+        self._worlds: dict[int, World] = {}
+
+    def on(self, nodes: int) -> World:
+        """The job on so many nodes.
+
+        Raises:
+            ConfigError: its layout does not fit them.
+        """
+        if nodes not in self._worlds:
+            self._worlds[nodes] = self._make(nodes)
+        return self._worlds[nodes]
+
+    def usable(self, nodes: int) -> int:
+        """The most nodes, up to ``nodes``, that the layout and the parity group fit; 0 if there are none."""
+        group = self.job.protection.parity_group
+        for count in range(min(nodes, self.nodes), max(0, group - 1), -1):
+            try:
+                self.job.state.layout.at(count * self.job.ranks_per_node)
+            except ConfigError:
+                continue
+            return count
+        return 0
+
+    def _make(self, nodes: int) -> World:
+        ranks = self.job.ranks if nodes == self.nodes else nodes * self.job.ranks_per_node
+        job = replace(self.job, ranks=ranks)
+        shares = job.state.shares(ranks, job.strategy, job.machine.memory.kappa_bytes)
+        times = times_of(job, shares)
+        stages = times.stages()
+        written = float(times.encoded.sum())
+        persistent = job.machine.persistent
+        writers = int((times.encoded > 0).sum())
+        node_rate = min(persistent.node_write, persistent.rank_write * job.ranks_per_node, job.flush_bandwidth)
+        bytes_of = {"local": written, "partner": written, "parity": _parity_bytes(job, written), "persistent": written}
+        return World(
+            job=job,
+            shares=shares,
+            times=times,
+            speed=ranks / self.job.ranks,
+            stages=stages,
+            local_s=float(np.maximum(times.encode, times.local).max()),
+            flushed_bytes=written,
+            flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
+            flush_latency_s=persistent.file + writers / persistent.files,
+            level_bytes={level: round(count) for level, count in bytes_of.items()},
+            heal_s=stages["local"] + stages["partner"] + stages["parity"],
+        )
+
+
+def usual_spares(planned: Planned) -> int:
+    """Nodes to hold ready so that a job rarely waits for a repair: those under repair on average, and three standard
+    deviations of a Poisson distribution more, as far as the machine has them.
+    """
+    job = planned.job
+    rates = rates_per_s(job.machine.failures, Size(job.ranks, planned.nodes))
+    lost_per_s = rates["node"] + rates["group"] * job.machine.failures.group_nodes
+    under_repair = lost_per_s * job.machine.restart.repair
+    wanted = math.ceil(under_repair + 3 * math.sqrt(under_repair)) if under_repair else 0
+    return min(wanted, job.machine.nodes - planned.nodes)
+
+
+def _balanced_rate(encoded: FloatArray, ranks_per_node: int, node_rate: float) -> float:
+    """Bytes per second of all nodes together: as fast as the one with most to write lets them end."""
+    per_node = by_node(encoded, ranks_per_node).sum(axis=1)
+    most = float(per_node.max())
+    return float(per_node.sum()) * node_rate / most if most else node_rate
+
+
+def _parity_bytes(job: Job, written: float) -> float:
+    group, tolerate = job.protection.parity_group, job.protection.parity_tolerate
+    return written * tolerate / (group - tolerate) if group else 0.0

@@ -1,0 +1,83 @@
+"""What coming back takes: reading the parts from where they are, and giving every rank what it needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .sharing import FloatArray, by_node, finish_times
+from .stages import Job, codec_of
+from .states import Shares
+
+
+def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:
+    """Seconds from the planner's choice until the state is live on all ranks.
+
+    Args:
+        job: the job that restarts.
+        shares: of the state among its ranks.
+        parts: level -> nodes of the job that saved, whose parts come from there.
+        saved_nodes: how many that were; as many as there are now if left out.
+    """
+    nodes = job.nodes if saved_nodes is None else saved_nodes
+    ratio, _ = codec_of(job, shares)
+    total = float(shares.nbytes.sum()) * ratio
+    each = total / nodes  # bytes of a node's parts
+    per_rank = by_node(shares.nbytes, job.ranks_per_node) * ratio
+    machine = job.machine
+    read = 0.0
+    if parts.get("local"):
+        read = float(finish_times(per_rank, machine.local.rank_read, machine.local.read).max())
+    node_read = min(machine.local.read, machine.local.rank_read * job.ranks_per_node)
+    link = machine.network.bandwidth
+    if parts.get("partner"):  # the partner's node reads its own and the lost node's parts
+        read = max(read, 2 * each / node_read)
+    if parts.get("parity"):
+        # The stripes' other blocks, k times what is lost, come over the network to where they are decoded.
+        data = max(1, job.protection.parity_group - job.protection.parity_tolerate)
+        read = max(read, each / node_read + max(data * each / link, each / machine.network.parity))
+    if parts.get("persistent"):
+        persistent = machine.persistent
+        lost = parts["persistent"] * each
+        readers = min(job.nodes, parts["persistent"]) if parts.get("local") else job.nodes
+        aggregate = persistent.read * (1 - persistent.others)
+        reading = max(lost / aggregate, lost / readers / min(persistent.node_read, _rank_limit(job)))
+        read = max(read, reading + persistent.file)
+    return read + _decode_s(job, shares, per_rank / ratio) + distribute_s(job)
+
+
+def distribute_s(job: Job) -> float:
+    """Seconds for bytes that one rank has read to reach all ranks that hold them: over the network once per node, and
+    copied by every rank."""
+    needed = np.zeros(job.ranks)
+    copies = np.zeros(job.ranks)
+    for groups in job.state.on(job.ranks):
+        nbytes = float(groups.leaves.nbytes.sum())
+        members = groups.ranks.shape[1]
+        copies[groups.ranks] += nbytes
+        if members > 1:
+            needed[groups.ranks] += nbytes * (1 - 1 / members) / min(members, job.ranks_per_node)
+    over = (
+        by_node(needed, job.ranks_per_node).sum(axis=1).max() / job.machine.network.bandwidth if job.nodes > 1 else 0.0
+    )
+    memory = job.machine.memory
+    copied = finish_times(by_node(copies, job.ranks_per_node), memory.copy, memory.node_copy).max()
+    return float(max(over, copied))
+
+
+def _decode_s(job: Job, shares: Shares, raw: FloatArray) -> float:
+    ratio, _ = codec_of(job, shares)
+    if ratio == 1.0:
+        return 0.0
+    threads = job.machine.encoding_threads(min(job.ranks, job.ranks_per_node))
+    codecs = job.machine.codecs
+    per_byte = sum(
+        share / (codecs[dtype].decode * threads) for dtype, share in shares.by_dtype.items() if dtype in codecs
+    )
+    return float(raw.max()) * per_byte
+
+
+def _rank_limit(job: Job) -> float:
+    limit = job.machine.persistent.rank_read
+    return limit if math.isinf(limit) else limit * min(job.ranks_per_node, job.ranks)

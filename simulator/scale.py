@@ -1,0 +1,153 @@
+"""How a checkpoint scales: the same state on more and more ranks, by strategy and compression.
+
+The efficiency of N ranks is the time on one rank / (N * the time on N); the speed-up compares with one rank that writes
+everything itself, on the same number of ranks, uncompressed: what ``torch.save`` on rank 0 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from deeppart.errors import ConfigError
+from deeppart.partition import STRATEGIES
+
+from .stages import COMPRESSIONS, Job, Times, times_of
+from .states import Shares
+
+#: What the speed-up is measured against.
+REFERENCE = "rank0"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One checkpoint of a study.
+
+    Attributes:
+        ranks, nodes, strategy, compression: what it is of.
+        stages: stage -> seconds of the slowest rank or node.
+        blocked_s: training waits for so long, where the rest is in the background.
+        complete_s: level -> seconds until it is complete, where stages overlap.
+        serial_s: seconds of all stages, one after the other.
+        blocked_speedup, serial_speedup: against rank0, uncompressed, on as many ranks.
+        blocked_efficiency, serial_efficiency: against the same on one rank; None where that is not possible.
+        written_bytes: parts of all ranks, after encoding.
+        largest_bytes: share of the most loaded rank, before encoding.
+        imbalance: its cost / the mean cost; 1 is perfect.
+        split_leaves: leaves that are in more than one share.
+        spans: most tensors or pieces of them in a share.
+    """
+
+    ranks: int
+    nodes: int
+    strategy: str
+    compression: str
+    stages: dict[str, float]
+    blocked_s: float
+    complete_s: dict[str, float]
+    serial_s: float
+    blocked_speedup: float
+    serial_speedup: float
+    blocked_efficiency: float | None
+    serial_efficiency: float | None
+    written_bytes: int
+    largest_bytes: int
+    imbalance: float
+    split_leaves: int
+    spans: int
+
+
+def study(
+    job: Job,
+    ranks: Sequence[int],
+    strategies: Sequence[str],
+    compressions: Sequence[str],
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Point]:
+    """All combinations, ranks ascending.
+
+    Args:
+        job: the state, the machine and the levels; its ranks, strategy and compression are replaced.
+        progress: told what comes next.
+
+    Raises:
+        ConfigError: an unknown strategy or compression; the machine is too small; the layout does not fit.
+    """
+    _check(strategies, STRATEGIES, "--strategy")
+    _check(compressions, COMPRESSIONS, "--compression")
+    counts = sorted(set(ranks))
+    alone = {key: _measure(job, 1, *key) for key in _combinations(strategies, compressions)} if _fits_one(job) else {}
+    points = []
+    for count in counts:
+        progress(f"{count:,} ranks")
+        shares: dict[str, Shares] = {}
+        reference = _measure(job, count, REFERENCE, "none", shares)
+        for strategy, compression in _combinations(strategies, compressions):
+            times = _measure(job, count, strategy, compression, shares)
+            points.append(_point(job, count, strategy, compression, times, reference, alone, shares[strategy]))
+    return points
+
+
+def _combinations(strategies: Sequence[str], compressions: Sequence[str]) -> Iterable[tuple[str, str]]:
+    return ((strategy, compression) for strategy in strategies for compression in compressions)
+
+
+def _fits_one(job: Job) -> bool:
+    try:
+        job.state.layout.at(1)
+    except ConfigError:
+        return False
+    return True
+
+
+def _measure(job: Job, ranks: int, strategy: str, compression: str, known: dict[str, Shares] | None = None) -> Times:
+    this = replace(job, ranks=ranks, strategy=strategy, compression=compression)
+    nodes, protection = this.nodes, this.protection
+    if protection.parity_group > nodes:  # as the library does: one group of all nodes, or none
+        group = nodes if nodes > protection.parity_tolerate else 0
+        this = replace(this, protection=replace(protection, parity_group=group))
+    shares = {} if known is None else known
+    if strategy not in shares:
+        shares[strategy] = this.state.shares(ranks, strategy, this.machine.memory.kappa_bytes)
+    return times_of(this, shares[strategy])
+
+
+def _point(
+    job: Job,
+    ranks: int,
+    strategy: str,
+    compression: str,
+    times: Times,
+    reference: Times,
+    alone: dict[tuple[str, str], Times],
+    shares: Shares,
+) -> Point:
+    one = alone.get((strategy, compression))
+    cost = shares.nbytes + job.machine.memory.kappa_bytes * shares.spans
+    return Point(
+        ranks=ranks,
+        nodes=-(-ranks // job.ranks_per_node),
+        strategy=strategy,
+        compression=compression,
+        stages=times.stages(),
+        blocked_s=times.blocked_s,
+        complete_s=times.complete(),
+        serial_s=times.serial_s(),
+        blocked_speedup=reference.blocked_s / times.blocked_s,
+        serial_speedup=reference.serial_s() / times.serial_s(),
+        blocked_efficiency=one.blocked_s / (ranks * times.blocked_s) if one else None,
+        serial_efficiency=one.serial_s() / (ranks * times.serial_s()) if one else None,
+        written_bytes=round(float(times.encoded.sum())),
+        largest_bytes=int(shares.nbytes.max()),
+        imbalance=float(cost.max() / cost.mean()) if cost.any() else 1.0,
+        split_leaves=shares.split,
+        spans=times.spans,
+    )
+
+
+def _check(names: Sequence[str], known: Sequence[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{name!r} is not known", expected="one or more of " + ", ".join(known), found=name, where=where
+            )

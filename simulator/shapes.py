@@ -1,0 +1,226 @@
+"""The parameters of model families, by shape and in the order and under the names of their reference implementations.
+
+Nothing is allocated: a trillion parameters are a few thousand records. What each parameter needs for parallel layouts
+is kept beside its shape: the layer it belongs to (pipeline parallelism), whether tensor parallelism divides it (M.
+Shoeybi et al., Megatron-LM, 2019: the matrices of attention and feed-forward and the embeddings by rows or columns,
+norms and the biases after a row-parallel matrix not), and which expert it belongs to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from deeppart.errors import ConfigError
+from deeppart.units import read_bytes
+
+#: Most layers, so that a slip of the keys does not fill the memory.
+_MOST_LAYERS = 100_000
+_MOST_TENSORS = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a model.
+
+    Attributes:
+        path: its name; components joined by dots, as in a module's ``state_dict()``.
+        elements: how many numbers it has.
+        layer: -1 before the first layer, the number of layers behind the last one.
+        divided: whether tensor parallelism divides it.
+        expert: its number among the experts of its layer, or None.
+    """
+
+    path: str
+    elements: int
+    layer: int
+    divided: bool = False
+    expert: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model by shapes.
+
+    Attributes:
+        name: what it was asked for by.
+        parameters: in order.
+        layers: how many layers a pipeline can divide.
+        experts: per layer; 0 for a dense model.
+        source: where the shapes are from.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    layers: int
+    experts: int
+    source: str
+
+    @property
+    def elements(self) -> int:
+        """Number of model parameters in the usual sense."""
+        return sum(parameter.elements for parameter in self.parameters)
+
+
+def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types: int = 2) -> Iterator[Parameter]:
+    """``BertModel`` with its pooler: J. Devlin et al., BERT, 2018; names as in Hugging Face's transformers."""
+    yield from _embedding("embeddings.word_embeddings", vocabulary, hidden)
+    yield Parameter("embeddings.position_embeddings.weight", positions * hidden, -1)
+    yield Parameter("embeddings.token_type_embeddings.weight", types * hidden, -1)
+    yield from _norm("embeddings.LayerNorm", hidden, -1)
+    for layer in range(layers):
+        name = f"encoder.layer.{layer}"
+        for projection in ("query", "key", "value"):
+            yield from _columns(f"{name}.attention.self.{projection}", hidden, hidden, layer)
+        yield from _rows(f"{name}.attention.output.dense", hidden, hidden, layer)
+        yield from _norm(f"{name}.attention.output.LayerNorm", hidden, layer)
+        yield from _columns(f"{name}.intermediate.dense", hidden, 4 * hidden, layer)
+        yield from _rows(f"{name}.output.dense", 4 * hidden, hidden, layer)
+        yield from _norm(f"{name}.output.LayerNorm", hidden, layer)
+    yield Parameter("pooler.dense.weight", hidden * hidden, layers)
+    yield Parameter("pooler.dense.bias", hidden, layers)
+
+
+def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024) -> Iterator[Parameter]:
+    """``GPT2LMHeadModel``, the output tied to the input: A. Radford et al., 2019; T. Brown et al., 2020."""
+    yield from _embedding("transformer.wte", vocabulary, hidden)
+    yield Parameter("transformer.wpe.weight", positions * hidden, -1)
+    for layer in range(layers):
+        name = f"transformer.h.{layer}"
+        yield from _norm(f"{name}.ln_1", hidden, layer)
+        yield from _columns(f"{name}.attn.c_attn", hidden, 3 * hidden, layer)
+        yield from _rows(f"{name}.attn.c_proj", hidden, hidden, layer)
+        yield from _norm(f"{name}.ln_2", hidden, layer)
+        yield from _columns(f"{name}.mlp.c_fc", hidden, 4 * hidden, layer)
+        yield from _rows(f"{name}.mlp.c_proj", 4 * hidden, hidden, layer)
+    yield from _norm("transformer.ln_f", hidden, layers)
+
+
+def llama(
+    layers: int,
+    hidden: int,
+    feed_forward: int,
+    heads: int,
+    key_heads: int,
+    vocabulary: int,
+    experts: int = 0,
+) -> Iterator[Parameter]:
+    """``LlamaForCausalLM``, output not tied; with experts ``MixtralForCausalLM``.
+
+    Sources: A. Grattafiori et al., The Llama 3 Herd of Models, 2024; A. Jiang et al., Mixtral of Experts, 2024.
+    """
+    keys = hidden // heads * key_heads
+    yield from _embedding("model.embed_tokens", vocabulary, hidden)
+    for layer in range(layers):
+        name = f"model.layers.{layer}"
+        for projection, width in (("q", hidden), ("k", keys), ("v", keys), ("o", hidden)):
+            yield Parameter(f"{name}.self_attn.{projection}_proj.weight", hidden * width, layer, True)
+        if experts:
+            yield Parameter(f"{name}.block_sparse_moe.gate.weight", hidden * experts, layer)
+        for expert in range(experts):
+            for matrix in ("w1", "w2", "w3"):
+                path = f"{name}.block_sparse_moe.experts.{expert}.{matrix}.weight"
+                yield Parameter(path, hidden * feed_forward, layer, True, expert)
+        for matrix in () if experts else ("gate", "up", "down"):
+            yield Parameter(f"{name}.mlp.{matrix}_proj.weight", hidden * feed_forward, layer, True)
+        yield Parameter(f"{name}.input_layernorm.weight", hidden, layer)
+        yield Parameter(f"{name}.post_attention_layernorm.weight", hidden, layer)
+    yield Parameter("model.norm.weight", hidden, layers)
+    yield Parameter("lm_head.weight", vocabulary * hidden, layers, True)
+
+
+def tensors(count: int, elements: int) -> Iterator[Parameter]:
+    """Equal tensors, one to a layer."""
+    for number in range(count):
+        yield Parameter(f"tensors.{number}.weight", elements, number, True)
+
+
+_BERT = "J. Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2018"
+_GPT2 = "A. Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
+_GPT3 = "T. Brown et al., Language Models are Few-Shot Learners, 2020, table 2.1"
+_MEGATRON = "D. Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021, table 1"
+_LLAMA = "A. Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
+_MIXTRAL = "A. Jiang et al., Mixtral of Experts, 2024, table 1"
+
+Builder = Callable[[], Iterator[Parameter]]
+#: Name -> (what builds it, layers, experts, source).
+PRESETS: Mapping[str, tuple[Builder, int, int, str]] = MappingProxyType(
+    {
+        "bert-base": (lambda: bert(12, 768, 30522), 12, 0, _BERT),
+        "bert-large": (lambda: bert(24, 1024, 30522), 24, 0, _BERT),
+        "gpt2": (lambda: gpt(12, 768), 12, 0, _GPT2),
+        "gpt2-medium": (lambda: gpt(24, 1024), 24, 0, _GPT2),
+        "gpt2-large": (lambda: gpt(36, 1280), 36, 0, _GPT2),
+        "gpt2-xl": (lambda: gpt(48, 1600), 48, 0, _GPT2),
+        "gpt3-6.7b": (lambda: gpt(32, 4096, positions=2048), 32, 0, _GPT3),
+        "gpt3-13b": (lambda: gpt(40, 5120, positions=2048), 40, 0, _GPT3),
+        "gpt3-175b": (lambda: gpt(96, 12288, positions=2048), 96, 0, _GPT3),
+        "gpt-1t": (lambda: gpt(128, 25600, 51200, 2048), 128, 0, _MEGATRON),
+        "llama3-8b": (lambda: llama(32, 4096, 14336, 32, 8, 128256), 32, 0, _LLAMA),
+        "llama3-70b": (lambda: llama(80, 8192, 28672, 64, 8, 128256), 80, 0, _LLAMA),
+        "llama3-405b": (lambda: llama(126, 16384, 53248, 128, 8, 128256), 126, 0, _LLAMA),
+        "mixtral-8x7b": (lambda: llama(32, 4096, 14336, 32, 8, 32000, 8), 32, 8, _MIXTRAL),
+        "mixtral-8x22b": (lambda: llama(56, 6144, 16384, 48, 8, 32768, 8), 56, 8, "Mistral AI, Mixtral-8x22B-v0.3"),
+    }
+)
+
+_FAMILY = re.compile(r"(bert|gpt)-(\d+)x(\d+)x(\d+)")
+_TENSORS = re.compile(r"tensors-(\d+)x(.+)")
+#: How families are asked for; for messages.
+FAMILIES = ("bert-LAYERSxHIDDENxVOCABULARY", "gpt-LAYERSxHIDDENxVOCABULARY", "tensors-COUNTxSIZE")
+
+
+def model_named(name: str) -> Model:
+    """A preset, or a member of a family: ``bert-48x2048x30522``, ``tensors-100000x4KiB`` (of 4-byte elements).
+
+    Raises:
+        ConfigError: no such model.
+    """
+    if name in PRESETS:
+        build, layers, experts, source = PRESETS[name]
+        return Model(name, tuple(build()), layers, experts, source)
+    if match := _FAMILY.fullmatch(name):
+        layers, hidden, vocabulary = (int(number) for number in match.groups()[1:])
+        if 0 < layers <= _MOST_LAYERS and hidden > 0 and vocabulary > 0:
+            build_family = bert if match[1] == "bert" else gpt
+            return Model(name, tuple(build_family(layers, hidden, vocabulary)), layers, 0, f"family {match[1]}")
+    if match := _TENSORS.fullmatch(name):
+        try:
+            count, nbytes = int(match[1]), read_bytes(match[2])
+        except ValueError:
+            count, nbytes = 0, 0.0
+        if 0 < count <= _MOST_TENSORS and nbytes >= 4 and nbytes % 4 == 0:
+            return Model(name, tuple(tensors(count, int(nbytes) // 4)), count, 0, "equal tensors")
+    raise ConfigError(
+        "there is no such model",
+        expected=", ".join(PRESETS) + ", or of a family: " + ", ".join(FAMILIES),
+        found=repr(name),
+        where="--state",
+        todo="take one of these, or --from with a checkpoint or a Python file of your own",
+    )
+
+
+# --- pieces of layers -----------------------------------------------------------------------------------------------
+
+
+def _embedding(name: str, vocabulary: int, hidden: int) -> Iterator[Parameter]:
+    yield Parameter(f"{name}.weight", vocabulary * hidden, -1, True)
+
+
+def _norm(name: str, hidden: int, layer: int) -> Iterator[Parameter]:
+    yield Parameter(f"{name}.weight", hidden, layer)
+    yield Parameter(f"{name}.bias", hidden, layer)
+
+
+def _columns(name: str, inputs: int, outputs: int, layer: int) -> Iterator[Parameter]:
+    """A column-parallel matrix: its bias is divided with it."""
+    yield Parameter(f"{name}.weight", inputs * outputs, layer, True)
+    yield Parameter(f"{name}.bias", outputs, layer, True)
+
+
+def _rows(name: str, inputs: int, outputs: int, layer: int) -> Iterator[Parameter]:
+    """A row-parallel matrix: its bias, added after the sum, is not."""
+    yield Parameter(f"{name}.weight", inputs * outputs, layer, True)
+    yield Parameter(f"{name}.bias", outputs, layer)

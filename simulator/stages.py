@@ -1,0 +1,314 @@
+"""What each stage of one checkpoint takes, from the shares that the partitioner made and the machine's numbers.
+
+The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
+encoding, the part file on the node, copies, parity and the drain follow in the background. Times are those of the
+slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
+the drain follows the local file as it grows; serial, one stage begins where the one before ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from deeppart.errors import ConfigError
+from deeppart.redundancy import Stripes, block_bytes_for
+
+from .machines import Machine
+from .sharing import FloatArray, by_node, finish_times
+from .states import Shares, State
+
+#: Stages in the order in which tables and timelines show them.
+STAGES = ("plan", "capture", "encode", "local", "partner", "parity", "persistent")
+COMPRESSIONS = ("none", "tensor", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """Which levels a checkpoint goes to.
+
+    Attributes:
+        local: the nodes' own storage.
+        partner: a copy on another node.
+        parity_group: nodes in a parity group; 0 for no parity.
+        parity_tolerate: of them, how many may be lost.
+        persistent: the parallel file system.
+    """
+
+    local: bool = True
+    partner: bool = True
+    parity_group: int = 0
+    parity_tolerate: int = 1
+    persistent: bool = True
+
+    def __post_init__(self) -> None:
+        if self.parity_group and not 1 <= self.parity_tolerate < self.parity_group:
+            raise ConfigError(
+                "the parity group is impossible",
+                expected="parity_tolerate from 1 to below parity_group",
+                found=f"parity_group {self.parity_group}, parity_tolerate {self.parity_tolerate}",
+                where="--parity",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job on a machine.
+
+    Attributes:
+        state: what it holds.
+        machine: what it runs on.
+        ranks: how many.
+        ranks_per_node: on each node.
+        strategy: of the partitioner.
+        compression: "none", "tensor" or "auto".
+        capture: "eager" or "lazy".
+        protection: the levels.
+        flush_bandwidth: most bytes per second of a node to the file system and other nodes; infinity for no limit.
+    """
+
+    state: State
+    machine: Machine
+    ranks: int
+    ranks_per_node: int
+    strategy: str = "deeppart"
+    compression: str = "none"
+    capture: str = "eager"
+    protection: Protection = Protection()
+    flush_bandwidth: float = math.inf
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes.
+
+        Raises:
+            ConfigError: the machine has fewer.
+        """
+        return self.machine.nodes_for(self.ranks, self.ranks_per_node)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Times:
+    """Seconds of one checkpoint.
+
+    Attributes:
+        plan: planning and agreement, on every rank.
+        capture: float64[ranks], the copy of the share.
+        encode: float64[ranks], with all encoding threads.
+        local: float64[ranks], writing the part, without encoding.
+        partner: float64[nodes], sending and storing copies.
+        parity: float64[nodes], exchanging, encoding and storing parity.
+        persistent: float64[ranks], writing to the file system.
+        encoded: float64[ranks], bytes of the parts.
+        raw: float64[ranks], bytes of the shares.
+        spans: most spans of a rank.
+        lazy: whether the copy is made in the background.
+    """
+
+    plan: float
+    capture: FloatArray
+    encode: FloatArray
+    local: FloatArray
+    partner: FloatArray
+    parity: FloatArray
+    persistent: FloatArray
+    encoded: FloatArray
+    raw: FloatArray
+    spans: int
+    lazy: bool
+
+    @property
+    def blocked_s(self) -> float:
+        """Training waits for so long."""
+        return self.plan + (0.0 if self.lazy else float(self.capture.max()))
+
+    def stages(self) -> dict[str, float]:
+        """Stage -> seconds of the slowest."""
+        found = {name: getattr(self, name) for name in STAGES[1:]}
+        return {"plan": self.plan} | {name: float(times.max(initial=0.0)) for name, times in found.items()}
+
+    def complete(self, *, overlapped: bool = True) -> dict[str, float]:
+        """Level -> seconds from the call until it is complete on all ranks; levels that are off are left out."""
+        took = self.stages()
+        captured = took["plan"] + took["capture"]
+        done: dict[str, float] = {}
+        ready = captured
+        if took["local"]:
+            stored = np.maximum(self.encode, self.local) if overlapped else self.encode + self.local
+            ready = done["local"] = captured + float(stored.max())
+        for level in ("partner", "parity"):
+            if took[level]:
+                ready = done[level] = ready + took[level]
+        if took["persistent"]:
+            if overlapped:
+                behind = np.maximum(np.maximum(self.encode, self.local), self.persistent)
+                done["persistent"] = captured + float(behind.max())
+            else:
+                done["persistent"] = ready + float((self.persistent + (0 if took["local"] else self.encode)).max())
+        return done
+
+    def serial_s(self) -> float:
+        """Seconds of all stages, one after the other: what it takes where nothing is done in the background."""
+        return max(self.complete(overlapped=False).values(), default=self.plan + float(self.capture.max()))
+
+
+def times_of(job: Job, shares: Shares) -> Times:
+    """Seconds of every stage of one checkpoint of a job.
+
+    Args:
+        shares: of the job's state among its ranks.
+
+    Raises:
+        ConfigError: the machine has fewer nodes than the job needs, or fewer nodes than a parity group.
+    """
+    machine, protection = job.machine, job.protection
+    nodes = job.nodes
+    raw = by_node(shares.nbytes, job.ranks_per_node)
+    spans = by_node(shares.spans, job.ranks_per_node)
+    memory = machine.memory
+    crowding = machine.crowding(min(job.ranks, job.ranks_per_node))
+    handled = spans * crowding  # tensors, by processes that share cores
+    capture = finish_times(raw, memory.copy, memory.node_copy) + handled * memory.tensor
+    ratio, encode_rate = codec_of(job, shares)
+    encoded = raw * ratio
+    encode = encoded * 0 if math.isinf(encode_rate) else raw / encode_rate
+    nothing = np.zeros(nodes)
+    local = persistent = np.zeros_like(raw)
+    if protection.local:
+        local = finish_times(encoded, machine.local.rank_write, machine.local.write)
+        local += np.where(encoded > 0, machine.local.file, 0.0) + handled * machine.local.tensor
+    partner = _partner(job, encoded) if protection.partner and nodes > 1 else nothing
+    parity = _parity(job, encoded) if protection.parity_group else nothing
+    if protection.persistent:
+        manifest = machine.persistent.leaf * max(_leaves_held(job.state, job.ranks)) * crowding
+        persistent = _persistent(job, encoded) + handled * machine.persistent.tensor
+        persistent = np.where(encoded > 0, persistent + manifest, 0.0)
+    flat = slice(0, job.ranks)
+    return Times(
+        plan=_plan_s(job),
+        capture=capture.ravel()[flat],
+        encode=encode.ravel()[flat],
+        local=local.ravel()[flat],
+        partner=partner,
+        parity=parity,
+        persistent=persistent.ravel()[flat],
+        encoded=encoded.ravel()[flat],
+        raw=raw.ravel()[flat],
+        spans=int(shares.spans.max()),
+        lazy=job.capture == "lazy",
+    )
+
+
+def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
+    """(bytes after / before, bytes per second of one rank's threads) of the job's codec on its mix of dtypes.
+
+    Where nothing is encoded these are 1 and infinity. "auto" encodes where that ends sooner than writing raw does, as
+    the library decides from what it measures.
+    """
+    if job.compression == "none":
+        return 1.0, math.inf
+    ratio = seconds = 0.0
+    threads = job.machine.encoding_threads(min(job.ranks, job.ranks_per_node))
+    for dtype, share in shares.by_dtype.items():
+        codec = job.machine.codecs.get(dtype)
+        ratio += share * (codec.ratio if codec else 1.0)
+        seconds += share / (codec.encode * threads) if codec else 0.0
+    rate = 1 / seconds if seconds else math.inf
+    if job.compression == "auto" and not _pays(job, ratio, rate):
+        return 1.0, math.inf
+    return ratio, rate
+
+
+def _pays(job: Job, ratio: float, rate: float) -> bool:
+    """Whether encoding ends sooner than writing raw, at the last level that the checkpoint goes to."""
+    each = _slowest_rate(job)
+    return max(1 / rate, ratio / each) < 1 / each
+
+
+def _slowest_rate(job: Job) -> float:
+    """Bytes per second that a rank gets at the slowest level, all writing at a time."""
+    machine, on_node = job.machine, min(job.ranks, job.ranks_per_node)
+    rates = [math.inf]
+    if job.protection.local:
+        rates.append(min(machine.local.rank_write, machine.local.write / on_node))
+    if job.protection.persistent:
+        rates.append(min(machine.persistent.rank_write, _node_write(job) / on_node))
+    return min(rates)
+
+
+def _node_write(job: Job) -> float:
+    """Bytes per second of each node to the file system, all writing at a time."""
+    persistent = job.machine.persistent
+    shared = persistent.write * (1 - persistent.others) / job.nodes
+    return min(persistent.node_write, job.flush_bandwidth, shared)
+
+
+def _plan_s(job: Job) -> float:
+    machine = job.machine
+    held = max(_leaves_held(job.state, job.ranks))
+    memory, alone = machine.memory, job.ranks == 1
+    meeting = 0.0 if alone else 2 * machine.network.latency * math.ceil(math.log2(job.ranks))
+    looking = memory.call + (memory.leaf + (0.0 if alone else memory.compare)) * held
+    return looking * machine.crowding(min(job.ranks, job.ranks_per_node)) + meeting
+
+
+def _leaves_held(state: State, ranks: int) -> tuple[int, ...]:
+    """Numbers of leaves on ranks: that of each kind of rank, once."""
+    count = np.zeros(ranks, dtype=np.int64)
+    for groups in state.on(ranks):
+        count[groups.ranks] += len(groups.leaves)
+    return tuple(np.unique(count).tolist())
+
+
+def _partner(job: Job, encoded: FloatArray) -> FloatArray:
+    """Every node sends its parts to the next one, and stores what comes from the one before."""
+    machine = job.machine
+    out = encoded.sum(axis=1)
+    into = np.roll(out, 1)
+    link = min(machine.network.bandwidth, job.flush_bandwidth)
+    moved = np.maximum(out, into) / link
+    stored = into / min(machine.local.write, machine.local.rank_write * job.ranks_per_node)
+    times: FloatArray = np.maximum(moved, stored) + machine.local.file + machine.network.latency
+    return times
+
+
+def _parity(job: Job, encoded: FloatArray) -> FloatArray:
+    """Members of a set exchange blocks, encode a stripe of each row, and store their parity."""
+    machine, protection = job.machine, job.protection
+    group, tolerate = protection.parity_group, protection.parity_tolerate
+    if job.nodes < group:
+        raise ConfigError(
+            "there are fewer nodes than a parity group has",
+            expected=f"at least {group} nodes, or a smaller group",
+            found=f"{job.nodes} nodes",
+            where="--parity",
+            todo="take more ranks, fewer on each node, or a smaller --parity",
+        )
+    longest = encoded.max(axis=0)  # the c-th parts of a group's nodes make a set
+    stripes = [Stripes(group, tolerate, block_bytes_for(group), int(part)) for part in longest]
+    stored = float(sum(each.parity_bytes for each in stripes))
+    data = encoded.sum(axis=1)
+    # A node's blocks go to the members that encode them, all but those it encodes itself; of the parity that it
+    # computes, all but its own share goes on. It gets as much as it sends.
+    sent = data * (1 - 1 / group) + stored * (tolerate - 1) / tolerate
+    moved = sent / min(machine.network.bandwidth, job.flush_bandwidth)
+    encoding = longest.max() / machine.network.parity
+    writing = stored / min(machine.local.write, machine.local.rank_write * job.ranks_per_node)
+    slowest = np.maximum(np.maximum(moved, encoding), writing)
+    times: FloatArray = slowest + machine.local.file + group * machine.network.latency
+    return times
+
+
+def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
+    """Every rank writes its part, as fast as its node, the job and the metadata servers allow."""
+    persistent = job.machine.persistent
+    node_write = min(persistent.node_write, job.flush_bandwidth)
+    times = finish_times(encoded, persistent.rank_write, node_write)
+    everything = float(encoded.sum()) / (persistent.write * (1 - persistent.others))
+    slowest = float(times.max())
+    if slowest and everything > slowest:  # the file system is what they wait for, and it is shared alike
+        times = times * (everything / slowest)
+    files = int(np.count_nonzero(encoded))
+    return np.where(encoded > 0, times + persistent.file + files / persistent.files, 0.0)

@@ -1,0 +1,200 @@
+"""What survives a failure, decided by the library's own restart planner.
+
+A campaign knows which nodes' storage was lost since each checkpoint. The planner is asked about the parts that this
+concerns: those of the lost nodes, and all that could give them back (their partners, the members of their parity
+groups). All other parts are on their own nodes, and would be found there. Ranks of one node live and die together, so
+one part stands for the parts of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from deeppart.model import LEVELS, Attempt, ParityIdentity, ParityMember, PartRecord
+from deeppart.redundancy import Nodes, block_bytes_for, parity_groups, partner_nodes
+from deeppart.restart import Committed, Inventory, StoredParity, StoredPart, survey
+
+from .stages import Protection
+
+#: Bytes of a part, as far as the planner is concerned: all parts are alike.
+_PART_BYTES = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Stored:
+    """One checkpoint, wherever it is.
+
+    Attributes:
+        sequence: its number.
+        progress_s: training that it holds.
+        nodes: that saved it; the place of a node is its number in the world then.
+        levels: on which it is complete, and still there.
+        lost: nodes whose storage was lost since.
+    """
+
+    sequence: int
+    progress_s: float
+    nodes: tuple[int, ...]
+    levels: set[str] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What the planner chose.
+
+    Attributes:
+        stored: the checkpoint.
+        parts: level -> nodes whose parts come from there.
+    """
+
+    stored: Stored
+    parts: dict[str, int]
+
+    @property
+    def level(self) -> str:
+        """The costliest level that was needed."""
+        return max(self.parts, key=LEVELS.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who protects whom among the nodes of a world, by their places in it.
+
+    Attributes:
+        partner: per place, that of the node with its copies; empty without such a level, or with one node.
+        group: per place, the places of its parity group; empty without such a level.
+    """
+
+    partner: tuple[int, ...]
+    group: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=64)
+def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int) -> Placement:
+    """As the library places copies and parity.
+
+    Args:
+        nodes: of the world.
+        domain_nodes: nodes that share a switch or rack; 0 where that is not known.
+    """
+    domains = [f"group{node // domain_nodes}" for node in nodes] if domain_nodes else ()
+    world = Nodes.of(range(len(nodes)), domains)
+    partner = partner_nodes(world) if protection.partner and len(nodes) > 1 else ()
+    group: list[tuple[int, ...]] = []
+    if protection.parity_group and len(nodes) >= protection.parity_group:
+        group = [()] * len(nodes)
+        for members in parity_groups(world, protection.parity_group):
+            for place in members:
+                group[place] = members
+    return Placement(partner, tuple(group))
+
+
+def recover(
+    stored: Iterable[Stored], world: Sequence[int], protection: Protection, domain_nodes: int = 0
+) -> Recovery | None:
+    """The newest checkpoint that can be had, and from where; None where there is none.
+
+    Args:
+        stored: all checkpoints that were complete on some level.
+        world: nodes of the job that restarts.
+    """
+    checkpoints = {each.sequence: each for each in stored if each.levels}
+    here = set(world)
+    concerned = {
+        number: _concerned(each, here, placement(each.nodes, protection, domain_nodes))
+        for number, each in checkpoints.items()
+    }
+    nodes = sorted({checkpoints[n].nodes[place] for n, places in concerned.items() for place in places} & here)
+    ranks = {node: rank for rank, node in enumerate(nodes or list(world)[:1])}
+    found: list[list[StoredPart]] = [[] for _ in ranks]
+    parity: list[list[StoredParity]] = [[] for _ in ranks]
+    committed: list[Committed] = []
+    for number, each in checkpoints.items():
+        places = placement(each.nodes, protection, domain_nodes)
+        _add(each, concerned[number], places, protection, ranks, found, parity, committed)
+    inventory = Inventory(
+        tuple(map(tuple, found)), tuple(range(len(ranks))), tuple(committed), parity=tuple(map(tuple, parity))
+    )
+    candidates = survey(inventory).candidates
+    if not candidates:
+        return None
+    best = candidates[0]
+    chosen = checkpoints[best.attempt.step]
+    on_nodes = "local" in chosen.levels
+    parts: dict[str, int] = {}
+    gone = {place for place in concerned[chosen.sequence] if _is_gone(chosen, place, here)}
+    for part, place in enumerate(concerned[chosen.sequence]):
+        if place in gone or not on_nodes:
+            level = best.sources[part][0].level
+            parts[level] = parts.get(level, 0) + 1
+    others = len(chosen.nodes) - sum(parts.values())
+    if others:
+        level = "local" if on_nodes else "persistent"
+        parts[level] = parts.get(level, 0) + others
+    return Recovery(chosen, parts)
+
+
+def _is_gone(stored: Stored, place: int, here: set[int]) -> bool:
+    node = stored.nodes[place]
+    return node in stored.lost or node not in here
+
+
+def _concerned(stored: Stored, here: set[int], places: Placement) -> list[int]:
+    """Places whose parts the planner is asked about: those of nodes that are gone and what could give these back."""
+    gone = [place for place in range(len(stored.nodes)) if _is_gone(stored, place, here)]
+    found = set(gone)
+    for place in gone:
+        found.update(places.group[place] if places.group else ())
+        found.update({places.partner[place]} if places.partner else ())
+    return sorted(found) or [0]
+
+
+def _add(
+    stored: Stored,
+    concerned: list[int],
+    places: Placement,
+    protection: Protection,
+    ranks: dict[int, int],
+    found: list[list[StoredPart]],
+    parity: list[list[StoredParity]],
+    committed: list[Committed],
+) -> None:
+    """Put what is left of one checkpoint into the inventory."""
+    attempt = Attempt("0" * 32, "0" * 32, stored.sequence, stored.sequence, len(concerned))
+    number_of = {place: number for number, place in enumerate(concerned)}
+    digests = {place: f"{number:032x}" for place, number in number_of.items()}
+
+    def reader(place: int) -> int | None:
+        node = stored.nodes[place]
+        return None if node in stored.lost else ranks.get(node)
+
+    def part(level: str, place: int) -> StoredPart:
+        path = f"{level}/{stored.sequence}/{place}"
+        return StoredPart(level, attempt, number_of[place], path, _PART_BYTES, digests[place])
+
+    for place in concerned:
+        own = reader(place)
+        if "local" in stored.levels and own is not None:
+            found[own].append(part("local", place))
+        keeper = reader(places.partner[place]) if "partner" in stored.levels and places.partner else None
+        if keeper is not None:
+            found[keeper].append(part("partner", place))
+    if "parity" in stored.levels and places.group:
+        for members in {places.group[place] for place in concerned if set(places.group[place]) <= set(concerned)}:
+            records = tuple(ParityMember(number_of[place], _PART_BYTES, digests[place]) for place in members)
+            for number, place in enumerate(members):
+                keeper = reader(place)
+                if keeper is not None:
+                    identity = ParityIdentity(
+                        attempt, records, protection.parity_tolerate, block_bytes_for(len(members)), number
+                    )
+                    parity[keeper].append(StoredParity(identity, f"parity/{stored.sequence}/{place}", _PART_BYTES))
+    if "persistent" in stored.levels:
+        records_of = tuple(
+            PartRecord(number, f"part-{number}", _PART_BYTES, _PART_BYTES, digests[place], digests[place])
+            for place, number in number_of.items()
+        )
+        committed.append(Committed(attempt, f"persistent/{stored.sequence}", records_of))

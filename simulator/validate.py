@@ -1,0 +1,142 @@
+"""The simulator against the library on this machine: real checkpoints under MPI, each predicted before.
+
+Measured are sizes and numbers of tensors that were not calibrated on, eager, uncompressed, to the node's storage and
+to the file system, freely and throttled. What is compared is what users feel: how long a call blocks, and how long it
+takes until a level is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from .machines import Machine
+from .measuring import Directories, Save, measure
+from .stages import Job, Protection, times_of
+from .states import read_state
+
+#: What is to be reached: half of the errors, and all of them, as shares of what was measured.
+MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
+RANKS = (1, 2, 4)
+#: (bytes of the state, tensors, bytes per second that one node may flush, or None).
+CASES = (
+    (256 << 20, 64, None),
+    (128 << 20, 2000, None),
+    (64 << 20, 16384, None),
+    (128 << 20, 200, 150e6),
+)
+QUICK_CASES = ((64 << 20, 64, None), (16 << 20, 4096, None), (32 << 20, 200, 100e6))
+ROUNDS, QUICK_ROUNDS = 7, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One number.
+
+    Attributes:
+        ranks, nbytes, tensors: of what.
+        flush_bandwidth: of the node, or None.
+        what: "blocked", "local" or "persistent".
+        predicted_s, measured_s: seconds; measured is the median of the rounds.
+        least_s, most_s: of the rounds.
+    """
+
+    ranks: int
+    nbytes: int
+    tensors: int
+    flush_bandwidth: float | None
+    what: str
+    predicted_s: float
+    measured_s: float
+    least_s: float
+    most_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of what was measured; above 0 where it was too long."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All numbers.
+
+    Attributes:
+        comparisons: of every case.
+    """
+
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def median_error(self) -> float:
+        """Of the errors, signs apart."""
+        return median(abs(each.error) for each in self.comparisons)
+
+    @property
+    def worst_error(self) -> float:
+        """The largest, sign apart."""
+        return max(abs(each.error) for each in self.comparisons)
+
+    @property
+    def met(self) -> bool:
+        """Whether both targets are."""
+        return self.median_error <= MEDIAN_TARGET and self.worst_error <= WORST_TARGET
+
+
+def validate(
+    machine_for: Callable[[int], Machine],
+    directories: Directories,
+    ranks: Sequence[int] = RANKS,
+    *,
+    quick: bool = False,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Validation:
+    """Run and compare.
+
+    Args:
+        machine_for: number of ranks -> this machine, calibrated before for so many on the node.
+
+    Raises:
+        ConfigError: no mpirun. DeeppartError: the ranks failed.
+    """
+    cases, rounds = (QUICK_CASES, QUICK_ROUNDS) if quick else (CASES, ROUNDS)
+    comparisons: list[Comparison] = []
+    for count in ranks:
+        machine = machine_for(count)
+        progress(f"{count} ranks" if count > 1 else "one rank")
+        saves = [Save(nbytes, tensors, True, True, rounds, flush) for nbytes, tensors, flush in cases]
+        for save, measured in zip(saves, measure(count, saves, directories)["saves"], strict=True):
+            predicted = predict(machine, count, save)
+            for what in ("blocked", "local", "persistent"):
+                seconds = measured[what]
+                comparisons.append(
+                    Comparison(
+                        count,
+                        save.nbytes,
+                        save.tensors,
+                        save.flush_bandwidth,
+                        what,
+                        predicted[what],
+                        median(seconds),
+                        min(seconds),
+                        max(seconds),
+                    )
+                )
+    return Validation(tuple(comparisons))
+
+
+def predict(machine: Machine, ranks: int, save: Save) -> dict[str, float]:
+    """What the simulator says to such checkpoints: blocked, local, persistent, in seconds."""
+    state = read_state(f"tensors-{save.tensors}x{save.nbytes // save.tensors // 4 * 4}")
+    job = Job(
+        state=state,
+        machine=machine,
+        ranks=ranks,
+        ranks_per_node=ranks,
+        capture=save.capture,
+        protection=Protection(partner=False),
+        flush_bandwidth=float("inf") if save.flush_bandwidth is None else save.flush_bandwidth,
+    )
+    times = times_of(job, state.shares(ranks, kappa=machine.memory.kappa_bytes))
+    return {"blocked": times.blocked_s} | times.complete()
