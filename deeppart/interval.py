@@ -161,7 +161,7 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
 
 
 def _worth_trying(levels: int) -> list[tuple[bool, ...]]:
-    """Which levels to write: the cheapest and the highest always, those in between or not: a higher one can stand in."""
+    """Which levels to write: the cheapest and the highest always, those in between or not, as a higher can stand in."""
     between = product((True, False), repeat=max(0, levels - 2))
     return [(True, *middle, True)[:levels] for middle in between]
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from deeppart.calibrating.tasks import SaveTask
+
 from .machines import Codec, Local, Machine, Memory, Network, Persistent
-from .measuring import Directories, Save, measure
+from .measuring import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 #: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Many tensors are of 4 KiB.
@@ -86,10 +88,10 @@ def _measure(
     directories: Directories,
     dtypes: Sequence[str],
 ) -> tuple[list[Sample], dict[str, Any]]:
-    saves = [Save(nbytes * ranks, tensors * ranks, persistent=True, rounds=rounds) for nbytes, tensors in shares]
+    saves = [SaveTask(nbytes * ranks, tensors * ranks, persistent=True, rounds=rounds) for nbytes, tensors in shares]
     # A restore makes the next checkpoint slower: apart from the others.
     again = max(2, rounds // 2)
-    saves += [Save(nbytes * ranks, tensors * ranks, rounds=again, restore=True) for nbytes, tensors in shares]
+    saves += [SaveTask(nbytes * ranks, tensors * ranks, rounds=again, restore=True) for nbytes, tensors in shares]
     found = measure(ranks, saves, directories, dtypes)
     samples = []
     for number, (nbytes, tensors) in enumerate(shares):
@@ -143,6 +145,7 @@ def machine_from(
             tensor=node["capture"][2] / crowding,
             call=(node["plan"][0] + node["capture"][0]) / crowding,
             leaf=leaf,
+            hash=pieces["hash"],
             compare=max(0.0, together_leaf - leaf) if ranks_per_node > 1 else 0.0,
         ),
         local=Local(
@@ -174,8 +177,8 @@ def machine_from(
 def fit(samples: Sequence[Sample], what: str) -> tuple[float, float, float]:
     """(constant in s, s per byte of a share, s per tensor of a share) of a stage.
 
-    On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of the
-    time of the largest share is put down to its bytes: a rate that was reached for sure.
+    On a machine that is busy otherwise the fit may leave nothing for bytes, as if they moved in no time. Then all of
+    the time of the largest share is put down to its bytes: a rate that was reached for sure.
     """
     rows = [(1.0, each.share_bytes, each.share_tensors) for each in samples]
     fitted = _least_squares([each.seconds[what] for each in samples], rows)

@@ -72,7 +72,7 @@ def of(kind: Kind, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Copying the share while training waits.
+    """What a rank does with its share in memory: the copy while training waits, and digests.
 
     Attributes:
         copy: of one rank alone, from live tensors (on a GPU: from there to the host).
@@ -81,6 +81,7 @@ class Memory:
         call: for a ``checkpoint()`` as such.
         leaf: for each leaf of the state, on every rank: taking the state apart.
         compare: for each leaf besides, where there are other ranks to compare with.
+        hash: digests of chunks, on one thread of those that encode.
     """
 
     copy: float = of(RATE)
@@ -89,6 +90,7 @@ class Memory:
     call: float = of(SECONDS, 1e-3)
     leaf: float = of(SECONDS, 2e-6)
     compare: float = of(SECONDS, 1e-6)
+    hash: float = of(RATE, 16e9)
 
     @property
     def kappa_bytes(self) -> float:

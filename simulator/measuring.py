@@ -13,39 +13,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deeppart.calibrating.tasks import SaveTask, Tasks, tasks_json
 from deeppart.errors import ConfigError, DeeppartError
 
 #: Seconds that a whole job of measurements may take.
 TIMEOUT_S = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Real checkpoints to be measured; the fields of ``deeppart.calibrating.tasks.SaveTask``.
-
-    Attributes:
-        nbytes: of the state, which every rank holds alike.
-        tensors: how many, of equal length.
-        local: whether there is a local level.
-        persistent: whether there is a persistent level.
-        rounds: checkpoints that count.
-        flush_bandwidth: of the node, in bytes per second, or None.
-        capture: "eager" or "lazy".
-        restore: whether to measure coming back too.
-    """
-
-    nbytes: int
-    tensors: int
-    local: bool = True
-    persistent: bool = False
-    rounds: int = 5
-    flush_bandwidth: float | None = None
-    capture: str = "eager"
-    restore: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +37,9 @@ class Directories:
     persistent: Path
 
 
-def measure(ranks: int, saves: Sequence[Save], directories: Directories, dtypes: Sequence[str] = ()) -> dict[str, Any]:
+def measure(
+    ranks: int, saves: Sequence[SaveTask], directories: Directories, dtypes: Sequence[str] = ()
+) -> dict[str, Any]:
     """Run checkpoints on so many ranks.
 
     Args:
@@ -76,21 +54,14 @@ def measure(ranks: int, saves: Sequence[Save], directories: Directories, dtypes:
     scratch = Path(tempfile.mkdtemp(prefix="deeppart-measure-", dir=directories.local))
     kept = Path(tempfile.mkdtemp(prefix="deeppart-measure-", dir=directories.persistent))
     try:
-        tasks = [_task(save, scratch / str(number), kept / str(number)) for number, save in enumerate(saves)]
-        pieces = {"dtypes": list(dtypes), "seconds": 0.4} if dtypes else None
         file = scratch / "tasks.json"
-        file.write_text(json.dumps({"saves": tasks, "pieces": pieces}), encoding="utf-8")
+        tasks = Tasks(tuple(saves), str(scratch), str(kept), tuple(dtypes))
+        file.write_text(tasks_json(tasks), encoding="utf-8")
         answer = _run([*_launcher(ranks), sys.executable, "-m", "deeppart.calibrating", str(file)])
         return dict(json.loads(answer[answer.index("{") :]))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(kept, ignore_errors=True)
-
-
-def _task(save: Save, local: Path, persistent: Path) -> dict[str, Any]:
-    task = {key: value for key, value in asdict(save).items() if key not in ("local", "persistent")}
-    task["levels"] = [level for level in ("local", "persistent") if getattr(save, level)]
-    return task | {"local_dir": str(local) if save.local else None, "persistent_dir": str(persistent)}
 
 
 def _launcher(ranks: int) -> list[str]:

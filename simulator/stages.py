@@ -214,8 +214,8 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
     for dtype, share in shares.by_dtype.items():
         codec = job.machine.codecs.get(dtype)
         ratio += share * (codec.ratio if codec else 1.0)
-        seconds += share / (codec.encode * threads) if codec else 0.0
-    rate = 1 / seconds if seconds else math.inf
+        seconds += share / codec.encode if codec else 0.0
+    rate = threads / (seconds + 1 / job.machine.memory.hash) if seconds else math.inf
     if job.compression == "auto" and not _pays(job, ratio, rate):
         return 1.0, math.inf
     return ratio, rate

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from deeppart.calibrating.tasks import SaveTask
+
 from .machines import Machine
-from .measuring import Directories, Save, measure
+from .measuring import Directories, measure
 from .stages import Job, Protection, times_of
 from .states import read_state
 
@@ -105,7 +107,10 @@ def validate(
     for count in ranks:
         machine = machine_for(count)
         progress(f"{count} ranks" if count > 1 else "one rank")
-        saves = [Save(nbytes, tensors, True, True, rounds, flush) for nbytes, tensors, flush in cases]
+        saves = [
+            SaveTask(nbytes, tensors, persistent=True, rounds=rounds, flush_bandwidth=flush)
+            for nbytes, tensors, flush in cases
+        ]
         for save, measured in zip(saves, measure(count, saves, directories)["saves"], strict=True):
             predicted = predict(machine, count, save)
             for what in ("blocked", "local", "persistent"):
@@ -126,7 +131,7 @@ def validate(
     return Validation(tuple(comparisons))
 
 
-def predict(machine: Machine, ranks: int, save: Save) -> dict[str, float]:
+def predict(machine: Machine, ranks: int, save: SaveTask) -> dict[str, float]:
     """What the simulator says to such checkpoints: blocked, local, persistent, in seconds."""
     state = read_state(f"tensors-{save.tensors}x{save.nbytes // save.tensors // 4 * 4}")
     job = Job(

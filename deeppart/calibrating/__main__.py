@@ -19,8 +19,11 @@ def main(path: str) -> None:
     """Do all tasks; rank 0 prints one JSON document with their results in order."""
     tasks = read_tasks(Path(path).read_text(encoding="utf-8"))
     comm = connect(None, TIMEOUT_S)
-    found = [measure_save(comm, task) for task in tasks.saves]
-    pieces = measure_pieces(comm, tasks.pieces) if tasks.pieces else {}
+    found = [
+        measure_save(comm, task, Path(tasks.local_dir) / str(number), Path(tasks.persistent_dir) / str(number))
+        for number, task in enumerate(tasks.saves)
+    ]
+    pieces = measure_pieces(comm, tasks.dtypes) if tasks.dtypes else {}
     if comm.rank == 0:
         print(json.dumps({"ranks": comm.size, "saves": found, "pieces": pieces}))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -11,14 +11,15 @@ import numpy as np
 import torch
 import xxhash
 
-from deeppart.calibrating.tasks import PieceTask
+from deeppart.calibrating.saves import TIMEOUT_S, meet
 from deeppart.codec.choose import tensor_codec
 from deeppart.comm.base import Comm, finish
 from deeppart.erasure import ReedSolomon
 from deeppart.part.format import DEFAULT_CHUNK_BYTES
 
 _SEED = 1
-_TIMEOUT_S = 120.0
+#: What each measurement takes about.
+_SECONDS = 0.4
 _LEAST_ROUNDS = 3
 #: A message long enough for bandwidth, and one short enough for latency, in bytes.
 _LONG, _SHORT = 16 << 20, 8
@@ -26,8 +27,11 @@ _DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
 _BLOCK_BYTES = 1 << 20
 
 
-def measure_pieces(comm: Comm, task: PieceTask) -> dict[str, Any]:
+def measure_pieces(comm: Comm, dtypes: Sequence[str]) -> dict[str, Any]:
     """Time each operation (collective).
+
+    Args:
+        dtypes: that the codec is timed on.
 
     Returns:
         ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
@@ -35,14 +39,14 @@ def measure_pieces(comm: Comm, task: PieceTask) -> dict[str, Any]:
         seconds between ranks 0 and 1, or None with one rank.
     """
     return {
-        "codec": {dtype: _codec(dtype, task.seconds) for dtype in task.dtypes},
-        "hash": _hash(task.seconds),
-        "parity": _parity(task.seconds),
+        "codec": {dtype: _codec(dtype) for dtype in dtypes},
+        "hash": _hash(),
+        "parity": _parity(),
         "network": _network(comm) if comm.size > 1 else None,
     }
 
 
-def _codec(dtype: str, seconds: float) -> dict[str, float]:
+def _codec(dtype: str) -> dict[str, float]:
     kind: torch.dtype = getattr(torch, dtype)
     count = DEFAULT_CHUNK_BYTES // kind.itemsize
     values = torch.randn(count, generator=torch.Generator().manual_seed(_SEED)) * 0.05
@@ -53,22 +57,22 @@ def _codec(dtype: str, seconds: float) -> dict[str, float]:
     into = memoryview(bytearray(raw.nbytes))
     return {
         "ratio": min(1.0, encoded.nbytes / raw.nbytes),
-        "encode": raw.nbytes / _timed(lambda: codec.encode(raw), seconds),
-        "decode": raw.nbytes / _timed(lambda: codec.decode(encoded, raw.nbytes, into), seconds),
+        "encode": raw.nbytes / _timed(lambda: codec.encode(raw)),
+        "decode": raw.nbytes / _timed(lambda: codec.decode(encoded, raw.nbytes, into)),
     }
 
 
-def _hash(seconds: float) -> float:
+def _hash() -> float:
     data = np.random.default_rng(_SEED).bytes(DEFAULT_CHUNK_BYTES)
-    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(data), seconds)
+    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(data))
 
 
-def _parity(seconds: float) -> float:
+def _parity() -> float:
     code = ReedSolomon(_DATA_BLOCKS, _PARITY_BLOCKS)
     random = np.random.default_rng(_SEED)
     data = [random.integers(0, 256, _BLOCK_BYTES, dtype=np.uint8) for _ in range(_DATA_BLOCKS)]
     parity = [np.zeros(_BLOCK_BYTES, dtype=np.uint8) for _ in range(_PARITY_BLOCKS)]
-    return _DATA_BLOCKS * _BLOCK_BYTES / _timed(lambda: code.encode(data, parity), seconds)
+    return _DATA_BLOCKS * _BLOCK_BYTES / _timed(lambda: code.encode(data, parity))
 
 
 def _network(comm: Comm) -> dict[str, float]:
@@ -83,7 +87,7 @@ def _ping(comm: Comm, length: int, rounds: int) -> float:
     buffer = np.zeros(length, dtype=np.uint8)
     times = []
     for _ in range(rounds):
-        _wait(comm, comm.maximum(np.zeros(1, dtype=np.int64)))
+        meet(comm)
         began = time.perf_counter()
         if comm.rank == 0:
             _wait(comm, comm.send(buffer, 1, 0))
@@ -96,13 +100,13 @@ def _ping(comm: Comm, length: int, rounds: int) -> float:
 
 
 def _wait(comm: Comm, operation: Any) -> None:
-    finish(comm, operation, "measuring", _TIMEOUT_S)
+    finish(comm, operation, "measuring", TIMEOUT_S)
 
 
-def _timed(work: Callable[[], object], seconds: float) -> float:
+def _timed(work: Callable[[], object]) -> float:
     """Median seconds of doing something again and again."""
     times: list[float] = []
-    ends = time.perf_counter() + seconds
+    ends = time.perf_counter() + _SECONDS
     while len(times) < _LEAST_ROUNDS or time.perf_counter() < ends:
         began = time.perf_counter()
         work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,18 @@ from deeppart.config import Config
 #: Checkpoints before those that count: staging memory, and files to write over, are there afterwards.
 _BEFORE = 2
 _SEED = 1
+#: Seconds that a checkpoint, and waiting for the other ranks, may take.
+TIMEOUT_S = 300.0
 #: What is measured of every checkpoint, in seconds of the slowest rank.
 MEASURED = ("plan", "capture", "blocked", "local", "persistent", "restore")
 
 
-def measure_save(comm: Comm, task: SaveTask) -> dict[str, list[float]]:
-    """Checkpoint a state again and again (collective).
+def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
+    """Checkpoint a state again and again, uncompressed (collective).
+
+    Args:
+        local_dir: a directory of this task's own, on the node's storage; not used without a local level.
+        persistent_dir: another, on the file system.
 
     Returns:
         For each of MEASURED a number per round that counts: seconds of the slowest rank, for the levels until they
@@ -29,23 +36,23 @@ def measure_save(comm: Comm, task: SaveTask) -> dict[str, list[float]]:
     """
     state = _state(task)
     config = Config(
-        persistent_dir=task.persistent_dir,
-        local_dir=task.local_dir,
+        persistent_dir=str(persistent_dir),
+        local_dir=str(local_dir) if task.local else None,
         every={level: int(level in task.levels) for level in ("local", "persistent")} | {"partner": 0, "parity": 0},
         keep={"local": 1, "persistent": 1},
-        compression=task.compression,
+        compression="none",
         capture=task.capture,
         flush_bandwidth=task.flush_bandwidth,
-        timeout=task.timeout,
+        timeout=TIMEOUT_S,
     )
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
     with Checkpointer(config) as checkpointer:
         for turn in range(_BEFORE + task.rounds):
             _train(state, turn)
-            _meet(comm, task)
+            meet(comm)
             pending = checkpointer.checkpoint(state, step=turn)
             for level in task.levels:
-                pending.wait(level, task.timeout)
+                pending.wait(level, TIMEOUT_S)
             report = pending.report
             blocked = report.blocked_s - report.waited_s
             row = {
@@ -58,12 +65,12 @@ def measure_save(comm: Comm, task: SaveTask) -> dict[str, list[float]]:
                 seconds = report.levels[level].seconds
                 row[level] = 0.0 if seconds is None else blocked + seconds
             if task.restore:
-                _meet(comm, task)
+                meet(comm)
                 began = time.monotonic()
                 checkpointer.restore(state)
                 row["restore"] = time.monotonic() - began
             slowest = finish(
-                comm, comm.maximum(np.array([round(1e9 * row[name]) for name in MEASURED])), "measuring", task.timeout
+                comm, comm.maximum(np.array([round(1e9 * row[name]) for name in MEASURED])), "measuring", TIMEOUT_S
             )
             if turn >= _BEFORE:
                 for name, nanoseconds in zip(MEASURED, slowest.tolist(), strict=True):
@@ -84,6 +91,6 @@ def _train(state: dict[str, torch.Tensor], turn: int) -> None:
         tensor.add_(0.01 * (turn + 1))
 
 
-def _meet(comm: Comm, task: SaveTask) -> None:
-    """Wait until all ranks are here."""
-    finish(comm, comm.maximum(np.zeros(1, dtype=np.int64)), "measuring", task.timeout)
+def meet(comm: Comm) -> None:
+    """Wait until all ranks are here (collective)."""
+    finish(comm, comm.maximum(np.zeros(1, dtype=np.int64)), "measuring", TIMEOUT_S)

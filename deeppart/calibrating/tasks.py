@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,68 +12,54 @@ class SaveTask:
 
     Attributes:
         nbytes: of the state, which every rank holds alike.
-        tensors: how many.
-        local_dir: of the local level, or None for none.
-        persistent_dir: of the persistent level.
-        levels: to which the checkpoints go: "local", "persistent".
-        rounds: checkpoints that count; two more come before them.
-        flush_bandwidth: see ``Config``.
-        capture: see ``Config``.
-        compression: see ``Config``.
+        tensors: how many, of equal length.
+        local: whether there is a local level.
+        persistent: whether checkpoints go to the persistent level.
+        rounds: checkpoints that count.
+        flush_bandwidth: of the node, in bytes per second, or None; see ``Config``.
+        capture: "eager" or "lazy"; see ``Config``.
         restore: whether to measure coming back, too.
-        timeout: seconds that a checkpoint may take.
     """
 
     nbytes: int
     tensors: int
-    local_dir: str | None
-    persistent_dir: str
-    levels: tuple[str, ...]
+    local: bool = True
+    persistent: bool = False
     rounds: int = 5
     flush_bandwidth: float | None = None
     capture: str = "eager"
-    compression: str = "none"
     restore: bool = False
-    timeout: float = 300.0
 
-
-@dataclass(frozen=True, slots=True)
-class PieceTask:
-    """Single operations.
-
-    Attributes:
-        dtypes: that the codec is timed on.
-        seconds: that each measurement takes about.
-    """
-
-    dtypes: tuple[str, ...]
-    seconds: float = 0.5
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """To which the checkpoints go."""
+        return tuple(level for level in ("local", "persistent") if getattr(self, level))
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """All that one job measures."""
+    """All that one job measures.
+
+    Attributes:
+        saves: one after the other, each in directories of its own.
+        local_dir: on the node's own storage.
+        persistent_dir: on the file system.
+        dtypes: that the codec is timed on; with any, the other single operations are timed too.
+    """
 
     saves: tuple[SaveTask, ...]
-    pieces: PieceTask | None = None
+    local_dir: str
+    persistent_dir: str
+    dtypes: tuple[str, ...] = ()
 
 
 def tasks_json(tasks: Tasks) -> str:
     """As text."""
-    document = {
-        "saves": [_fields(task) for task in tasks.saves],
-        "pieces": None if tasks.pieces is None else _fields(tasks.pieces),
-    }
-    return json.dumps(document)
+    return json.dumps(asdict(tasks))
 
 
 def read_tasks(text: str) -> Tasks:
     """Inverse of :func:`tasks_json`."""
     document = json.loads(text)
-    saves = tuple(SaveTask(**{**each, "levels": tuple(each["levels"])}) for each in document["saves"])
-    pieces = document["pieces"]
-    return Tasks(saves, None if pieces is None else PieceTask(tuple(pieces["dtypes"]), pieces["seconds"]))
-
-
-def _fields(record: SaveTask | PieceTask) -> dict[str, object]:
-    return {each.name: getattr(record, each.name) for each in fields(record)}
+    saves = tuple(SaveTask(**each) for each in document.pop("saves"))
+    return Tasks(saves=saves, dtypes=tuple(document.pop("dtypes")), **document)

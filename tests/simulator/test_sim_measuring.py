@@ -10,10 +10,11 @@ import pytest
 from deeppart_simulator.calibrate import Sample, fit, machine_from
 from deeppart_simulator.cli import main
 from deeppart_simulator.machine_files import machine_toml, read_machine
-from deeppart_simulator.measuring import Directories, Save, measure
+from deeppart_simulator.measuring import Directories, measure
 from deeppart_simulator.validate import Comparison, Validation, predict
 
 import deeppart
+from deeppart.calibrating.tasks import SaveTask, Tasks, read_tasks, tasks_json
 
 
 def _samples(ranks: int, crowding: float = 1.0) -> list[Sample]:
@@ -61,6 +62,7 @@ def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
     machine = machine_from("round", 2, _samples(1), _samples(2), PIECES, PIECES["network"])
     assert machine.memory.copy == pytest.approx(10e9) and machine.memory.node_copy == pytest.approx(16e9)
     assert machine.memory.kappa_bytes == pytest.approx(40e3)
+    assert machine.memory.hash == 16e9
     assert machine.memory.leaf == pytest.approx(2e-6) and machine.memory.compare == pytest.approx(3e-6, rel=0.01)
     assert (machine.local.rank_write, machine.local.write) == pytest.approx((2e9, 3e9))
     assert list(machine.codecs) == ["float32"]  # what does not shrink is stored raw
@@ -69,7 +71,7 @@ def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
     again = read_machine(str(file))
     for ranks in (1, 2):
         for sample in _samples(ranks):
-            save = Save(sample.share_bytes * ranks, sample.share_tensors * ranks, True, True)
+            save = SaveTask(sample.share_bytes * ranks, sample.share_tensors * ranks, persistent=True)
             found = predict(again, ranks, save)
             for what in ("blocked", "local", "persistent"):
                 before = 0.0 if what == "blocked" else sample.seconds["blocked"]
@@ -85,11 +87,17 @@ def test_errors_of_a_validation() -> None:
     assert Validation((comparison(1.0, 1.0), comparison(0.7, 1.0), comparison(1.0, 1.0))).met is False
 
 
+def test_tasks_travel_as_json() -> None:
+    lazy = SaveTask(1 << 10, 2, local=False, persistent=True, flush_bandwidth=1e6, capture="lazy", restore=True)
+    tasks = Tasks((SaveTask(1 << 20, 8), lazy), "/a", "/b", ("float32",))
+    assert read_tasks(tasks_json(tasks)) == tasks
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     saves = [
-        Save(1 << 20, 8, True, True, rounds=2, restore=True),
-        Save(1 << 20, 4, False, True, rounds=2, capture="lazy"),
+        SaveTask(1 << 20, 8, persistent=True, rounds=2, restore=True),
+        SaveTask(1 << 20, 4, local=False, persistent=True, rounds=2, capture="lazy"),
     ]
     found = measure(ranks, saves, Directories(tmp_path, tmp_path), ("float32", "int64") if ranks == 2 else ())
     for measured in found["saves"]:
