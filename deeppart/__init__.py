@@ -109,9 +109,9 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
 
 
-def checkpoint(state: Any, step: int) -> Pending:
+def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
     """Save a state with the default Checkpointer (collective). See :meth:`Checkpointer.checkpoint`."""
-    return _checkpointer().checkpoint(state, step)
+    return _checkpointer().checkpoint(state, step, force=force)
 
 
 def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from deeppart.assembling import cadence_for, pipeline_for, retention_for, scrubber_for
+from deeppart.cadence import CadenceReport
 from deeppart.collecting import collection_paused
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import Comm, finish
@@ -23,19 +25,15 @@ from deeppart.errors import (
 )
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
-from deeppart.incremental import Incremental
-from deeppart.levels.rate import RateLimit
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
-from deeppart.pipeline import Pipeline, Repair
-from deeppart.protecting import Protector
+from deeppart.pipeline import Repair
 from deeppart.recovery import Recovered, recover, take_inventory
 from deeppart.restart import Inventory
 from deeppart.restoring import PerRank, restore_state
-from deeppart.retention import Retention
 from deeppart.saving import Saver
-from deeppart.scrubbing import Ground, Scrubber, ScrubReport
+from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
@@ -55,6 +53,7 @@ class Checkpointer:
     Args:
         config: a :class:`deeppart.Config`; None for the environment's and ``deeppart.toml``'s.
         comm: an mpi4py communicator; None for ``MPI.COMM_WORLD`` when launched under MPI, otherwise one process.
+        settings: instead of a ``config``, its settings by name: ``Checkpointer(every="auto")``.
 
     Attributes:
         failures: how many levels of earlier checkpoints failed in the background.
@@ -64,35 +63,19 @@ class Checkpointer:
         LaunchError, ConfigError, StorageError, DirectoryInUseError, RemoteRankError, PeerTimeoutError: at start-up.
     """
 
-    def __init__(self, config: Config | None = None, comm: Any = None) -> None:
-        self.config = Config() if config is None else config
+    def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
+        if config is not None and settings:
+            raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
+        self.config = Config(**settings) if config is None else config
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm
         self._every = self._session.protection.every
         self._staging, self._arena = Staging(), Arena()
         self._saver = Saver(self._comm, self.config, self._staging)
-        self._retention = Retention(
-            self._session.node_levels if self._session.leads_directory else {},
-            self._session.persistent if self._comm.rank == 0 else None,
-            self.config.keep,
-            self._every,
-            self._session.leftovers,
-        )
-        self._pipeline = Pipeline(
-            self._session.channels,
-            self._comm.rank,
-            self._session.node_levels.get("local"),
-            self._session.persistent,
-            self._session.owner,
-            self.config.compression,
-            self._session.processors,
-            Incremental(self._comm.rank, on=self.config.incremental),
-            self._retention,
-            Protector(self._comm.rank, self._session.protection, self._session.node_levels, self._session.limit),
-            self.config.timeout,
-            lazy=self.config.capture == "lazy",
-        )
-        self._scrubber = self._start_scrubbing()
+        self._retention = retention_for(self._session)
+        self._pipeline = pipeline_for(self._session, self._retention)
+        self._scrubber = scrubber_for(self._session, self._pipeline)
+        self._auto = cadence_for(self._session)
         self._sequence = 0
         self._known_steps = set(self._session.committed)
         self._used_steps: set[int] = set()
@@ -117,17 +100,26 @@ class Checkpointer:
         return ScrubReport() if self._scrubber is None else self._scrubber.report
 
     @property
+    def cadence(self) -> CadenceReport | None:
+        """With ``every="auto"``, on rank 0, once a checkpoint is complete: how often, and why. Otherwise None."""
+        return None if self._auto is None else self._auto.report
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self._comm.size
 
-    def checkpoint(self, state: Any, step: int) -> Pending:
+    def checkpoint(self, state: Any, step: int, *, force: bool = False) -> Pending:
         """Save a state; returns as soon as it may change again.
+
+        With ``every="auto"`` call it at every training step: most calls return at once and go to no level
+        (``Pending.levels``).
 
         Args:
             state: any nesting of dicts, lists, tuples and objects with ``state_dict()``, over tensors, arrays and
                 small values.
             step: 0 or more, not yet used in this directory.
+            force: save now, at all levels that are on, whatever ``every`` says: at the end, or when the time is up.
 
         Returns:
             A handle on what goes on in the background.
@@ -141,8 +133,11 @@ class Checkpointer:
         """
         began = time.monotonic()
         self._report_failures()
-        step, refusal = self._check_step(step)
-        due = frozenset(name for name, every in self._every.items() if every and self._sequence % every == 0)
+        step = self._check_call(step)
+        due = self._due(step, force=force)
+        if self._auto is not None and not due:
+            return Pending(step, due, self._pipeline.poll)
+        refusal = self._refusal_of(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
         self._retention.protect(step)
@@ -151,13 +146,16 @@ class Checkpointer:
             with collection_paused():
                 self._saver.look(state, refusal)
                 agreeing = time.monotonic()
-                busy = self._saver.agree(step, self._sequence, busy=bool(due) and not self._pipeline.has_room())
+                full = bool(due) and not self._pipeline.has_room()
+                busy = self._saver.agree(step, self._sequence, due, full)
                 self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
             copying = time.monotonic()
             if busy:
                 self._drop_busy(pending, step)
             else:
                 self._capture_and_submit(pending, step, due)
+                if self._auto is not None:
+                    self._auto.made(pending)
         finally:
             self._saver.let_go()
         ended = time.monotonic()
@@ -207,6 +205,8 @@ class Checkpointer:
             self._warn_unfinished(self.explanation)
             return None
         restore_state(self._comm, recovered, state, per_rank, timeout)
+        if self._auto is not None:
+            self._auto.restored(recovered.dearest_level)
         self._heal(recovered, inventory)
         self._known_steps.add(recovered.attempt.step)
         committed = {entry.attempt.step for entry in inventory.committed}
@@ -235,6 +235,8 @@ class Checkpointer:
         self._pipeline.close(0.0)
         self._session.drop_spares()
         self._staging.release()
+        if self._auto is not None:
+            self._auto.end(failed=False)
         self._session.close(together=True, finished=finished)
         if not finished:
             raise CheckpointError(
@@ -257,33 +259,9 @@ class Checkpointer:
         if self._scrubber is not None:
             self._scrubber.abandon()
         self._pipeline.close(0.0)
+        if self._auto is not None:
+            self._auto.end(failed=True)
         self._session.close()
-
-    def _start_scrubbing(self) -> Scrubber | None:
-        session, rank = self._session, self.rank
-        if "scrub" not in session.channels or self.config.scrub_bandwidth is None:
-            return None
-        mates = session.topology.sharing_directory(rank)
-        directory = session.topology.directories[rank]
-        ground = Ground(
-            directory=Path(directory) if directory else None,
-            share=mates.index(rank),
-            shares=len(mates),
-            leads=session.leads_directory,
-            lineage=session.lineage,
-            node_of=session.topology.node_of,
-        )
-        rate = RateLimit(self.config.scrub_bandwidth / len(session.topology.mates(rank)))
-        return Scrubber(
-            session.channels["scrub"],
-            self._pipeline,
-            ground,
-            session.protection,
-            session.node_levels,
-            session.persistent,
-            rate,
-            session.limit,
-        )
 
     def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
@@ -319,22 +297,35 @@ class Checkpointer:
             )
         raise_together(self._comm, error, "restore", 2 * self.config.timeout)
 
-    def _check_step(self, step: int) -> tuple[int, DeeppartError | None]:
+    def _check_call(self, step: int) -> int:
         number = operator.index(step)
         if isinstance(step, bool) or not 0 <= number < LAST_STEP:
             raise ValueError(f"step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="checkpoint inside the `with` block")
-        active = [pending for pending in self._recent if pending.step == number]
-        if number in self._known_steps or number in self._used_steps or any(_counts(pending) for pending in active):
-            return number, StepExistsError(
-                f"step {number} is already in the checkpoint directory",
+        return number
+
+    def _refusal_of(self, step: int) -> DeeppartError | None:
+        """Why there cannot be a checkpoint of that step, or None."""
+        active = [pending for pending in self._recent if pending.step == step]
+        if step in self._known_steps or step in self._used_steps or any(_counts(pending) for pending in active):
+            return StepExistsError(
+                f"step {step} is already in the checkpoint directory",
                 expected="a step that has not been committed",
-                where=f"step {number}, {self._session.persistent.root}",
+                where=f"step {step}, {self._session.persistent.root}",
                 todo="count on from the restored step, give the job a directory of its own, or remove newer steps with "
                 "`deeppart prune --after` (with --local for the copies on nodes)",
             )
-        return number, None
+        return None
+
+    def _due(self, step: int, *, force: bool) -> frozenset[str]:
+        """Levels that a call goes to (with "auto", collective)."""
+        if self._auto is not None:
+            self._pipeline.poll()
+            room, working = self._pipeline.has_room(), self._pipeline.working
+            return self._auto.due(step, room=room, working=working, force=force)
+        on = [(name, every) for name, every in self._every.items() if every]
+        return frozenset(name for name, every in on if force or self._sequence % every == 0)
 
     def _make_room(self) -> float:
         """Wait for the pipeline if the configuration says so; returns the seconds spent."""

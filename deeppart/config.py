@@ -26,6 +26,8 @@ CONFIG_FILE = "deeppart.toml"
 REDUNDANT_LEVELS = ("partner", "parity")
 #: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
 DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "parity": 0, "persistent": 1}
+#: The value of ``every`` with which the library decides.
+AUTO = "auto"
 DEFAULT_PARITY_TOLERATE = 1
 #: Without `parity_group`, groups have this many nodes, or all of them where there are fewer.
 DEFAULT_PARITY_GROUP = 8
@@ -50,7 +52,8 @@ class Config:
         local_dir: node-local directory for the fast first copy; None writes straight to ``persistent_dir``.
             Both may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
         every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
-            ``partner``, if left out, is as often as ``local`` where there are two nodes or more.
+            ``partner``, if left out, is as often as ``local`` where there are two nodes or more. "auto": call
+            ``checkpoint()`` at every training step; it saves when that is worth its costs (:mod:`deeppart.cadence`).
         keep: level -> how many committed steps stay there; 0 keeps all.
         compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
             dtypes and at those levels where it makes a checkpoint complete sooner.
@@ -80,7 +83,7 @@ class Config:
 
     persistent_dir: str = _setting("persistent_dir", "ckpt")
     local_dir: str | None = _setting("local_dir", None)
-    every: Mapping[str, int] = _setting("every", {})
+    every: Mapping[str, int] | str = _setting("every", {})
     keep: Mapping[str, int] = _setting("keep", {})
     compression: str = _setting("compression", "auto")
     capture: str = _setting("capture", "eager")
@@ -101,13 +104,8 @@ class Config:
         _check_known_keys()
         for name in ("persistent_dir", "local_dir"):
             object.__setattr__(self, name, _check_directory(name, getattr(self, name)))
-        object.__setattr__(self, "every", {**DEFAULT_EVERY, **_check_levels("every", self.every)})
+        object.__setattr__(self, "every", _check_every(self.every, self.local_dir))
         object.__setattr__(self, "keep", {**DEFAULT_KEEP, **_check_levels("keep", self.keep)})
-        if self.local_dir is None:
-            object.__setattr__(self, "every", {**self.every, "local": 0})
-        _check_redundant(self.every)
-        if not any(self.every.values()):
-            raise _refusal("every", dict(self.every), "at least one level above 0", "set persistent_dir or local_dir")
         _check_choice("capture", self.capture, ("eager", "lazy"))
         _check_choice("replicated", self.replicated, ("auto", "all", "none"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
@@ -227,7 +225,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     readers: dict[str, Callable[[str], Any]] = {
-        "every": _read_counts,
+        "every": lambda text: text if text == AUTO else _read_counts(text),
         "keep": _read_counts,
         "flush_bandwidth": _read_size,
         "scrub_bandwidth": _read_size,
@@ -259,7 +257,7 @@ def _read_counts(text: str) -> dict[str, int]:
     for item in text.split(","):
         level, separator, count = item.partition("=")
         if not separator or not count.strip().isdigit():
-            raise ValueError("LEVEL=COUNT, comma separated")
+            raise ValueError('LEVEL=COUNT, comma separated; every may be "auto"')
         counts[level.strip()] = int(count)
     return counts
 
@@ -339,6 +337,21 @@ def _check_levels(name: str, counts: object) -> dict[str, int]:
         if level not in LEVELS or not _is_int(count) or count < 0:
             raise _refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
     return dict(counts)
+
+
+def _check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str:
+    """All levels but those that depend on the number of nodes; or "auto"."""
+    if every == AUTO:
+        return AUTO
+    if isinstance(every, str):
+        raise _refusal("every", every, "'auto', or a mapping from levels to whole numbers")
+    found = {**DEFAULT_EVERY, **_check_levels("every", every)}
+    if local_dir is None:
+        found["local"] = 0
+    _check_redundant(found)
+    if not any(found.values()):
+        raise _refusal("every", found, "at least one level above 0", "set persistent_dir or local_dir")
+    return found
 
 
 def _check_redundant(every: Mapping[str, int]) -> None:

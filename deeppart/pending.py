@@ -112,6 +112,11 @@ class Pending:
         self._costs = _Costs()
         self._reported: set[str] = set()
 
+    @property
+    def levels(self) -> frozenset[str]:
+        """The levels that this checkpoint goes to; none for a call that was not due."""
+        return frozenset(name for name, progress in self._levels.items() if progress.state not in (OFF, SKIPPED))
+
     def done(self, level: str = "persistent") -> bool:
         """Whether the checkpoint is complete at a level, on every rank. Never blocks, never raises for a failure.
 
@@ -152,7 +157,7 @@ class Pending:
         if progress.state != DONE:
             raise LevelNotRunError(
                 f"step {self.step} does not go to level {level!r}: it is {progress.state}",
-                expected=f"one of {[name for name, p in self._levels.items() if p.state not in (OFF, SKIPPED)]}",
+                expected=f"one of {sorted(self.levels)}",
                 todo="see `every` and `on_busy` in the configuration",
             )
 

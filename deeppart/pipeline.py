@@ -139,6 +139,11 @@ class Pipeline:
 
     # --- called by the training thread ---
 
+    @property
+    def working(self) -> bool:
+        """Whether a checkpoint is being stored, protected or drained."""
+        return bool(self._in_flight)
+
     def has_room(self) -> bool:
         """Whether a checkpoint could be submitted now."""
         return self._staging_free and len(self._in_flight) < MOST_IN_FLIGHT

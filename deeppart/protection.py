@@ -20,7 +20,8 @@ class Protection:
 
     Attributes:
         nodes: the job's nodes.
-        every: level -> every how many checkpoints; all levels, as resolved for this job.
+        every: level -> every how many checkpoints; all levels, as resolved for this job. With "auto", 1 for those that
+            are on.
         copies: of the partner level; () where it is off.
         sets: of the parity level; () where it is off.
         group_size, tolerate: what the parity sets were made with.
@@ -44,7 +45,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
     Raises:
         ConfigError: the topology cannot give what was asked for; the message says what it can give.
     """
-    every = dict(config.every)
+    every = _auto_levels(config) if isinstance(config.every, str) else dict(config.every)
     useful = len(nodes) >= 2 and not shared
     every.setdefault("partner", every["local"] if useful else 0)
     for level in ("partner", "parity"):
@@ -63,6 +64,15 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
         sets = parity_sets(nodes, group_size, tolerate)
     copies = partner_copies(nodes) if every["partner"] else ()
     return Protection(nodes, every, copies, sets, group_size, tolerate)
+
+
+def _auto_levels(config: Config) -> dict[str, int]:
+    """The levels that are on with ``every="auto"``: all, of partner and parity the one that is asked for."""
+    if config.local_dir is None:
+        return {"local": 0, "partner": 0, "parity": 0, "persistent": 1}
+    if config.parity_group is None and config.parity_tolerate is None:
+        return {"local": 1, "parity": 0, "persistent": 1}
+    return {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
 
 
 def _check_groups(config: Config, count: int, group_size: int, tolerate: int) -> None:

@@ -22,7 +22,7 @@ from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
 from deeppart.levels.steps import step_directory
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
-from deeppart.model import Attempt, PartRecord
+from deeppart.model import LEVELS, Attempt, PartRecord
 from deeppart.part import FileSource, MemorySource
 from deeppart.restart import Candidate, Committed, Inventory, Read, StoredParity, StoredPart, assign, explain, survey
 from deeppart.state.capture import Staging, staging_bytes
@@ -50,6 +50,11 @@ class Recovered:
     reads: tuple[Read, ...]
     mine: dict[int, LoadedPart]
     bases: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def dearest_level(self) -> str:
+        """The highest level that a part had to come from."""
+        return max((read.source.level for read in self.reads), key=LEVELS.index, default=LEVELS[0])
 
     @property
     def attempt(self) -> Attempt:

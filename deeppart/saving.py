@@ -23,6 +23,7 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.levels.transfer import Staged
+from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
 from deeppart.state.classify import Classified, Classifier, Layout
@@ -84,7 +85,7 @@ class Saver:
                 "state_dict() of an object in the state failed", found=f"{type(error).__name__}: {error}"
             )
 
-    def agree(self, step: int, turn: int, busy: bool) -> bool:
+    def agree(self, step: int, turn: int, due: frozenset[str], busy: bool) -> bool:
         """Compare the call and the state across ranks (collective); returns whether any rank is busy.
 
         Raises:
@@ -95,10 +96,11 @@ class Saver:
         """
         what = f"checkpoint(step={step})"
         digests = self._digests(turn)
-        fields = {"step": step, "turn": turn, **digests}
+        levels = sum(1 << place for place, level in enumerate(LEVELS) if level in due)
+        fields = {"step": step, "turn": turn, "levels": levels, **digests}
         flags = {"error": int(self._error is not None), "fresh": int(self._fresh or self._share is None), "busy": busy}
         agreed = agree(self._comm, fields, flags, what, self._timeout)
-        if "step" in agreed.differing or "turn" in agreed.differing:
+        if agreed.differing & {"step", "turn", "levels"}:
             self._raise_disagreement(step, what)
         if agreed.flags["error"]:
             raise_together(self._comm, self._error, what, self._timeout)
@@ -213,9 +215,13 @@ class Saver:
             f"{what}: ranks made different calls",
             expected="the same step on every rank, and every rank making every call",
             found=f"{found}{' ...' if len(steps) > 8 else ''}"
-            + ("; the same step, but not the same number of calls" if len(set(steps)) == 1 else ""),
+            + (
+                "; the same step, but not the same number of calls, or not all with `force`"
+                if len(set(steps)) == 1
+                else ""
+            ),
             where=f"rank {self._comm.rank}",
-            todo="checkpoint() is collective: call it on all ranks, with one step",
+            todo="checkpoint() is collective: call it on all ranks, with the same arguments",
         )
 
 

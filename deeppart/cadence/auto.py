@@ -1,0 +1,202 @@
+"""Whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides, the others are told.
+
+Ranks *look* together, with one small reduction, and agree at every look on how many calls there are until the next:
+most calls ask nobody anything. There are more looks as the time comes nearer, since steps do not all take as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deeppart.cadence.costs import CostMeter
+from deeppart.cadence.failures import Run, failure_rates
+from deeppart.cadence.history import History
+from deeppart.comm.base import Comm, finish
+from deeppart.interval import Cadence, LevelCost, best
+from deeppart.model import LEVELS
+from deeppart.pending import Pending
+from deeppart.units import show_seconds
+
+#: With so many calls left or fewer, the next look is at the last of them.
+_NEAR = 8
+#: While nothing is known, or there is no room, ranks look about this often, in seconds.
+PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CadenceReport:
+    """The cadence in use, and what it follows from.
+
+    Attributes:
+        cadence: period, levels, expected waste.
+        costs: of the levels, as measured; with the rates of the failures that need them.
+        failures: that earlier runs in this directory ended in.
+        observed_s: that those runs lasted.
+        slowdown: share by which training is slower while the background works.
+    """
+
+    cadence: Cadence
+    costs: tuple[LevelCost, ...]
+    failures: int
+    observed_s: float
+    slowdown: float
+
+    def __str__(self) -> str:
+        """A line for a log."""
+        levels = ", ".join(
+            f"{cost.name} every {show_seconds(self.cadence.interval_s(cost.name))}" for cost in self.costs
+        )
+        rate = sum(cost.failures_per_s for cost in self.costs)
+        return (
+            f"{levels}: {self.cadence.waste.total:.2%} of the time is expected to be lost, with a failure every "
+            f"{show_seconds(1 / rate)} ({self.failures} seen in {show_seconds(self.observed_s)})"
+        )
+
+
+@dataclass(slots=True)
+class Decider:
+    """Rank 0's part: no ranks, no clock.
+
+    Args:
+        levels: that are on.
+        nodes: of this run.
+        runs: earlier ones.
+
+    Attributes:
+        report: the cadence in use; None while too little is known.
+    """
+
+    levels: Collection[str]
+    nodes: int
+    runs: Sequence[Run] = ()
+    meter: CostMeter = field(default_factory=CostMeter)
+    report: CadenceReport | None = None
+    _made_at: float | None = None
+    _since: dict[str, int] = field(default_factory=dict)
+
+    def decide(self, now: float, *, room: bool) -> tuple[frozenset[str], int]:
+        """What this call goes to, and at how many calls from here to look again.
+
+        Args:
+            now: seconds, monotonic.
+            room: whether a checkpoint could be taken in without waiting.
+        """
+        for level in self.meter.take_failures():
+            self._since[level] = max(self._since.get(level, 0), 10**9)  # to be tried again with the next
+        if self._made_at is None:
+            return frozenset(self.levels), 1
+        if self.meter.waiting or not room:
+            return frozenset(), self.calls_within(PAUSE_S)
+        self._update()
+        assert self.report is not None
+        cadence = self.report.cadence
+        left = self._made_at + cadence.period_s - now
+        if left > self.meter.step_s / 2:
+            calls = self.calls_within(left)
+            return frozenset(), calls if calls <= _NEAR else calls // 2
+        return frozenset(level for level in self.levels if self._since.get(level, 0) + 1 >= cadence.every[level]), 1
+
+    def made(self, now: float, pending: Pending) -> None:
+        """A checkpoint was begun."""
+        self._made_at = now
+        self.meter.made(pending)
+        due = pending.levels
+        for level in self.levels:
+            self._since[level] = 0 if level in due else self._since.get(level, 0) + 1
+
+    def calls_within(self, seconds: float) -> int:
+        """How many calls there are in a time, at least one."""
+        return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
+
+    def _update(self) -> None:
+        costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs))
+        if self.report is None or tuple(costs) != self.report.costs:
+            self.report = CadenceReport(
+                best(costs, self.meter.step_s),
+                tuple(costs),
+                sum(run.failed for run in self.runs),
+                sum(run.seconds for run in self.runs),
+                self.meter.slowdown,
+            )
+
+
+class AutoCadence:
+    """One per rank.
+
+    Args:
+        comm: channel of the training thread.
+        every: level -> 0 where it is off.
+        nodes: of this run.
+        history: on rank 0.
+        timeout: seconds to wait for other ranks.
+    """
+
+    def __init__(
+        self, comm: Comm, every: Mapping[str, int], nodes: int, history: History | None, timeout: float
+    ) -> None:
+        self._comm, self._timeout = comm, timeout
+        self._levels = tuple(level for level in LEVELS if every[level])
+        self._history = history
+        self._decider = Decider(self._levels, nodes, () if history is None else history.runs)
+        self._calls_left = 1
+
+    @property
+    def report(self) -> CadenceReport | None:
+        """The cadence in use, on rank 0; None elsewhere, and before the first checkpoint is complete."""
+        return self._decider.report
+
+    def due(self, step: int, *, room: bool, working: bool, force: bool) -> frozenset[str]:
+        """Levels to which a call goes; none for most (collective).
+
+        Args:
+            room: whether this rank could take a checkpoint in without waiting.
+            working: whether its background has something to do.
+            force: whether a checkpoint must be made, at all levels.
+
+        Raises:
+            PeerTimeoutError: a rank did not make the call.
+        """
+        now = time.monotonic()
+        self._decider.meter.entered(now, working=working)
+        self._calls_left -= 1
+        if self._calls_left > 0 and not force:
+            self._decider.meter.left(time.monotonic(), working=working)
+            return frozenset()
+        due = self._look(step, room=room, force=force)
+        if not due:
+            self._decider.meter.left(time.monotonic(), working=working)
+        return due
+
+    def _look(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
+        """What rank 0 says is due (collective); nothing where a rank has no room, unless one must."""
+        now = time.monotonic()
+        due, calls = self._decider.decide(now, room=room) if self._comm.rank == 0 else (frozenset[str](), 1)
+        mine = [int(level in due) for level in LEVELS]
+        mine += [calls, self._decider.calls_within(PAUSE_S), int(not room), int(force)]
+        what = f"checkpoint(step={step}), whether it is due"
+        found = finish(self._comm, self._comm.maximum(np.array(mine, dtype=np.int64)), what, self._timeout).tolist()
+        *flags, calls, pause, full, forced = found
+        if forced:
+            self._calls_left = 1
+            return frozenset(self._levels)
+        self._calls_left = pause if full else calls
+        return frozenset(level for level, flag in zip(LEVELS, flags, strict=True) if flag and not full)
+
+    def made(self, pending: Pending) -> None:
+        """A checkpoint was begun; not one that was skipped."""
+        self._decider.made(time.monotonic(), pending)
+
+    def restored(self, level: str) -> None:
+        """This run has come back, from that level at the dearest."""
+        if self._history is not None:
+            self._history.restored(level)
+            self._decider.runs = self._history.runs
+
+    def end(self, *, failed: bool) -> None:
+        """The run ends."""
+        if self._history is not None:
+            self._history.end(failed=failed)

@@ -1,0 +1,137 @@
+"""The runs of a persistent directory, in a small file of it: when each began, how it ended, where the next came from.
+
+Rank 0 alone reads and writes it: at the start, after a restore, at the end. What it says only bears on how often
+checkpoints are made, so nothing that is wrong with it stops a job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deeppart.cadence.failures import Run
+from deeppart.errors import StorageError
+from deeppart.levels.files import read_file, write_file
+from deeppart.levels.persistent import now
+from deeppart.levels.steps import MANIFEST_NAME, list_steps
+from deeppart.model import LEVELS
+
+HISTORY_NAME = "deeppart-runs.json"
+_FORMAT, _VERSION = "deeppart-runs", 1
+#: Older runs are forgotten.
+_MOST_RUNS = 500
+_MOST_BYTES = 1 << 20
+
+
+class History:
+    """What is known of earlier runs, and the record of this one.
+
+    Args:
+        root: the persistent directory.
+        session: of this run.
+        nodes: of this run.
+
+    Attributes:
+        runs: that have ended, oldest first.
+        problem: why the file could not be read or written, or None.
+    """
+
+    def __init__(self, root: Path, session: str, nodes: int) -> None:
+        self._root = root
+        self.problem: str | None = None
+        records = self._read()
+        if records and not records[-1]["ended"]:
+            records[-1]["seen"] = records[-1]["seen"] or self._last_commit(records[-1]["began"])
+        self.runs = _runs(records)
+        self._records = [*records, {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(_LATER)]
+        self._write()
+
+    def restored(self, level: str) -> None:
+        """This run has come back from a level, the dearest of those it had to read from."""
+        self._records[-1]["restored"] = level
+        self.runs = _runs(self._records[:-1], self._records[-1])
+        self._write()
+
+    def end(self, *, failed: bool) -> None:
+        """This run ends: as it should, or with an error."""
+        own = self._records[-1]
+        if not failed:
+            own["ended"] = now()
+        elif self._last_commit(own["began"]):
+            own["seen"] = now()
+        self._write()
+
+    def _read(self) -> list[dict[str, Any]]:
+        path = self._root / HISTORY_NAME
+        try:
+            document = json.loads(read_file(path, _MOST_BYTES))
+            if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+                raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+            return [_checked(record) for record in document["runs"]]
+        except FileNotFoundError:
+            return []
+        except (StorageError, ValueError, KeyError, TypeError, RecursionError) as error:
+            self.problem = f"{path}: {type(error).__name__}: {error}; begun anew"
+            return []
+
+    def _write(self) -> None:
+        document = {"format": _FORMAT, "version": _VERSION, "runs": self._records[-_MOST_RUNS:]}
+        try:
+            write_file(self._root / HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
+        except StorageError as error:
+            self.problem = str(error)
+
+    def _last_commit(self, since: str) -> str | None:
+        """When the newest of the manifests written since was, which is when the run was last seen alive."""
+        times = []
+        for directory in list_steps(self._root).values():
+            try:
+                times.append(os.stat(directory / MANIFEST_NAME).st_mtime)
+            except OSError:
+                continue
+        newest = max(times, default=0.0)
+        return _text(newest) if newest > _seconds(since) else None
+
+
+#: Fields that are filled in later: when it was last seen before it failed, when it ended well, from where it began.
+_LATER = ("seen", "ended", "restored")
+
+
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as it was written.
+
+    Raises:
+        ValueError, KeyError, TypeError: it was not written by this module.
+    """
+    found = {name: record[name] for name in ("session", "began", "nodes", *_LATER)}
+    for name in ("began", "seen", "ended"):
+        if found[name] is not None or name == "began":
+            _seconds(found[name])
+    if found["restored"] not in (None, *LEVELS) or not isinstance(found["nodes"], int) or found["nodes"] < 1:
+        raise ValueError(f"restored {found['restored']!r}, nodes {found['nodes']!r}")
+    return found
+
+
+def _runs(records: list[dict[str, Any]], after: dict[str, Any] | None = None) -> tuple[Run, ...]:
+    """Ended runs; a failure needed the level that the run after it came back from.
+
+    A run that died before its first commit counts for nothing: it had nothing to lose.
+    """
+    found = []
+    for record, following in zip(records, [*records, after][1:], strict=True):
+        until = record["ended"] or record["seen"] or record["began"]
+        seconds = max(0.0, _seconds(until) - _seconds(record["began"]))
+        needed = following["restored"] if following else None
+        found.append(Run(seconds, record["nodes"], failed=not record["ended"] and bool(record["seen"]), needed=needed))
+    return tuple(found)
+
+
+def _seconds(time: str) -> float:
+    return datetime.strptime(time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
+
+
+def _text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,361 @@
+"""``every="auto"``: estimated failure rates, the file of earlier runs, measured costs, and when a checkpoint is due."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates
+from deeppart.cadence.auto import Decider
+from deeppart.cadence.costs import GUESSED_SLOWDOWN, CostMeter
+from deeppart.cadence.failures import JOB_MTBF_S, NODE_MTBF_S
+from deeppart.errors import DeeppartWarning
+from deeppart.interval import LevelCost, best, waste
+from deeppart.levels.files import DurableFile
+from deeppart.levels.steps import MANIFEST_NAME, step_directory
+from deeppart.pending import DONE, FAILED, RUNNING, Pending
+
+ALL = ("local", "partner", "persistent")
+DAY_S = 86_400.0
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_guess_before_anything_is_known() -> None:
+    rates = failure_rates(100, ALL)
+    assert sum(rates.values()) == pytest.approx(100 / NODE_MTBF_S + 1 / JOB_MTBF_S)
+    assert rates["partner"] == pytest.approx(2 * rates["local"])
+    assert NODE_MTBF_S == pytest.approx(264 * DAY_S, rel=0.01)  # 54 days of 2,048 nodes, 419 interruptions
+
+
+def test_what_a_level_that_is_off_would_meet_the_next_one_has_to() -> None:
+    rates = failure_rates(100, ALL)
+    assert failure_rates(100, ("persistent",)) == {"persistent": pytest.approx(sum(rates.values()))}
+    without = failure_rates(100, ("local", "persistent"))
+    assert without["local"] == rates["local"] and without["persistent"] == pytest.approx(
+        rates["partner"] + rates["persistent"]
+    )
+    assert failure_rates(100, ("local", "parity", "persistent"))["parity"] == rates["partner"]
+
+
+def test_many_failures_seen_outweigh_the_guess() -> None:
+    """A job of 10 nodes that fails every hour, three times of four so that local parts are enough."""
+    runs = [Run(3600.0, 10, failed=True, needed="persistent" if n % 4 == 0 else "local") for n in range(400)]
+    rates = failure_rates(10, ALL, runs)
+    assert sum(rates.values()) == pytest.approx(1 / 3600, rel=0.15)
+    assert rates["local"] / sum(rates.values()) == pytest.approx(0.75, abs=0.01)
+
+
+def test_quiet_months_make_failures_rarer_and_never_impossible() -> None:
+    runs = [Run(60 * DAY_S, 10)]
+    rates = failure_rates(10, ALL, runs)
+    assert 0 < sum(rates.values()) < sum(failure_rates(10, ALL).values()) / 20
+    assert rates["local"] / rates["persistent"] == pytest.approx(
+        failure_rates(10, ALL)["local"] / failure_rates(10, ALL)["persistent"]
+    )
+
+
+def test_a_failure_of_which_nothing_is_known_counts_for_the_highest_level() -> None:
+    before, after = failure_rates(1, ALL), failure_rates(1, ALL, [Run(60.0, 1, failed=True)])
+    assert after["persistent"] > 1.9 * before["persistent"] and after["local"] == pytest.approx(
+        before["local"], rel=1e-3
+    )
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def commit(root: Path, step: int) -> None:
+    step_directory(root, step).mkdir(parents=True)
+    (step_directory(root, step) / MANIFEST_NAME).touch()
+
+
+def test_runs_are_known_to_later_ones(tmp_path: Path) -> None:
+    first = History(tmp_path, "a" * 32, 4)
+    assert first.runs == ()
+    first.end(failed=False)
+    second = History(tmp_path, "b" * 32, 4)  # dies without a word
+    assert second.runs == (Run(pytest.approx(0, abs=5), 4),)  # type: ignore[arg-type]
+    commit(tmp_path, 7)
+    third = History(tmp_path, "c" * 32, 2)
+    assert [run.failed for run in third.runs] == [False, True]
+    assert third.runs[1].needed is None
+    third.restored("partner")
+    assert third.runs[1].needed == "partner"
+    third.end(failed=True)
+    fourth = History(tmp_path, "d" * 32, 2)
+    assert [run.failed for run in fourth.runs] == [False, True, False], "the third has not committed anything"
+    assert fourth.runs[1].needed == "partner" and fourth.problem is None
+
+
+def test_a_run_that_died_before_its_first_commit_is_no_failure(tmp_path: Path) -> None:
+    """Such as one that stops at a mistake in the training script: it had nothing to lose."""
+    History(tmp_path, "a" * 32, 1)
+    failed = History(tmp_path, "b" * 32, 1)
+    failed.end(failed=True)
+    assert [run.failed for run in History(tmp_path, "c" * 32, 1).runs] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{", '{"format": "other", "version": 1, "runs": []}',
+        '{"format": "deeppart-runs", "version": 2, "runs": []}',
+        '{"format": "deeppart-runs", "version": 1, "runs": [{"session": "x"}]}',
+        '{"format": "deeppart-runs", "version": 1, "runs": [{"session": "x", "began": "yesterday", "nodes": 1, '
+        '"seen": null, "ended": null, "restored": null}]}',
+        '{"format": "deeppart-runs", "version": 1, "runs": [{"session": "x", "began": "2026-01-01T00:00:00.000000Z", '
+        '"nodes": 0, "seen": null, "ended": null, "restored": null}]}',
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_is_begun_anew_and_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / HISTORY_NAME).write_text(text)
+    history = History(tmp_path, "a" * 32, 1)
+    assert history.runs == () and history.problem is not None and HISTORY_NAME in history.problem
+    assert History(tmp_path, "b" * 32, 1).problem is None
+
+
+def test_only_so_many_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.cadence.history._MOST_RUNS", 3)
+    for number in range(6):
+        History(tmp_path, f"{number}" * 32, 1).end(failed=False)
+    sessions = [run["session"][0] for run in json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]]
+    assert sessions == ["3", "4", "5"]
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(levels: tuple[str, ...], blocked_s: float, busy_s: dict[str, float], **states: str) -> Pending:
+    """One that has come to its end."""
+    pending = Pending(1, frozenset(levels), lambda: None)
+    pending.note_cost(blocked_s=blocked_s)
+    for level in levels:
+        pending.note_stage(level, busy_s[level])
+        pending.note_level(level, states.get(level, DONE))
+    return pending
+
+
+def test_steps_tell_what_the_background_costs() -> None:
+    meter, now = CostMeter(), 0.0
+    for number in range(400):
+        working = number % 10 < 4
+        meter.entered(now, working=working)
+        meter.left(now + 0.01, working=working)
+        now += 0.01 + (1.05 if working else 1.0)
+        if number == 150:
+            assert meter.slowdown == GUESSED_SLOWDOWN, "too few steps"
+    assert meter.slowdown == pytest.approx(0.05, rel=0.01)
+    assert meter.step_s == pytest.approx(1.0, rel=0.06)
+
+
+def test_the_first_checkpoint_is_no_measure_for_the_others() -> None:
+    meter = CostMeter()
+    assert meter.waiting
+    meter.made(checkpoint(("persistent",), 9.0, {"persistent": 90.0}))
+    assert meter.waiting
+    assert meter.take_failures() == frozenset() and not meter.waiting
+    assert meter.costs(("persistent",), {})[0].busy_s == 90.0
+    for _ in range(2):
+        meter.made(checkpoint(("persistent",), 1.0, {"persistent": 10.0}))
+    meter.take_failures()
+    (cost,) = meter.costs(("persistent",), {"persistent": 0.5})
+    assert cost.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 10.0)
+    assert (cost.busy_s, cost.failures_per_s) == (10.0, 0.5)
+
+
+def test_the_block_is_paid_once_however_many_levels() -> None:
+    meter = CostMeter()
+    meter.made(checkpoint(("local", "persistent"), 1.0, {"local": 2.0, "persistent": 10.0}))
+    meter.take_failures()
+    local, persistent = meter.costs(("local", "persistent"), {})
+    assert local.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 2)
+    assert persistent.cost_s == pytest.approx(GUESSED_SLOWDOWN * 10)
+
+
+# --- when it is due ---------------------------------------------------------------------------------------------------
+
+SLOWDOWN = 0.04
+BLOCKED_S, BUSY_S = 0.2, {"local": 0.5, "partner": 1.0, "persistent": 8.0}
+
+
+def train(
+    decider: Decider, seconds: float, step_s: float = 0.25, fails: str | None = None
+) -> tuple[list[tuple[float, frozenset[str]]], int]:
+    """(time and levels of every checkpoint, how often rank 0 was asked) of a training with a clock of its own."""
+    clock, calls, looks, busy_until = 0.0, 0, 0, 0.0
+    made: list[tuple[float, frozenset[str]]] = []
+    open_until: list[tuple[float, Pending, frozenset[str]]] = []
+    jitter = random.Random(1)
+    while clock < seconds:
+        for done, pending, due in list(open_until):
+            if clock >= done:
+                for level in due:
+                    pending.note_stage(level, BUSY_S[level])
+                    pending.note_level(level, FAILED if level == fails else DONE)
+                open_until.remove((done, pending, due))
+        working = bool(open_until)
+        decider.meter.entered(clock, working=working)
+        calls -= 1
+        due = frozenset[str]()
+        if calls <= 0:
+            looks += 1
+            due, calls = decider.decide(clock, room=not working)
+        if due:
+            pending = Pending(len(made), due, lambda: None)
+            pending.note_cost(blocked_s=BLOCKED_S)
+            made.append((clock, due))
+            clock += BLOCKED_S
+            decider.made(clock, pending)
+            busy_until = clock + max(BUSY_S[level] for level in due)
+            open_until.append((busy_until, pending, due))
+        else:
+            decider.meter.left(clock, working=working)
+        clock += step_s * jitter.uniform(0.95, 1.05) * (1 + SLOWDOWN * bool(open_until))
+    return made, looks
+
+
+def test_checkpoints_come_as_often_as_the_model_says() -> None:
+    runs = [Run(1800.0, 8, failed=True, needed=ALL[number % 3]) for number in range(100)]  # a failure each half hour
+    decider = Decider(ALL, 8, runs)
+    made, looks = train(decider, 4 * 3600)
+    assert decider.report is not None
+    settled = [time for time, _ in made if time > 600]
+    found = (settled[-1] - settled[0]) / (len(settled) - 1)
+    costs = [
+        LevelCost(level, SLOWDOWN * BUSY_S[level] + BLOCKED_S * (level == "local"), BLOCKED_S, failures_per_s=rate)
+        for level, rate in failure_rates(8, ALL, runs).items()
+    ]
+    assert found == pytest.approx(best(costs).period_s + 0.125, rel=0.05), "the next call after the time is up"
+    every = [round(len(made) / sum(level in due for _, due in made)) for level in ALL]
+    assert waste(costs, found, every).total <= 1.05 * best(costs).waste.total, "the optimum is flat: several are good"
+    assert made[0][1] == frozenset(ALL), "the first tells what they cost"
+    assert looks < 12 * len(made), "most calls ask nobody"
+    assert "failure every" in str(decider.report)
+
+
+def test_a_level_that_failed_is_tried_again_with_the_next() -> None:
+    runs = [Run(1800.0, 8, failed=True, needed=ALL[number % 3]) for number in range(100)]
+    decider = Decider(ALL, 8, runs)
+    made, _ = train(decider, 3600, fails="partner")
+    assert all("partner" in due for _, due in made)
+
+
+def test_nothing_is_begun_while_there_is_no_room() -> None:
+    decider = Decider(("persistent",), 1)
+    assert decider.decide(0.0, room=True) == (frozenset({"persistent"}), 1)
+    decider.made(0.0, checkpoint(("persistent",), 0.1, {"persistent": 1.0}))
+    decider.meter.take_failures()
+    assert decider.decide(1e9, room=False)[0] == frozenset()
+    assert decider.decide(1e9, room=True)[0] == {"persistent"}
+
+
+def test_nothing_is_decided_before_the_first_checkpoint_is_complete() -> None:
+    decider = Decider(("persistent",), 1)
+    pending = Pending(0, frozenset({"persistent"}), lambda: None)
+    pending.note_level("persistent", RUNNING)
+    decider.made(0.0, pending)
+    assert decider.decide(1e9, room=True)[0] == frozenset() and decider.report is None
+    pending.note_level("persistent", DONE)
+    assert decider.decide(1e9, room=True)[0] == {"persistent"}
+
+
+# --- the checkpointer, one process ------------------------------------------------------------------------------------
+
+
+def often_failing(directory: Path, count: int = 480) -> None:
+    """A history with which a checkpoint is due every second or so."""
+    directory.mkdir(parents=True)
+    run = {
+        "session": "0" * 32, "began": "2026-11-01T00:00:00.000000Z", "nodes": 1,
+        "seen": "2026-11-01T00:00:02.000000Z", "ended": None, "restored": "local",
+    }  # fmt: skip
+    document = {"format": "deeppart-runs", "version": 1, "runs": [run] * count}
+    (directory / HISTORY_NAME).write_text(json.dumps(document))
+
+
+def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": torch.zeros(1000), "step": 0}
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", local_dir=tmp_path / "l", every="auto") as checkpointer:
+        assert checkpointer.cadence is None
+        first = checkpointer.checkpoint(state, 0)
+        assert first.levels == {"local", "persistent"}
+        first.wait(timeout=20)
+        calls = [checkpointer.checkpoint(state, step) for step in range(1, 200)]
+        assert not any(call.levels for call in calls)
+        assert all(call.finished and not call.skipped for call in calls)
+        with pytest.raises(deeppart.LevelNotRunError):
+            calls[0].wait()
+        state["step"] = 200
+        last = checkpointer.checkpoint(state, 200, force=True)
+        assert last.levels == {"local", "persistent"}
+        last.wait(timeout=20)
+        assert checkpointer.cadence is not None and checkpointer.cadence.failures == 0
+    assert deeppart.load(tmp_path / "p")["step"] == 200
+
+
+def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
+    often_failing(tmp_path / "p")
+    import time
+
+    state: dict[str, Any] = {"w": torch.zeros(1000)}
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer:
+        made, step, ends = [], 0, time.monotonic() + 30
+        while len(made) < 4 and time.monotonic() < ends:
+            time.sleep(0.002)
+            step += 1
+            if checkpointer.checkpoint(state, step).levels:
+                made.append(step)
+        assert len(made) == 4
+        report = checkpointer.cadence
+        assert report is not None and report.failures == 480 and "480 seen" in str(report)
+    runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
+    assert len(runs) == 481 and runs[-1]["ended"]
+
+
+def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_file = DurableFile.commit
+
+    def refused(self: DurableFile) -> None:
+        if HISTORY_NAME in str(self.path):
+            raise deeppart.StorageError("no space left on device", where=str(self.path))
+        commit_file(self)
+
+    monkeypatch.setattr(DurableFile, "commit", refused)
+    with (
+        pytest.warns(DeeppartWarning, match="does not know earlier runs"),
+        deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer,
+    ):
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+    assert deeppart.load(tmp_path / "p")["x"].sum() == 3
+
+
+def test_an_error_in_training_is_written_down(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        raise ZeroDivisionError
+    with deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
+        checkpointer.restore({"x": torch.zeros(3)})
+        runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
+    assert runs[0]["seen"] and not runs[0]["ended"] and runs[1]["restored"] == "persistent"
+
+
+def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:
+    every = {"local": 2, "persistent": 4}
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", local_dir=tmp_path / "l", every=every) as checkpointer:
+        assert checkpointer.cadence is None
+        levels = [checkpointer.checkpoint({"x": 1}, step, force=step == 3).levels for step in range(4)]
+    assert levels == [{"local", "persistent"}, frozenset(), {"local"}, {"local", "persistent"}]
+    assert not (tmp_path / "p" / HISTORY_NAME).exists()
+
+
+def test_settings_or_a_config(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="every"):
+        deeppart.Checkpointer(deeppart.Config(persistent_dir=tmp_path), every="auto")
