@@ -89,7 +89,7 @@ class Decider:
             self._since[level] = max(self._since.get(level, 0), 10**9)  # to be tried again with the next
         if self._made_at is None:
             return frozenset(self.levels), 1
-        if self.meter.waiting or not room:
+        if self.meter.waiting:
             return frozenset(), self.calls_within(PAUSE_S)
         self._update()
         assert self.report is not None
@@ -98,6 +98,8 @@ class Decider:
         if left > self.meter.step_s / 2:
             calls = self.calls_within(left)
             return frozenset(), calls if calls <= _NEAR else calls // 2
+        if not room:
+            return frozenset(), self.calls_within(PAUSE_S)
         return frozenset(level for level in self.levels if self._since.get(level, 0) + 1 >= cadence.every[level]), 1
 
     def made(self, now: float, pending: Pending) -> None:

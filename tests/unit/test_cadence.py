@@ -233,7 +233,7 @@ def test_checkpoints_come_as_often_as_the_model_says() -> None:
         LevelCost(level, SLOWDOWN * BUSY_S[level] + BLOCKED_S * (level == "local"), BLOCKED_S, failures_per_s=rate)
         for level, rate in failure_rates(8, ALL, runs).items()
     ]
-    assert found == pytest.approx(best(costs).period_s + 0.125, rel=0.05), "the next call after the time is up"
+    assert found == pytest.approx(best(costs).period_s + 0.125, rel=0.1), "the next call after the time is up"
     every = [round(len(made) / sum(level in due for _, due in made)) for level in ALL]
     assert waste(costs, found, every).total <= 1.05 * best(costs).waste.total, "the optimum is flat: several are good"
     assert made[0][1] == frozenset(ALL), "the first tells what they cost"

@@ -96,6 +96,16 @@ def test_argument_over_environment_over_file_over_default(key: str, monkeypatch:
     assert getattr(Config(), key) == file[1], "an empty variable is none"
 
 
+def test_auto_from_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Config(every="auto").every == "auto" == Config(every="auto", local_dir="x").every
+    write_toml('every = "auto"\n')
+    assert Config().every == "auto"
+    assert Config(every={"persistent": 2}).every == {**DEFAULT_EVERY, "local": 0, "persistent": 2}
+    write_toml("[every]\npersistent = 3\n")
+    monkeypatch.setenv("DEEPPART_EVERY", "auto")
+    assert Config().every == "auto"
+
+
 def test_sources_are_combined_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
     write_toml('persistent_dir = "from file"\ntimeout = 11\nnode_size = 4\n')
     monkeypatch.setenv("DEEPPART_TIMEOUT", "22")
@@ -108,6 +118,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("persistent_dir", ""), ("persistent_dir", None), ("persistent_dir", 5), ("persistent_dir", b"x"),
     ("persistent_dir", "{host}/x"), ("persistent_dir", "a/{}"), ("local_dir", ""), ("local_dir", "{user}"),
     ("every", {"locl": 1}), ("every", {"local": -1}), ("every", {"local": 1.0}), ("every", {"local": True}),
+    ("every", "often"), ("every", "AUTO"),
     ("every", 1), ("every", None), ("every", {"persistent": 0}), ("every", {"partner": 1}), ("every", {"parity": 2}),
     ("keep", {"disk": 1}), ("keep", {"local": -1}), ("keep", {"local": "1"}), ("keep", {"local": None}), ("keep", 3),
     ("compression", "gzip"), ("compression", "zstd:"), ("compression", "zstd:x"), ("compression", None),

@@ -20,7 +20,7 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def resolved(nodes: int, shared: tuple[tuple[int, int], ...] = (), **settings: Any) -> Any:
     names = tuple(f"n{number}" for number in range(nodes))
-    return protect(Config(local_dir="/local", **settings), Nodes.of(range(nodes)), names, shared)
+    return protect(Config(**{"local_dir": "/local"} | settings), Nodes.of(range(nodes)), names, shared)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,18 @@ def test_partner_is_on_where_there_are_two_nodes() -> None:
     assert resolved(3, every={"local": 3}).every["partner"] == 3
     assert resolved(3, every={"partner": 0}).copies == ()
     assert resolved(3, shared=((0, 2),)).every["partner"] == 0
+
+
+def test_levels_that_are_on_with_auto() -> None:
+    def on(nodes: int, **settings: Any) -> set[str]:
+        return {level for level, every in resolved(nodes, every="auto", **settings).every.items() if every}
+
+    assert on(1) == {"local", "persistent"} == on(2, shared=((0, 1),))
+    assert on(2) == {"local", "partner", "persistent"}
+    assert on(4, parity_group=4) == {"local", "parity", "persistent"} == on(3, parity_tolerate=2)
+    assert on(4, local_dir=None) == {"persistent"}
+    with pytest.raises(ConfigError, match="two nodes or more"):
+        on(1, parity_group=2)
 
 
 @pytest.mark.parametrize("level", ["partner", "parity"])
