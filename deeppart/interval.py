@@ -32,6 +32,9 @@ from deeppart.errors import ConfigError
 
 #: A level whose interval is longer than so many periods is written that often all the same.
 MOST_EVERY = 10_000
+#: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
+#: ``flush_bandwidth``: then that is the limit. Assumed: training feels little of a drain, but others do.
+DRAIN_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
 

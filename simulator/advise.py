@@ -22,6 +22,7 @@ from .stages import Job, Protection
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))
 #: Wasting so much more than the least is as good, and may be advised for being simpler.
 _AS_GOOD = 0.05
+_DAY_S = 86_400.0
 #: Factors on the mean times between failures that the sensitivity is shown for.
 FACTORS = (0.25, 0.5, 2.0, 4.0)
 
@@ -38,6 +39,8 @@ class Choice:
         blocked_s: of each call.
         complete_s: level -> until it is complete.
         node_bytes: on each node's storage, in bytes, for as many steps as are kept while another is written.
+        node_daily_bytes: that are written there per day: what wears a drive.
+        drained_daily_bytes: that the job writes to the file system per day.
     """
 
     job: Job
@@ -47,10 +50,12 @@ class Choice:
     blocked_s: float
     complete_s: dict[str, float]
     node_bytes: float
+    node_daily_bytes: float
+    drained_daily_bytes: float
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Less is simpler: levels, then parity's group, then compression, then lazy capture."""
+        """Less is simpler: levels, then parity's group, then compression."""
         protection = self.job.protection
         redundancy = 2 if protection.parity_group else 1 if protection.partner else 0
         return (redundancy, protection.parity_tolerate, protection.parity_group, int(self.job.compression != "none"))
@@ -155,11 +160,19 @@ def _judge(job: Job, step_s: float) -> Choice | None:
     costs = tuple(level_costs(planned, found))
     cadence = best(costs, step_s)
     world = planned.on(planned.nodes)
-    on_node = world.level_bytes["local"] if job.protection.local else 0
-    on_node += world.level_bytes["partner"] if job.protection.partner else 0
-    on_node += world.level_bytes["parity"] if job.protection.parity_group else 0
-    complete = world.times.complete()
-    return Choice(job, costs, found, cadence, world.times.blocked_s, complete, 2 * on_node / planned.nodes)
+    daily = {cost.name: world.level_bytes[cost.name] * _DAY_S / cadence.interval_s(cost.name) for cost in costs}
+    on_nodes = [cost.name for cost in costs if cost.name != "persistent"]
+    return Choice(
+        job,
+        costs,
+        found,
+        cadence,
+        world.times.blocked_s,
+        world.times.complete(),
+        node_bytes=2 * sum(world.level_bytes[name] for name in on_nodes) / planned.nodes,
+        node_daily_bytes=sum(daily[name] for name in on_nodes) / planned.nodes,
+        drained_daily_bytes=daily.get("persistent", 0.0),
+    )
 
 
 def _sensitivity(choice: Choice, step_s: float) -> Iterator[Sensitivity]:

@@ -37,6 +37,7 @@ def reasons(advice: Advice) -> list[str]:
         )
     for cost in chosen.costs:
         lines.append(_level_line(chosen, cost.name))
+    lines.append(_drain_line(chosen))
     lines.append(_codec_line(advice))
     widths = advice.by_ranks_per_node
     if len(widths) > 1:
@@ -62,7 +63,9 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
         f"# {call}.",
         f"# Expected: {show_share(cadence.waste.total)} of the time is not new training; a call blocks "
         f"{show_seconds(chosen.blocked_s)};",
-        f"# {show_bytes(chosen.node_bytes)} on each node's storage. Set persistent_dir and local_dir yourself.",
+        f"# {show_bytes(chosen.node_bytes)} on each node's storage, where {show_bytes(chosen.node_daily_bytes)} a day "
+        f"are written; {show_bytes(chosen.drained_daily_bytes)} a day go to the file system.",
+        "# Set persistent_dir and local_dir yourself.",
         "",
         "every = { " + ", ".join(f"{level} = {count}" for level, count in counts.items()) + " }",
         f'compression = "{job.compression}"',
@@ -100,6 +103,18 @@ def _level_line(choice: Choice, level: str) -> str:
     return (
         f"{level}: every {often}; costs training {show_seconds(cost.cost_s)}, complete after "
         f"{show_seconds(cost.latency_s)}, {rate}, back in {show_seconds(cost.restart_s)}"
+    )
+
+
+def _drain_line(chosen: Choice) -> str:
+    """What the file system has of it: where its share is what keeps checkpoints apart, that is said."""
+    if not chosen.drained_daily_bytes:
+        return ""
+    busy = chosen.complete_s["persistent"] / chosen.cadence.interval_s("persistent")
+    return (
+        f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "
+        f"{show_bytes(chosen.drained_daily_bytes)} a day to the file system, which that keeps busy for "
+        f"{show_share(busy)} of the time (--drain-share is the limit)"
     )
 
 

@@ -23,8 +23,9 @@ from .machines import Codec, Local, Machine, Memory, Network, Persistent
 from .measuring import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
-#: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Many tensors are of 4 KiB.
-SHARES = ((24 << 20, 16), (48 << 20, 64), (160 << 20, 16), (96 << 20, 512), (24 << 20, 4096), (48 << 20, 12288))
+#: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Large ones are copied more slowly
+#: than what fits into a cache; the small tensors are of 8 KiB and less.
+SHARES = ((64 << 20, 16), (128 << 20, 64), (256 << 20, 16), (160 << 20, 512), (32 << 20, 4096), (64 << 20, 12288))
 QUICK_SHARES = ((2 << 20, 16), (24 << 20, 16), (12 << 20, 256), (8 << 20, 2048))
 ROUNDS, QUICK_ROUNDS = 7, 4
 #: What is fitted: levels until they are complete, from when training goes on.

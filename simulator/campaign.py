@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import simpy
 
-from deeppart.model import MOST_IN_FLIGHT
+from deeppart.model import LEVELS, MOST_IN_FLIGHT
 
-from .failures import Failure, Size, drawn
+from .costs import NOTHING
+from .failures import Failure, Size, drawn, rates_per_s
 from .filesystem import SharedBandwidth, Transfer, bursts
 from .plan import Cadences, Planned
 from .survival import Stored, recover
@@ -49,6 +50,7 @@ class Course:
         checkpoints: level -> how many were completed there.
         nbytes: level -> bytes written there.
         least_nodes: fewest nodes the job ran on.
+        grown: how often it was stopped to go on with more nodes.
     """
 
     seed: int
@@ -62,6 +64,7 @@ class Course:
     checkpoints: dict[str, int] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
     least_nodes: int = 0
+    grown: int = 0
 
     @property
     def efficiency(self) -> float:
@@ -118,6 +121,7 @@ class _Run:
         persistent = planned.job.machine.persistent
         self._file_system = SharedBandwidth(self.env, persistent.write)
         size = Size(planned.job.ranks, nodes)
+        self._rates = rates_per_s(planned.job.machine.failures, size)
         failures = iter(trace) if trace is not None else drawn(planned.job.machine.failures, size, random.spawn(1)[0])
         self._job = self.env.process(self._live())
         self.env.process(self._fail(failures))
@@ -147,6 +151,8 @@ class _Run:
                 while True:
                     yield from self._train(self._cadences.period_s)
                     yield from self._checkpoint()
+                    if self._worth_growing():
+                        yield from self._grow()
             except simpy.Interrupt as hit:
                 assert isinstance(hit.cause, Failure)
                 self._strike(hit.cause)
@@ -321,20 +327,50 @@ class _Run:
         yield from self._spend("down", self.env.timeout(restart.detect))
         yield from self._gather_nodes(restart.replace)
         yield from self._spend("down", self.env.timeout(restart.relaunch))
+        level = yield from self._recover()
+        self._course.recoveries[level] = self._course.recoveries.get(level, 0) + 1
+
+    def _recover(self) -> Generator[Any, Any, str]:
+        """Come back from the newest step that survives; returns the costliest level that was needed."""
         recovery = recover(self._stored, self._nodes, self._planned.job.protection, self._planned.domain_nodes)
-        course = self._course
         if recovery is None:
-            course.recoveries["none"] = course.recoveries.get("none", 0) + 1
             self._lose(0.0)
-            return
+            return NOTHING
         stored = recovery.stored
         duration = self._world.restore_s(recovery.parts, len(stored.nodes))
         yield from self._spend("restoring", self.env.timeout(duration))
-        course.recoveries[recovery.level] = course.recoveries.get(recovery.level, 0) + 1
         self._lose(stored.progress_s)
         # What came after it is of no use, and the library removes it.
         self._stored = [each for each in self._stored if each.sequence <= stored.sequence]
         self._background.append(self.env.process(self._heal(stored)))
+        return recovery.level
+
+    # --- growing back -------------------------------------------------------------------------------------------------
+
+    def _worth_growing(self) -> bool:
+        """Whether nodes that are back make up for a restart until the next failure, which takes them in anyway."""
+        if not self._cadences.elastic or not self._spares or not self._stored:
+            return False
+        usable = self._planned.usable(len(self._nodes) + len(self._spares))
+        if usable <= len(self._nodes):
+            return False
+        more, restart = self._planned.on(usable), self._planned.job.machine.restart
+        newest = self._stored[-1]
+        parts = {min(newest.levels, key=LEVELS.index): len(newest.nodes)}
+        stopped_s = restart.replace + restart.relaunch + more.restore_s(parts, len(newest.nodes))
+        failures_per_s = sum(self._rates.values())
+        return (more.speed - self._world.speed) > self._world.speed * stopped_s * failures_per_s
+
+    def _grow(self) -> Events:
+        """Stop in good order after a checkpoint, and go on from it with more nodes."""
+        while self._in_flight:
+            self._changed = self.env.event()
+            yield from self._spend("waiting", self._changed)
+        restart = self._planned.job.machine.restart
+        yield from self._gather_nodes(restart.replace)
+        yield from self._spend("down", self.env.timeout(restart.relaunch))
+        yield from self._recover()
+        self._course.grown += 1
 
     def _gather_nodes(self, replace_s: float) -> Events:
         wanted = self._planned.nodes

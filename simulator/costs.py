@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,7 +70,8 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         parts = {"local": planned.nodes - lost, level: lost} if lost < planned.nodes else {level: lost}
         coming_back = restart.detect + restart.relaunch + (restart.replace if lost else 0.0)
         coming_back += world.restore_s({name: count for name, count in parts.items() if count}, planned.nodes)
-        costs.append(LevelCost(level, cost, done, busy, coming_back, rate))
+        share = planned.job.drain_share if level == "persistent" and math.isinf(planned.job.flush_bandwidth) else 1.0
+        costs.append(LevelCost(level, cost, done, busy / share, coming_back, rate))
         before = max(before, done)
     return costs
 

@@ -39,6 +39,7 @@ class Summary:
         recoveries: costliest level that was needed -> how many.
         checkpoints: level -> how many.
         nbytes: level -> bytes.
+        grown: how often an elastic job was stopped to take nodes in that were back.
     """
 
     seeds: int
@@ -48,6 +49,7 @@ class Summary:
     recoveries: dict[str, Estimate]
     checkpoints: dict[str, Estimate]
     nbytes: dict[str, Estimate]
+    grown: Estimate
 
 
 def summarize(courses: Sequence[Course]) -> Summary:
@@ -73,6 +75,7 @@ def summarize(courses: Sequence[Course]) -> Summary:
         recoveries=counts(lambda course: course.recoveries),
         checkpoints=counts(lambda course: course.checkpoints),
         nbytes=counts(lambda course: course.nbytes),
+        grown=estimate([float(course.grown) for course in courses]),
     )
 
 
@@ -83,6 +86,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     if len(values) > 1:
         half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, min(values), max(values))
+
+
+def show_number(value: float) -> str:
+    """A count, or a mean of counts, as people write it."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def student(degrees: int) -> float:

@@ -14,7 +14,7 @@ from .advise import Advice, advise, describe
 from .advised import config_toml, reasons
 from .campaign import run
 from .charts import advice_figure, campaign_figure, scaling_figure, svg
-from .outcomes import Estimate, Summary, summarize
+from .outcomes import Estimate, Summary, show_number, summarize
 from .plan import Cadences, Planned, usual_spares
 from .scale import Point, study
 from .stages import Job, times_of
@@ -156,9 +156,9 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
     )
     rows = [["", "mean", "least", "most"]]
     for prefix, names, show in (
-        ("failures", summary.failures, _plain),
-        ("came back from", summary.recoveries, _plain),
-        ("checkpoints", summary.checkpoints, _plain),
+        ("failures", summary.failures, show_number),
+        ("came back from", summary.recoveries, show_number),
+        ("checkpoints", summary.checkpoints, show_number),
         ("written", summary.nbytes, show_bytes),
     ):
         rows += [
@@ -174,10 +174,6 @@ def _has_failures(job: Job) -> bool:
 
 def _interval(value: Estimate) -> str:
     return f"{value.mean:.1%} (95 %: {value.low:.1%} to {min(1.0, value.high):.1%})"
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _section(title: str, body: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deeppart.errors import ConfigError
+from deeppart.interval import DRAIN_SHARE
 from deeppart.redundancy import Stripes, block_bytes_for
 
 from .machines import Machine
@@ -67,6 +68,8 @@ class Job:
         capture: "eager" or "lazy".
         protection: the levels.
         flush_bandwidth: most bytes per second of a node to the file system and other nodes; infinity for no limit.
+        drain_share: of the time, that the job means to be writing to the file system at most, which others use too.
+            With a ``flush_bandwidth`` that is the limit, and it may write all the time.
     """
 
     state: State
@@ -78,6 +81,7 @@ class Job:
     capture: str = "eager"
     protection: Protection = Protection()
     flush_bandwidth: float = math.inf
+    drain_share: float = DRAIN_SHARE
 
     @property
     def nodes(self) -> int:

@@ -1,5 +1,8 @@
 """The simulator against the library on this machine: real checkpoints under MPI, each predicted before.
 
+Machines are not equally fast all the time, virtual ones least of all: several passes, each a calibration and then the
+checkpoints that it predicts, tell how far the machine agrees with itself.
+
 Measured are sizes and numbers of tensors that were not calibrated on, eager, uncompressed, to the node's storage and
 to the file system, freely and throttled. What is compared is what users feel: how long a call blocks, and how long it
 takes until a level is complete.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 from deeppart.calibrating.tasks import SaveTask
@@ -21,6 +25,8 @@ from .states import read_state
 #: What is to be reached: half of the errors, and all of them, as shares of what was measured.
 MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25
 RANKS = (1, 2, 4)
+#: What is compared: how long the call blocks, and until a level is complete.
+WHAT = ("blocked", "local", "persistent")
 #: (bytes of the state, tensors, bytes per second that one node may flush, or None).
 CASES = (
     (256 << 20, 64, None),
@@ -40,8 +46,10 @@ class Comparison:
         ranks, nbytes, tensors: of what.
         flush_bandwidth: of the node, or None.
         what: "blocked", "local" or "persistent".
-        predicted_s, measured_s: seconds; measured is the median of the rounds.
+        predicted_s: seconds; with several passes the median of their predictions.
+        measured_s: median of all rounds.
         least_s, most_s: of the rounds.
+        varied: how much longer the slowest pass measured than the fastest one, as a share; 0 with one pass.
     """
 
     ranks: int
@@ -53,6 +61,7 @@ class Comparison:
     measured_s: float
     least_s: float
     most_s: float
+    varied: float = 0.0
 
     @property
     def error(self) -> float:
@@ -91,44 +100,53 @@ def validate(
     directories: Directories,
     ranks: Sequence[int] = RANKS,
     *,
+    passes: int = 1,
     quick: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Validation:
     """Run and compare.
 
     Args:
-        machine_for: number of ranks -> this machine, calibrated before for so many on the node.
+        machine_for: number of ranks -> this machine, calibrated for so many on the node; asked before every pass.
+        passes: how often all is done.
 
     Raises:
         ConfigError: no mpirun. DeeppartError: the ranks failed.
     """
     cases, rounds = (QUICK_CASES, QUICK_ROUNDS) if quick else (CASES, ROUNDS)
-    comparisons: list[Comparison] = []
-    for count in ranks:
-        machine = machine_for(count)
-        progress(f"{count} ranks" if count > 1 else "one rank")
-        saves = [
-            SaveTask(nbytes, tensors, persistent=True, rounds=rounds, flush_bandwidth=flush)
-            for nbytes, tensors, flush in cases
-        ]
-        for save, measured in zip(saves, measure(count, saves, directories)["saves"], strict=True):
-            predicted = predict(machine, count, save)
-            for what in ("blocked", "local", "persistent"):
-                seconds = measured[what]
-                comparisons.append(
-                    Comparison(
-                        count,
-                        save.nbytes,
-                        save.tensors,
-                        save.flush_bandwidth,
-                        what,
-                        predicted[what],
-                        median(seconds),
-                        min(seconds),
-                        max(seconds),
-                    )
-                )
-    return Validation(tuple(comparisons))
+    saves = [
+        SaveTask(nbytes, tensors, persistent=True, rounds=rounds, flush_bandwidth=flush)
+        for nbytes, tensors, flush in cases
+    ]
+    found: dict[tuple[int, SaveTask, str], list[tuple[float, list[float]]]] = {}
+    for number in range(passes):
+        for count in ranks:
+            machine = machine_for(count)
+            of = f", pass {number + 1} of {passes}" if passes > 1 else ""
+            progress((f"{count} ranks" if count > 1 else "one rank") + of)
+            for save, measured in zip(saves, measure(count, saves, directories)["saves"], strict=True):
+                predicted = predict(machine, count, save)
+                for what in WHAT:
+                    found.setdefault((count, save, what), []).append((predicted[what], measured[what]))
+    return Validation(tuple(_comparison(*found_of, found[found_of]) for found_of in product(ranks, saves, WHAT)))
+
+
+def _comparison(ranks: int, save: SaveTask, what: str, found: Sequence[tuple[float, list[float]]]) -> Comparison:
+    """Of what every pass predicted and measured."""
+    rounds = [seconds for _, measured in found for seconds in measured]
+    medians = [median(measured) for _, measured in found]
+    return Comparison(
+        ranks,
+        save.nbytes,
+        save.tensors,
+        save.flush_bandwidth,
+        what,
+        predicted_s=median(predicted for predicted, _ in found),
+        measured_s=median(rounds),
+        least_s=min(rounds),
+        most_s=max(rounds),
+        varied=max(medians) / min(medians) - 1,
+    )
 
 
 def predict(machine: Machine, ranks: int, save: SaveTask) -> dict[str, float]:

@@ -53,7 +53,12 @@ DEFAULT_RANKS = 512
 )
 @job_options
 def advise(
-    common: Common, ranks: int, step_time: str | None, mtbf_factor: float, config_path: Path | None, **options: Any
+    common: Common,
+    ranks: int,
+    step_time: str | None,
+    mtbf_factor: float,
+    config_path: Path | None,
+    **options: Any,
 ) -> int:
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
     job = make_job(common, ranks, options)
@@ -131,6 +136,8 @@ def row_of(choice: Choice) -> dict[str, Any]:
         "period_s": choice.cadence.period_s,
         "blocked_s": choice.blocked_s,
         "node_bytes": choice.node_bytes,
+        "node_daily_bytes": choice.node_daily_bytes,
+        "drained_daily_bytes": choice.drained_daily_bytes,
     }
     for level in ("local", "partner", "parity", "persistent"):
         row[f"every_{level}"] = choice.cadence.every.get(level, 0)
@@ -139,6 +146,7 @@ def row_of(choice: Choice) -> dict[str, Any]:
 
 def _table(advice: Advice) -> Table:
     names = ["levels", "wasted", "writing", "redone", "restarts", "a call every", "levels every", "on a node"]
+    names += ["a day on it", "a day drained"]
     found = table("what wastes least", names)
     for choice in advice.choices:
         cadence, waste = choice.cadence, choice.cadence.waste
@@ -146,6 +154,7 @@ def _table(advice: Advice) -> Table:
         shares = [show_share(share) for share in (waste.total, waste.cost, waste.rework, waste.restart)]
         style = "bold green" if choice is advice.chosen else ""
         cells = [describe(choice.job), *shares, show_seconds(cadence.period_s), every, show_bytes(choice.node_bytes)]
+        cells += [show_bytes(choice.node_daily_bytes), show_bytes(choice.drained_daily_bytes)]
         found.add_row(*cells, style=style)
     return found
 

@@ -18,7 +18,7 @@ from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
 from ..campaign import Course, run
 from ..costs import level_costs, survival
 from ..failures import Failure, Size, read_trace
-from ..outcomes import Estimate, Summary, summarize
+from ..outcomes import Estimate, Summary, show_number, summarize
 from ..page import Contents, write_page
 from ..plan import Cadences, Planned, usual_spares
 from ..stages import Job
@@ -209,12 +209,14 @@ def _table(summary: Summary) -> Table:
         _row(found, label, summary.shares[name], show_share)
     found.add_section()
     for kind, number in summary.failures.items():
-        _row(found, f"failures: {kind}", number, _plain)
+        _row(found, f"failures: {kind}", number, show_number)
     for level, number in summary.recoveries.items():
-        _row(found, f"came back from {_LEVEL_WORDS.get(level, level)}", number, _plain)
+        _row(found, f"came back from {_LEVEL_WORDS.get(level, level)}", number, show_number)
+    if summary.grown.most:
+        _row(found, "stopped to take nodes in", summary.grown, show_number)
     found.add_section()
     for level, number in summary.checkpoints.items():
-        _row(found, f"checkpoints: {level}", number, _plain)
+        _row(found, f"checkpoints: {level}", number, show_number)
     for level, number in summary.nbytes.items():
         _row(found, f"written: {level}", number, show_bytes)
     return found
@@ -223,7 +225,3 @@ def _table(summary: Summary) -> Table:
 def _row(found: Table, label: str, value: Estimate, show: Any) -> None:
     interval = "" if value.low == value.high else f"{show(max(0.0, value.low))} to {show(value.high)}"
     found.add_row(label, show(value.mean), interval, show(value.least), show(value.most))
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from deeppart import commanding
 from deeppart.errors import ConfigError
+from deeppart.interval import DRAIN_SHARE
 from deeppart.units import read_rate
 
 from ..external import read_external
@@ -136,6 +137,13 @@ def job_options(function: F) -> F:
         ),
         click.option("--local/--no-local", default=True, help="Use the nodes' own storage; on if left out."),
         click.option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
+        click.option(
+            "--drain-share",
+            type=click.FloatRange(min=0, max=1, min_open=True),
+            default=DRAIN_SHARE,
+            show_default=True,
+            help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
+        ),
     )
     for decorator in reversed(decorators):
         function = decorator(function)
@@ -169,6 +177,7 @@ def make_job(common: Common, ranks: int, options: Mapping[str, Any]) -> Job:
         capture=options.get("capture", "eager"),
         protection=protection,
         flush_bandwidth=flush,
+        drain_share=options.get("drain_share", DRAIN_SHARE),
     )
     machine.nodes_for(ranks, width)  # refuses what the machine is too small for
     return job

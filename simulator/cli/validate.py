@@ -43,12 +43,18 @@ from .options import (
     type=click.Path(path_type=Path, exists=True),
     help="On the file system.  [default: the temporary directory]",
 )
+@click.option(
+    "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="How often to calibrate and compare."
+)
 @click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
-def validate(common: Common, ranks: str, local_dir: Path | None, persistent_dir: Path | None, quick: bool) -> int:
+def validate(
+    common: Common, ranks: str, local_dir: Path | None, persistent_dir: Path | None, passes: int, quick: bool
+) -> int:
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
     With --machine FILE from `deeppart-sim calibrate` on this machine; otherwise it is calibrated first, for each number
-    of ranks. Exit code 1 if half of the errors are above 10 % or one is above 25 %.
+    of ranks and each pass. "varied" is how far the passes' own medians are apart. Exit code 1 if half of the errors are
+    above 10 % or one is above 25 %.
     """
     numbers = counts(ranks, "--ranks")
     directories = default_directories(local_dir, persistent_dir)
@@ -63,8 +69,9 @@ def validate(common: Common, ranks: str, local_dir: Path | None, persistent_dir:
             )  # fmt: skip
 
         found = compare(
-            machine_for, directories, numbers, quick=quick, progress=lambda text: status.update(f"checkpoints: {text}")
-        )
+            machine_for, directories, numbers, passes=passes, quick=quick,
+            progress=lambda text: status.update(f"checkpoints: {text}"),
+        )  # fmt: skip
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(each) for each in found.comparisons])
     if common.report_path is not None:
@@ -96,7 +103,19 @@ def row_of(comparison: Comparison) -> dict[str, Any]:
     return asdict(comparison) | {"error": comparison.error}
 
 
-_HEAD = ["ranks", "state", "tensors", "flush limit", "what", "predicted", "measured", "least", "most", "error"]
+_HEAD = [
+    "ranks",
+    "state",
+    "tensors",
+    "flush limit",
+    "what",
+    "predicted",
+    "measured",
+    "least",
+    "most",
+    "varied",
+    "error",
+]
 
 
 def _table(found: Validation) -> Table:
@@ -122,4 +141,13 @@ def _cells(each: Comparison) -> list[str]:
     limit = "" if each.flush_bandwidth is None else show_rate(each.flush_bandwidth)
     times = [show_seconds(value) for value in (each.predicted_s, each.measured_s, each.least_s, each.most_s)]
     what = "blocked" if each.what == "blocked" else f"until {each.what}"
-    return [str(each.ranks), show_bytes(each.nbytes), f"{each.tensors:,}", limit, what, *times, f"{each.error:+.0%}"]
+    return [
+        str(each.ranks),
+        show_bytes(each.nbytes),
+        f"{each.tensors:,}",
+        limit,
+        what,
+        *times,
+        f"{each.varied:.0%}",
+        f"{each.error:+.0%}",
+    ]

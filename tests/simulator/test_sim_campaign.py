@@ -290,6 +290,22 @@ def test_elastic_jobs_go_on_with_fewer_nodes() -> None:
     assert goes_on.useful_s > waits.useful_s
 
 
+def test_elastic_jobs_grow_back_when_that_is_worth_a_restart() -> None:
+    """One of eight nodes is lost for six hours; later failures would be far off, so it is taken in when it is back."""
+    this, cadences = _busy(spares=0)
+    trace = (Failure(3600.0, "node", (2,)),)
+    machine = replace(this.job.machine, restart=replace(this.job.machine.restart, repair=21600.0))
+    job = replace(this.job, machine=machine)
+    long = replace(cadences, wall_s=DAY)
+    course = run(Planned(job), long, 1, trace)
+    assert course.least_nodes == 7 and course.grown == 1
+    assert sum(course.recoveries.values()) == 1, "taking a node in is no recovery"
+    assert sum(course.buckets.values()) == pytest.approx(DAY, rel=1e-9)
+    shaky = replace(machine, failures=replace(machine.failures, process=600.0 * 8))
+    course = run(Planned(replace(job, machine=shaky)), long, 1, trace)
+    assert course.grown == 0, "failures each ten minutes take it in anyway"
+
+
 def test_a_trace_is_followed() -> None:
     this, cadences = _busy()
     trace = (
