@@ -8,6 +8,7 @@ from deeppart.cadence import AutoCadence, History
 from deeppart.config import AUTO
 from deeppart.errors import DeeppartWarning, warn_caller
 from deeppart.incremental import Incremental
+from deeppart.interval import DRAIN_SHARE
 from deeppart.levels.rate import RateLimit
 from deeppart.pipeline import Pipeline
 from deeppart.protecting import Protector
@@ -81,4 +82,5 @@ def cadence_for(session: Session) -> AutoCadence | None:
     history = History(session.persistent.root, session.session, nodes) if session.comm.rank == 0 else None
     if history is not None and history.problem is not None:
         warn_caller(f"every='auto' does not know earlier runs: {history.problem}", DeeppartWarning)
-    return AutoCadence(session.comm, session.protection.every, nodes, history, session.config.timeout)
+    share = DRAIN_SHARE if session.config.flush_bandwidth is None else 1.0
+    return AutoCadence(session.comm, session.protection.every, nodes, history, session.config.timeout, share)

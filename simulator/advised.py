@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from deeppart.interval import MOST_EVERY
+from deeppart.model import LEVELS
 from deeppart.units import show_bytes, show_seconds, show_share
 
 from .advise import Advice, Choice, describe
@@ -54,9 +56,9 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     call = f"call checkpoint() every {show_seconds(period)} of training"
     if step_s > 0:
         call += f", which is every {max(1, round(period / step_s))} steps of {show_seconds(step_s)}"
-    counts = {"local": 0, "partner": 0, "parity": 0, "persistent": 0}
-    counts |= {level: count for level, count in cadence.every.items() if count < _NEVER}
-    if cadence.every.get("persistent", 0) >= _NEVER:
+    counts = dict.fromkeys(LEVELS, 0)
+    counts |= {level: count for level, count in cadence.every.items() if count < MOST_EVERY}
+    if cadence.every.get("persistent", 0) >= MOST_EVERY:
         counts["persistent"] = math.ceil(_AT_LEAST_S / period)
     lines = [
         f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
@@ -82,8 +84,6 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
     return "\n".join(lines) + "\n"
 
 
-#: A level that is due less often than this is not worth having.
-_NEVER = 10_000
 #: The file system gets a checkpoint so often all the same, in seconds: jobs end, and not everything is foreseen.
 _AT_LEAST_S = 3600.0
 

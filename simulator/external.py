@@ -154,7 +154,8 @@ def _parameters(named: Iterable[tuple[str, Sequence[int]]]) -> tuple[Parameter, 
             layer = order.setdefault(path[: match.end()], len(order))
         elif order:
             layer = len(order)
-        found.append(Parameter(path, elements, layer, len(shape) > 1))
+        rows = int(shape[0]) if len(shape) > 1 else 0
+        found.append(Parameter(path, elements, layer, len(shape) > 1, rows=rows))
     return tuple(found)
 
 

@@ -30,7 +30,8 @@ from .machines import (
     Restart,
 )
 
-_TABLES: Mapping[str, type[Any]] = MappingProxyType(
+#: Name of a table -> what it is read into; and the keys outside of tables.
+TABLES: Mapping[str, type[Any]] = MappingProxyType(
     {
         "memory": Memory,
         "local": Local,
@@ -40,7 +41,7 @@ _TABLES: Mapping[str, type[Any]] = MappingProxyType(
         "restart": Restart,
     }
 )
-_PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
+PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
 _PRESETS = "presets"
 
 
@@ -84,8 +85,8 @@ def read_machine(name: str) -> Machine:
 
 def machine_toml(machine: Machine) -> str:
     """The machine as the text of a file that :func:`read_machine` reads back."""
-    lines = [f"{key} = {_literal(getattr(machine, key))}" for key in _PLAIN]
-    tables = [(name, getattr(machine, name)) for name in _TABLES]
+    lines = [f"{key} = {_literal(getattr(machine, key))}" for key in PLAIN]
+    tables = [(name, getattr(machine, name)) for name in TABLES]
     tables += [(f"codec.{dtype}", codec) for dtype, codec in machine.codecs.items()]
     for name, record in tables:
         known = [(each.name, getattr(record, each.name)) for each in fields(record)]
@@ -122,16 +123,16 @@ def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _machine(document: dict[str, Any], where: str) -> Machine:
-    known = {*_PLAIN, *_TABLES, "codec"}
+    known = {*PLAIN, *TABLES, "codec"}
     _check_keys(document, known, "", where)
     plain = {key: document[key] for key in ("name", "source") if key in document}
     for key, value in {"name": Path(where).stem, **plain}.items():
         if not isinstance(value, str):
             raise _refusal(key, value, "a text", where)
         plain[key] = value
-    numbers = _values(Machine, {key: document[key] for key in _PLAIN[2:] if key in document}, "", where, _PLAIN[2:])
+    numbers = _values(Machine, {key: document[key] for key in PLAIN[2:] if key in document}, "", where, PLAIN[2:])
     tables = {}
-    for name, record in _TABLES.items():
+    for name, record in TABLES.items():
         tables[name] = _record(record, document.get(name, {}), name, where)
     codecs = document.get("codec", {})
     if not isinstance(codecs, dict):

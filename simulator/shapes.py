@@ -1,9 +1,9 @@
 """The parameters of model families, by shape and in the order and under the names of their reference implementations.
 
 Nothing is allocated: a trillion parameters are a few thousand records. What each parameter needs for parallel layouts
-is kept beside its shape: the layer it belongs to (pipeline parallelism), whether tensor parallelism divides it (M.
-Shoeybi et al., Megatron-LM, 2019: the matrices of attention and feed-forward and the embeddings by rows or columns,
-norms and the biases after a row-parallel matrix not), and which expert it belongs to.
+is kept beside its size: its rows, by which FSDP divides it; the layer it belongs to (pipeline parallelism); whether
+tensor parallelism divides it (M. Shoeybi et al., Megatron-LM, 2019: the matrices of attention and feed-forward and the
+embeddings by rows or columns, norms and the biases after a row-parallel matrix not); and which expert it belongs to.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Parameter:
         layer: -1 before the first layer, the number of layers behind the last one.
         divided: whether tensor parallelism divides it.
         expert: its number among the experts of its layer, or None.
+        rows: length of its first dimension; 0 for a vector, which has as many as elements.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Parameter:
     layer: int
     divided: bool = False
     expert: int | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class Model:
 def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types: int = 2) -> Iterator[Parameter]:
     """``BertModel`` with its pooler: J. Devlin et al., BERT, 2018; names as in Hugging Face's transformers."""
     yield from _embedding("embeddings.word_embeddings", vocabulary, hidden)
-    yield Parameter("embeddings.position_embeddings.weight", positions * hidden, -1)
-    yield Parameter("embeddings.token_type_embeddings.weight", types * hidden, -1)
+    yield _matrix("embeddings.position_embeddings.weight", positions, hidden, -1, divided=False)
+    yield _matrix("embeddings.token_type_embeddings.weight", types, hidden, -1, divided=False)
     yield from _norm("embeddings.LayerNorm", hidden, -1)
     for layer in range(layers):
         name = f"encoder.layer.{layer}"
@@ -79,22 +81,25 @@ def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types:
         yield from _columns(f"{name}.intermediate.dense", hidden, 4 * hidden, layer)
         yield from _rows(f"{name}.output.dense", 4 * hidden, hidden, layer)
         yield from _norm(f"{name}.output.LayerNorm", hidden, layer)
-    yield Parameter("pooler.dense.weight", hidden * hidden, layers)
+    yield _matrix("pooler.dense.weight", hidden, hidden, layers, divided=False)
     yield Parameter("pooler.dense.bias", hidden, layers)
 
 
 def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024) -> Iterator[Parameter]:
-    """``GPT2LMHeadModel``, the output tied to the input: A. Radford et al., 2019; T. Brown et al., 2020."""
+    """``GPT2LMHeadModel``, the output tied to the input: A. Radford et al., 2019; T. Brown et al., 2020.
+
+    Its matrices have a row for each input, where others have one for each output.
+    """
     yield from _embedding("transformer.wte", vocabulary, hidden)
-    yield Parameter("transformer.wpe.weight", positions * hidden, -1)
+    yield _matrix("transformer.wpe.weight", positions, hidden, -1, divided=False)
     for layer in range(layers):
         name = f"transformer.h.{layer}"
         yield from _norm(f"{name}.ln_1", hidden, layer)
-        yield from _columns(f"{name}.attn.c_attn", hidden, 3 * hidden, layer)
-        yield from _rows(f"{name}.attn.c_proj", hidden, hidden, layer)
+        yield from _columns(f"{name}.attn.c_attn", hidden, 3 * hidden, layer, rows=hidden)
+        yield from _rows(f"{name}.attn.c_proj", hidden, hidden, layer, rows=hidden)
         yield from _norm(f"{name}.ln_2", hidden, layer)
-        yield from _columns(f"{name}.mlp.c_fc", hidden, 4 * hidden, layer)
-        yield from _rows(f"{name}.mlp.c_proj", 4 * hidden, hidden, layer)
+        yield from _columns(f"{name}.mlp.c_fc", hidden, 4 * hidden, layer, rows=hidden)
+        yield from _rows(f"{name}.mlp.c_proj", 4 * hidden, hidden, layer, rows=4 * hidden)
     yield from _norm("transformer.ln_f", hidden, layers)
 
 
@@ -116,19 +121,21 @@ def llama(
     for layer in range(layers):
         name = f"model.layers.{layer}"
         for projection, width in (("q", hidden), ("k", keys), ("v", keys), ("o", hidden)):
-            yield Parameter(f"{name}.self_attn.{projection}_proj.weight", hidden * width, layer, True)
+            yield _matrix(f"{name}.self_attn.{projection}_proj.weight", width, hidden, layer)
         if experts:
-            yield Parameter(f"{name}.block_sparse_moe.gate.weight", hidden * experts, layer)
+            yield _matrix(f"{name}.block_sparse_moe.gate.weight", experts, hidden, layer, divided=False)
         for expert in range(experts):
             for matrix in ("w1", "w2", "w3"):
                 path = f"{name}.block_sparse_moe.experts.{expert}.{matrix}.weight"
-                yield Parameter(path, hidden * feed_forward, layer, True, expert)
+                rows, columns = (hidden, feed_forward) if matrix == "w2" else (feed_forward, hidden)
+                yield _matrix(path, rows, columns, layer, expert=expert)
         for matrix in () if experts else ("gate", "up", "down"):
-            yield Parameter(f"{name}.mlp.{matrix}_proj.weight", hidden * feed_forward, layer, True)
+            rows, columns = (hidden, feed_forward) if matrix == "down" else (feed_forward, hidden)
+            yield _matrix(f"{name}.mlp.{matrix}_proj.weight", rows, columns, layer)
         yield Parameter(f"{name}.input_layernorm.weight", hidden, layer)
         yield Parameter(f"{name}.post_attention_layernorm.weight", hidden, layer)
     yield Parameter("model.norm.weight", hidden, layers)
-    yield Parameter("lm_head.weight", vocabulary * hidden, layers, True)
+    yield _matrix("lm_head.weight", vocabulary, hidden, layers)
 
 
 def tensors(count: int, elements: int) -> Iterator[Parameter]:
@@ -205,8 +212,14 @@ def model_named(name: str) -> Model:
 # --- pieces of layers -----------------------------------------------------------------------------------------------
 
 
+def _matrix(
+    path: str, rows: int, columns: int, layer: int, *, divided: bool = True, expert: int | None = None
+) -> Parameter:
+    return Parameter(path, rows * columns, layer, divided, expert, rows)
+
+
 def _embedding(name: str, vocabulary: int, hidden: int) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", vocabulary * hidden, -1, True)
+    yield _matrix(f"{name}.weight", vocabulary, hidden, -1)
 
 
 def _norm(name: str, hidden: int, layer: int) -> Iterator[Parameter]:
@@ -214,13 +227,13 @@ def _norm(name: str, hidden: int, layer: int) -> Iterator[Parameter]:
     yield Parameter(f"{name}.bias", hidden, layer)
 
 
-def _columns(name: str, inputs: int, outputs: int, layer: int) -> Iterator[Parameter]:
-    """A column-parallel matrix: its bias is divided with it."""
-    yield Parameter(f"{name}.weight", inputs * outputs, layer, True)
+def _columns(name: str, inputs: int, outputs: int, layer: int, rows: int = 0) -> Iterator[Parameter]:
+    """A column-parallel matrix, with a row for each output if not said otherwise: its bias is divided with it."""
+    yield Parameter(f"{name}.weight", inputs * outputs, layer, True, rows=rows or outputs)
     yield Parameter(f"{name}.bias", outputs, layer, True)
 
 
-def _rows(name: str, inputs: int, outputs: int, layer: int) -> Iterator[Parameter]:
+def _rows(name: str, inputs: int, outputs: int, layer: int, rows: int = 0) -> Iterator[Parameter]:
     """A row-parallel matrix: its bias, added after the sum, is not."""
-    yield Parameter(f"{name}.weight", inputs * outputs, layer, True)
+    yield Parameter(f"{name}.weight", inputs * outputs, layer, True, rows=rows or outputs)
     yield Parameter(f"{name}.bias", outputs, layer)

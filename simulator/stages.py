@@ -92,6 +92,24 @@ class Job:
         """
         return self.machine.nodes_for(self.ranks, self.ranks_per_node)
 
+    @property
+    def ranks_on_node(self) -> int:
+        """Ranks on a full node."""
+        return min(self.ranks, self.ranks_per_node)
+
+    @property
+    def leaves_held(self) -> int:
+        """Leaves on the rank that has most of them."""
+        count = np.zeros(self.ranks, dtype=np.int64)
+        for groups in self.state.on(self.ranks):
+            count[groups.ranks] += len(groups.leaves)
+        return int(count.max())
+
+    @property
+    def local_write(self) -> float:
+        """Bytes per second that a node's storage takes from all ranks on it."""
+        return min(self.machine.local.write, self.machine.local.rank_write * self.ranks_per_node)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Times:
@@ -172,7 +190,8 @@ def times_of(job: Job, shares: Shares) -> Times:
     raw = by_node(shares.nbytes, job.ranks_per_node)
     spans = by_node(shares.spans, job.ranks_per_node)
     memory = machine.memory
-    crowding = machine.crowding(min(job.ranks, job.ranks_per_node))
+    crowding = machine.crowding(job.ranks_on_node)
+    held = job.leaves_held
     handled = spans * crowding  # tensors, by processes that share cores
     capture = finish_times(raw, memory.copy, memory.node_copy) + handled * memory.tensor
     ratio, encode_rate = codec_of(job, shares)
@@ -186,12 +205,12 @@ def times_of(job: Job, shares: Shares) -> Times:
     partner = _partner(job, encoded) if protection.partner and nodes > 1 else nothing
     parity = _parity(job, encoded) if protection.parity_group else nothing
     if protection.persistent:
-        manifest = machine.persistent.leaf * max(_leaves_held(job.state, job.ranks)) * crowding
+        manifest = machine.persistent.leaf * held * crowding
         persistent = _persistent(job, encoded) + handled * machine.persistent.tensor
         persistent = np.where(encoded > 0, persistent + manifest, 0.0)
     flat = slice(0, job.ranks)
     return Times(
-        plan=_plan_s(job),
+        plan=_plan_s(job, held),
         capture=capture.ravel()[flat],
         encode=encode.ravel()[flat],
         local=local.ravel()[flat],
@@ -214,7 +233,7 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
     if job.compression == "none":
         return 1.0, math.inf
     ratio = seconds = 0.0
-    threads = job.machine.encoding_threads(min(job.ranks, job.ranks_per_node))
+    threads = job.machine.encoding_threads(job.ranks_on_node)
     for dtype, share in shares.by_dtype.items():
         codec = job.machine.codecs.get(dtype)
         ratio += share * (codec.ratio if codec else 1.0)
@@ -233,7 +252,7 @@ def _pays(job: Job, ratio: float, rate: float) -> bool:
 
 def _slowest_rate(job: Job) -> float:
     """Bytes per second that a rank gets at the slowest level, all writing at a time."""
-    machine, on_node = job.machine, min(job.ranks, job.ranks_per_node)
+    machine, on_node = job.machine, job.ranks_on_node
     rates = [math.inf]
     if job.protection.local:
         rates.append(min(machine.local.rank_write, machine.local.write / on_node))
@@ -249,21 +268,12 @@ def _node_write(job: Job) -> float:
     return min(persistent.node_write, job.flush_bandwidth, shared)
 
 
-def _plan_s(job: Job) -> float:
+def _plan_s(job: Job, held: int) -> float:
     machine = job.machine
-    held = max(_leaves_held(job.state, job.ranks))
     memory, alone = machine.memory, job.ranks == 1
     meeting = 0.0 if alone else 2 * machine.network.latency * math.ceil(math.log2(job.ranks))
     looking = memory.call + (memory.leaf + (0.0 if alone else memory.compare)) * held
-    return looking * machine.crowding(min(job.ranks, job.ranks_per_node)) + meeting
-
-
-def _leaves_held(state: State, ranks: int) -> tuple[int, ...]:
-    """Numbers of leaves on ranks: that of each kind of rank, once."""
-    count = np.zeros(ranks, dtype=np.int64)
-    for groups in state.on(ranks):
-        count[groups.ranks] += len(groups.leaves)
-    return tuple(np.unique(count).tolist())
+    return looking * machine.crowding(job.ranks_on_node) + meeting
 
 
 def _partner(job: Job, encoded: FloatArray) -> FloatArray:
@@ -273,7 +283,7 @@ def _partner(job: Job, encoded: FloatArray) -> FloatArray:
     into = np.roll(out, 1)
     link = min(machine.network.bandwidth, job.flush_bandwidth)
     moved = np.maximum(out, into) / link
-    stored = into / min(machine.local.write, machine.local.rank_write * job.ranks_per_node)
+    stored = into / job.local_write
     times: FloatArray = np.maximum(moved, stored) + machine.local.file + machine.network.latency
     return times
 
@@ -299,7 +309,7 @@ def _parity(job: Job, encoded: FloatArray) -> FloatArray:
     sent = data * (1 - 1 / group) + stored * (tolerate - 1) / tolerate
     moved = sent / min(machine.network.bandwidth, job.flush_bandwidth)
     encoding = longest.max() / machine.network.parity
-    writing = stored / min(machine.local.write, machine.local.rank_write * job.ranks_per_node)
+    writing = stored / job.local_write
     slowest = np.maximum(np.maximum(moved, encoding), writing)
     times: FloatArray = slowest + machine.local.file + group * machine.network.latency
     return times

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -183,7 +184,8 @@ class State:
 
     def _groups(self, world: World) -> Iterator[Groups]:
         if self.own:
-            yield self._group(("own",), self.own, 1, np.arange(world.ranks, dtype=np.int64)[:, None])
+            sizes = [tensor.elements for tensor in self.own]
+            yield self._group(("own",), self.own, sizes, np.arange(world.ranks, dtype=np.int64)[:, None])
         kinds: dict[tuple[int, bool, int | None, bool], list[Tensor]] = {}
         for tensor in self.tensors:
             parameter = tensor.parameter
@@ -195,22 +197,84 @@ class State:
             sharded_alone = tensor.optimizer and world.optimizer_sharded
             kinds.setdefault((stage, divided, expert, sharded_alone), []).append(tensor)
         for (stage, divided, expert, optimizer), tensors in kinds.items():
-            divisor = world.divisor(divided=divided, expert=expert is not None, optimizer=optimizer)
             ranks = world.groups(stage, divided=divided, expert=expert, optimizer=optimizer)
-            yield self._group((world.stages, stage, divided, expert, optimizer), tensors, divisor, ranks)
+            kind = (world.stages, stage, divided, expert, optimizer)
+            among = world.tensor if divided else 1
+            if world.shards > 1 and not optimizer:
+                yield from self._by_rows(kind, tensors, world.shards, among, ranks)
+                continue
+            divisor = world.divisor(divided=divided, expert=expert is not None, optimizer=optimizer)
+            sizes = [-(-tensor.elements // divisor) for tensor in tensors]
+            yield self._group((*kind, divisor), tensors, sizes, ranks)
 
-    def _group(self, kind: tuple[object, ...], tensors: Sequence[Tensor], divisor: int, ranks: IntArray) -> Groups:
-        """Groups that hold so many leaves, each divided among so many groups; the same on any number of ranks."""
-        if (*kind, divisor) not in self._cut:
+    def _by_rows(
+        self, kind: tuple[object, ...], tensors: Sequence[Tensor], shards: int, among: int, ranks: IntArray
+    ) -> Iterator[Groups]:
+        """Leaves that FSDP divides: each by whole rows, as many for every shard, so that the last ones may have none.
+
+        Shards that have as many rows of every leaf are one kind.
+
+        Args:
+            among: tensor-parallel ranks that divide each leaf before.
+            ranks: int64[shards * among, members], shard by shard.
+        """
+        cuts = [_RowCut.of(tensor, shards, among) for tensor in tensors]
+        ends = sorted({0, shards}.union(*(cut.ends for cut in cuts)))
+        for first, end in pairwise(ends):
+            sizes = [cut.elements(first) for cut in cuts]
+            held = [(tensor, size) for tensor, size in zip(tensors, sizes, strict=True) if size]
+            if held:
+                members = ranks.reshape(shards, -1, ranks.shape[1])[first:end].reshape(-1, ranks.shape[1])
+                these, counts = zip(*held, strict=True)
+                yield self._group((*kind, shards, among, first), these, counts, members)
+
+    def _group(
+        self, key: tuple[object, ...], tensors: Sequence[Tensor], sizes: Sequence[int], ranks: IntArray
+    ) -> Groups:
+        """Groups that hold so many elements of each tensor.
+
+        Args:
+            key: the same for the same tensors and sizes, on any number of ranks.
+        """
+        if key not in self._cut:
             specs, by_dtype = [], dict[str, int]()
-            for tensor in tensors:
+            for tensor, elements in zip(tensors, sizes, strict=True):
                 item = ITEM_BYTES[tensor.dtype]
-                nbytes = -(-tensor.elements // divisor) * item
-                specs.append(LeafSpec(tensor.path, nbytes, item))
-                by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + nbytes
-            self._cut[(*kind, divisor)] = Leaves.of(specs, ranks.shape[1]), by_dtype
-        leaves, by_dtype = self._cut[(*kind, divisor)]
+                specs.append(LeafSpec(tensor.path, elements * item, item))
+                by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + elements * item
+            self._cut[key] = Leaves.of(specs, ranks.shape[1]), by_dtype
+        leaves, by_dtype = self._cut[key]
         return Groups(leaves, ranks, by_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowCut:
+    """One leaf in shards of whole rows, as ``torch.chunk`` cuts it: FSDP of PyTorch 2.4 and later, ``fully_shard``.
+
+    Attributes:
+        rows, row: how many, and elements of each, on one tensor-parallel rank.
+        each: rows of a shard that has its full count.
+    """
+
+    rows: int
+    row: int
+    each: int
+
+    @classmethod
+    def of(cls, tensor: Tensor, shards: int, among: int) -> _RowCut:
+        elements = -(-tensor.elements // among)
+        rows = min(elements, -(-(tensor.parameter.rows or elements) // among)) if tensor.elements > 1 else 1
+        return cls(rows, -(-elements // rows) if rows else 0, -(-rows // shards))
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Shards at which another count of rows begins."""
+        full = self.rows // self.each if self.each else 0
+        return (full, full + 1) if self.each and self.rows % self.each else (full,)
+
+    def elements(self, shard: int) -> int:
+        """Of a shard."""
+        return self.row * max(0, min(self.each, self.rows - shard * self.each))
 
 
 def read_state(text: str, model: Model | None = None, dtype: str | None = None) -> State:

@@ -65,6 +65,7 @@ class Decider:
         levels: that are on.
         nodes: of this run.
         runs: earlier ones.
+        drain_share: of the time, that the persistent level may be written to.
 
     Attributes:
         report: the cadence in use; None while too little is known.
@@ -73,6 +74,7 @@ class Decider:
     levels: Collection[str]
     nodes: int
     runs: Sequence[Run] = ()
+    drain_share: float = 1.0
     meter: CostMeter = field(default_factory=CostMeter)
     report: CadenceReport | None = None
     _made_at: float | None = None
@@ -115,7 +117,7 @@ class Decider:
         return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
 
     def _update(self) -> None:
-        costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs))
+        costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs), self.drain_share)
         if self.report is None or tuple(costs) != self.report.costs:
             self.report = CadenceReport(
                 best(costs, self.meter.step_s),
@@ -135,15 +137,22 @@ class AutoCadence:
         nodes: of this run.
         history: on rank 0.
         timeout: seconds to wait for other ranks.
+        drain_share: of the time, that the persistent level may be written to.
     """
 
     def __init__(
-        self, comm: Comm, every: Mapping[str, int], nodes: int, history: History | None, timeout: float
+        self,
+        comm: Comm,
+        every: Mapping[str, int],
+        nodes: int,
+        history: History | None,
+        timeout: float,
+        drain_share: float = 1.0,
     ) -> None:
         self._comm, self._timeout = comm, timeout
         self._levels = tuple(level for level in LEVELS if every[level])
         self._history = history
-        self._decider = Decider(self._levels, nodes, () if history is None else history.runs)
+        self._decider = Decider(self._levels, nodes, () if history is None else history.runs, drain_share)
         self._calls_left = 1
 
     @property

@@ -85,12 +85,13 @@ class CostMeter:
         self._reports.extend(reports)
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
-    def costs(self, levels: Collection[str], rates: Mapping[str, float]) -> list[LevelCost]:
+    def costs(self, levels: Collection[str], rates: Mapping[str, float], drain_share: float = 1.0) -> list[LevelCost]:
         """What each level costs, by medians over the last checkpoints.
 
         Args:
             levels: that are on.
             rates: level -> failures per second that need it.
+            drain_share: of the time, that the persistent level may be written to.
         """
         blocked = [report.blocked_s - report.waited_s + report.held_s for report in self._reports]
         call_s = max(median(blocked) if blocked else 0.0, _LEAST_COST_S)
@@ -98,13 +99,14 @@ class CostMeter:
         for level in (name for name in LEVELS if name in levels):
             done = [report for report in self._reports if report.levels[level].state == DONE]
             busy_s = median(report.stages_s.get(level, 0.0) for report in done) if done else 0.0
+            apart_s = busy_s / drain_share if level == "persistent" else busy_s
             latency_s = median(report.levels[level].seconds or 0.0 for report in done) if done else 0.0
             found.append(
                 LevelCost(
                     level,
                     cost_s=(0.0 if found else call_s) + self.slowdown * busy_s,
                     latency_s=call_s + latency_s,
-                    busy_s=busy_s,
+                    busy_s=apart_s,
                     restart_s=latency_s,
                     failures_per_s=rates.get(level, 0.0),
                 )

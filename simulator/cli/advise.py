@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from deeppart.commanding import GOOD
-from deeppart.errors import ConfigError
+from deeppart.model import LEVELS
 from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
 
 from ..advise import Advice, Choice, describe
@@ -24,18 +24,18 @@ from .options import (
     job_options,
     make_job,
     print_json,
+    ranks_option,
+    read_quantity,
     status_console,
     table,
     write_csv,
 )
 from .scale import describe_state, heading
 
-DEFAULT_RANKS = 512
-
 
 @click.command(short_help="Which levels, how often, which redundancy.")
 @common_options
-@click.option("--ranks", type=click.IntRange(min=1), default=DEFAULT_RANKS, show_default=True, help="Number of ranks.")
+@ranks_option
 @click.option("--step-time", metavar="TIME", help="Length of a training step; calls are whole steps apart.")
 @click.option(
     "--mtbf-factor",
@@ -63,15 +63,8 @@ def advise(
     """The cadence of each level, partner copies or parity and its group, compression: what wastes least, and why."""
     job = make_job(common, ranks, options)
     if mtbf_factor != 1.0:
-        from dataclasses import replace
-
         job = replace(job, machine=job.machine.with_failures(mtbf_factor))
-    try:
-        step_s = 0.0 if step_time is None else read_seconds(step_time)
-    except ValueError as error:
-        raise ConfigError(
-            "impossible value for --step-time", expected=str(error), found=repr(step_time), where="--step-time"
-        ) from None
+    step_s = 0.0 if step_time is None else read_quantity(read_seconds, step_time, "--step-time")
     with status_console().status("") as status:
         advice = compare(job, step_s, lambda text: status.update(f"judging: {text}"))
     text = config_toml(advice, step_s)
@@ -139,7 +132,7 @@ def row_of(choice: Choice) -> dict[str, Any]:
         "node_daily_bytes": choice.node_daily_bytes,
         "drained_daily_bytes": choice.drained_daily_bytes,
     }
-    for level in ("local", "partner", "parity", "persistent"):
+    for level in LEVELS:
         row[f"every_{level}"] = choice.cadence.every.get(level, 0)
     return row
 

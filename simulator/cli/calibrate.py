@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,6 +19,7 @@ from .options import (
     common_options,
     console,
     make_job,
+    measuring_options,
     print_json,
     status_console,
     write_csv,
@@ -38,31 +39,15 @@ from .options import (
 @click.option(
     "--ranks-per-node", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that will share a node."
 )
-@click.option(
-    "--local-dir", type=click.Path(path_type=Path, exists=True), help="On the node's own storage.  [default: /dev/shm]"
-)
-@click.option(
-    "--persistent-dir",
-    type=click.Path(path_type=Path, exists=True),
-    help="On the file system.  [default: the temporary directory]",
-)
 @click.option("--quick", is_flag=True, help="Less exact, in a quarter of the time.")
-def calibrate(
-    common: Common,
-    out: Path,
-    name: str,
-    ranks_per_node: int,
-    local_dir: Path | None,
-    persistent_dir: Path | None,
-    quick: bool,
-) -> int:
+@measuring_options
+def calibrate(common: Common, directories: Directories, out: Path, name: str, ranks_per_node: int, quick: bool) -> int:
     """Run real checkpoints here and write what they say of this machine to a file: copy, codec, storage, MPI, cost of a
     tensor. `machine` in a job's deeppart.toml names that file.
 
     What it cannot measure on one node is for you to fill in: the network between nodes, the whole file system,
     failures.
     """
-    directories = default_directories(local_dir, persistent_dir)
     with status_console().status("") as status:
         machine = measure_machine(
             name, ranks_per_node, directories, quick=quick, progress=lambda text: status.update(f"measuring: {text}")
@@ -88,18 +73,8 @@ def calibrate(
     return GOOD
 
 
-def default_directories(local_dir: Path | None, persistent_dir: Path | None) -> Directories:
-    """Where to write, if nobody says."""
-    memory = Path("/dev/shm")
-    temporary = Path(tempfile.gettempdir())
-    local = local_dir or (memory if memory.is_dir() else temporary)
-    return Directories(local, persistent_dir or temporary)
-
-
 def _draw(common: Common, ranks: int, out: Path) -> None:
     """What a job on the machine just measured would do."""
-    from dataclasses import replace
-
     job = make_job(replace(common, machine=str(out)), ranks, {"partner": False})
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(), common.seed)

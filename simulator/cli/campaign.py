@@ -16,7 +16,7 @@ from deeppart.interval import best
 from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
 
 from ..campaign import Course, run
-from ..costs import level_costs, survival
+from ..costs import level_costs
 from ..failures import Failure, Size, read_trace
 from ..outcomes import Estimate, Summary, show_number, summarize
 from ..page import Contents, write_page
@@ -29,19 +29,20 @@ from .options import (
     job_options,
     make_job,
     print_json,
+    ranks_option,
+    read_quantity,
     status_console,
     table,
     write_csv,
 )
 from .scale import describe_state, heading
 
-DEFAULT_RANKS = 512
 _LEVEL_WORDS = {"parity": "rebuilt from parity", "none": "nothing: from the beginning"}
 
 
 @click.command(short_help="A run of weeks with failures.")
 @common_options
-@click.option("--ranks", type=click.IntRange(min=1), default=DEFAULT_RANKS, show_default=True, help="Number of ranks.")
+@ranks_option
 @click.option(
     "--days", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
 )
@@ -130,20 +131,13 @@ def _cadences(
 ) -> Cadences:
     on = list(planned.on(planned.nodes).times.complete())
     if every is not None and levels is not None:
-        return Cadences(_period(every), _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
-    found = best(level_costs(planned, survival(planned)))
-    period = found.period_s - planned.on(planned.nodes).times.blocked_s if every is None else _period(every)
+        period = read_quantity(read_seconds, every, "--every")
+        return Cadences(period, _read_levels(levels, on), wall_s, spares=spares, elastic=elastic)
+    found = best(level_costs(planned))
+    blocked_s = planned.on(planned.nodes).times.blocked_s
+    period = found.period_s - blocked_s if every is None else read_quantity(read_seconds, every, "--every")
     counts = found.every if levels is None else _read_levels(levels, on)
     return Cadences(period, dict(counts), wall_s, spares=spares, elastic=elastic)
-
-
-def _period(every: str) -> float:
-    try:
-        return read_seconds(every)
-    except ValueError as error:
-        raise ConfigError(
-            "impossible value for --every", expected=str(error), found=repr(every), where="--every"
-        ) from None
 
 
 def _read_levels(text: str, on: list[str]) -> dict[str, int]:

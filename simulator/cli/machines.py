@@ -11,7 +11,7 @@ import click
 from deeppart.commanding import GOOD
 from deeppart.units import show_rate, show_seconds
 
-from ..machine_files import machine_toml, preset_names, read_machine
+from ..machine_files import PLAIN, TABLES, machine_toml, preset_names, read_machine
 from ..machines import Machine
 from .options import console, print_json, table
 
@@ -47,11 +47,9 @@ def machines(name: str | None, as_json: bool) -> int:
 
 def machine_document(machine: Machine) -> dict[str, Any]:
     """As JSON, which has no infinity: what is unlimited is null."""
-    fields = {name: getattr(machine, name) for name in ("name", "source", "nodes", "ranks_per_node", "encode_threads")}
-    tables = ("memory", "local", "network", "persistent", "failures", "restart")
-    fields |= {name: asdict(getattr(machine, name)) for name in tables}
+    fields = {name: getattr(machine, name) for name in PLAIN}
+    fields |= {name: asdict(getattr(machine, name)) for name in TABLES}
     fields["codecs"] = {dtype: asdict(codec) for dtype, codec in machine.codecs.items()}
-    fields["interference"] = machine.interference
     return {key: _finite(value) for key, value in fields.items()}
 
 

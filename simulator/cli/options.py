@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,12 @@ from deeppart.units import read_rate
 from ..external import read_external
 from ..machine_files import read_machine
 from ..machines import Machine
+from ..measuring import Directories
 from ..stages import COMPRESSIONS, Job, Protection
 from ..states import State, read_state
 
 F = TypeVar("F", bound=Callable[..., Any])
-DEFAULT_STATE, DEFAULT_MACHINE = "bert-large+adam", "frontier"
+DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS = "bert-large+adam", "frontier", 512
 _WIDTH = 150
 
 
@@ -123,6 +125,32 @@ def common_options(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def measuring_options(function: F) -> F:
+    """Where real checkpoints go that a command measures, as one argument ``directories``."""
+
+    @functools.wraps(function)
+    def wrapped(common: Common, local_dir: Path | None, persistent_dir: Path | None, **rest: Any) -> Any:
+        memory, temporary = Path("/dev/shm"), Path(tempfile.gettempdir())
+        local = local_dir or (memory if memory.is_dir() else temporary)
+        return function(common, directories=Directories(local, persistent_dir or temporary), **rest)
+
+    path = click.Path(path_type=Path, exists=True)
+    for name, text in (
+        ("--persistent-dir", "On the file system.  [default: the temporary directory]"),
+        ("--local-dir", "On the node's own storage.  [default: /dev/shm]"),
+    ):
+        wrapped = click.option(name, type=path, help=text)(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def ranks_option(function: F) -> F:
+    """The size of one job."""
+    option = click.option(
+        "--ranks", type=click.IntRange(min=1), default=DEFAULT_RANKS, show_default=True, help="Number of ranks."
+    )
+    return option(function)
+
+
 def job_options(function: F) -> F:
     """Options that describe how the job checkpoints."""
     decorators = (
@@ -159,12 +187,7 @@ def make_job(common: Common, ranks: int, options: Mapping[str, Any]) -> Job:
     machine = common.read_machine()
     width = options.get("ranks_per_node") or machine.ranks_per_node
     limit = options.get("flush_bandwidth")
-    try:
-        flush = math.inf if limit is None else read_rate(limit)
-    except ValueError as error:
-        raise ConfigError(
-            "impossible value for --flush-bandwidth", expected=str(error), found=repr(limit), where="--flush-bandwidth"
-        ) from None
+    flush = math.inf if limit is None else read_quantity(read_rate, limit, "--flush-bandwidth")
     local = bool(options.get("local", True))
     group, tolerate = read_parity(options.get("parity"))
     protection = Protection(local, local and bool(options.get("partner", True)), group if local else 0, tolerate)
@@ -181,6 +204,22 @@ def make_job(common: Common, ranks: int, options: Mapping[str, Any]) -> Job:
     )
     machine.nodes_for(ranks, width)  # refuses what the machine is too small for
     return job
+
+
+def read_quantity(read: Callable[[object], float], text: str, name: str) -> float:
+    """A rate, a time: with its unit.
+
+    Args:
+        read: of :mod:`deeppart.units`.
+        name: of the option.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ConfigError(f"impossible value for {name}", expected=str(error), found=repr(text), where=name) from None
 
 
 def read_parity(text: str | None) -> tuple[int, int]:

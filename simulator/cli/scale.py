@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from deeppart.commanding import GOOD
+from deeppart.model import LEVELS
 from deeppart.partition import STRATEGIES
 from deeppart.units import show_bytes, show_seconds
 
@@ -28,12 +29,12 @@ from .options import (
     write_csv,
 )
 
-DEFAULT_RANKS = "1,2,4,8,16,32,64,128,256,512,1024"
+_LADDER = "1,2,4,8,16,32,64,128,256,512,1024"
 
 
 @click.command(short_help="How one checkpoint scales with ranks.")
 @common_options
-@click.option("--ranks", default=DEFAULT_RANKS, show_default=True, metavar="N,N,...", help="Numbers of ranks.")
+@click.option("--ranks", default=_LADDER, show_default=True, metavar="N,N,...", help="Numbers of ranks.")
 @click.option(
     "--strategy", default="deeppart,rank0", show_default=True, metavar="NAME,...", help=f"Of {', '.join(STRATEGIES)}."
 )
@@ -101,15 +102,11 @@ def row_of(point: Point) -> dict[str, Any]:
     """A point as one flat row."""
     row = {name: value for name, value in asdict(point).items() if not isinstance(value, dict)}
     row |= {f"{name}_s": point.stages[name] for name in STAGES}
-    return row | {
-        f"until_{level}_s": point.complete_s.get(level, "") for level in ("local", "partner", "parity", "persistent")
-    }
+    return row | {f"until_{level}_s": point.complete_s.get(level, "") for level in LEVELS}
 
 
 def _table(points: list[Point], serial: bool) -> Table:
-    levels = [
-        level for level in ("local", "partner", "parity", "persistent") if any(level in p.complete_s for p in points)
-    ]
+    levels = [level for level in LEVELS if any(level in p.complete_s for p in points)]
     names = ["ranks", "strategy", "codec", "blocked", "copy", "encode"]
     names += ["local", "partner", "parity", "flush", "all"] if serial else [f"> {level}" for level in levels]
     names += ["speed-up", "efficiency", "most / mean", "largest"]
@@ -124,7 +121,7 @@ def _table(points: list[Point], serial: bool) -> Table:
         cells = [f"{point.ranks:,}", point.strategy, point.compression, show_seconds(point.blocked_s)]
         cells += [show_seconds(stages["capture"]), show_seconds(stages["encode"]) if stages["encode"] else ""]
         if serial:
-            shown = [stages[name] for name in ("local", "partner", "parity", "persistent")] + [point.serial_s]
+            shown = [stages[name] for name in LEVELS] + [point.serial_s]
             cells += [show_seconds(seconds) if seconds else "" for seconds in shown]
             speedup, efficiency = point.serial_speedup, point.serial_efficiency
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,10 +13,10 @@ from deeppart.units import show_bytes, show_rate, show_seconds
 
 from ..calibrate import calibrate
 from ..machines import Machine
+from ..measuring import Directories
 from ..page import Contents, write_page
 from ..validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation
 from ..validate import validate as compare
-from .calibrate import default_directories
 from .options import (
     DEFAULT_MACHINE,
     Common,
@@ -25,6 +24,7 @@ from .options import (
     console,
     counts,
     make_job,
+    measuring_options,
     print_json,
     status_console,
     table,
@@ -36,20 +36,11 @@ from .options import (
 @common_options
 @click.option("--ranks", default="1,2,4", show_default=True, metavar="N,N,...", help="Numbers of ranks.")
 @click.option(
-    "--local-dir", type=click.Path(path_type=Path, exists=True), help="On the node's own storage.  [default: /dev/shm]"
-)
-@click.option(
-    "--persistent-dir",
-    type=click.Path(path_type=Path, exists=True),
-    help="On the file system.  [default: the temporary directory]",
-)
-@click.option(
     "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="How often to calibrate and compare."
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
-def validate(
-    common: Common, ranks: str, local_dir: Path | None, persistent_dir: Path | None, passes: int, quick: bool
-) -> int:
+@measuring_options
+def validate(common: Common, directories: Directories, ranks: str, passes: int, quick: bool) -> int:
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
     With --machine FILE from `deeppart-sim calibrate` on this machine; otherwise it is calibrated first, for each number
@@ -57,7 +48,6 @@ def validate(
     above 10 % or one is above 25 %.
     """
     numbers = counts(ranks, "--ranks")
-    directories = default_directories(local_dir, persistent_dir)
     with status_console().status("") as status:
 
         def machine_for(count: int) -> Machine:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from deeppart_simulator.layout import Layout, read_layout
-from deeppart_simulator.shapes import FAMILIES, PRESETS, model_named
-from deeppart_simulator.states import ITEM_BYTES, State, read_state
+from deeppart_simulator.shapes import FAMILIES, PRESETS, Parameter, model_named
+from deeppart_simulator.states import ITEM_BYTES, State, Tensor, read_state, state_of
 
 from benchmarks.workload import shapes_of
 from deeppart.errors import ConfigError
@@ -149,6 +151,35 @@ def test_ranks_are_numbered_as_megatron_does() -> None:
 def test_hybrid_sharding_divides_among_neighbours() -> None:
     world = Layout(sharded=2).at(6)
     assert world.groups(0, divided=False, expert=None, optimizer=False).tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+@pytest.mark.parametrize(("rows", "columns", "shards"), [(1024, 3, 8), (10, 4, 4), (3, 5, 8), (1, 7, 4), (9, 1, 4)])
+def test_fsdp_divides_by_rows_as_torch_does(rows: int, columns: int, shards: int) -> None:
+    """``fully_shard`` gives rank r the r-th of ``torch.chunk(tensor, ranks)``, and nothing where there are fewer."""
+    tensor = Tensor(Parameter("w", rows * columns, 0, rows=rows), "w", "float32", rows * columns)
+    state = state_of("one", [tensor], "test", read_layout("fsdp"))
+    held = np.zeros(shards, dtype=np.int64)
+    for groups in state.on(shards):
+        held[groups.ranks.ravel()] += int(groups.leaves.nbytes.sum())
+    chunks = [4 * chunk.numel() for chunk in torch.empty(rows, columns).chunk(shards)]
+    assert held.tolist() == chunks + [0] * (shards - len(chunks))
+    assert state.shares(shards).nbytes.tolist() == held.tolist()
+
+
+def test_more_shards_than_rows_leave_ranks_without_work() -> None:
+    """A matrix of 1,024 rows on 4,096 ranks: three of four have nothing of it, as with fully_shard."""
+    state = read_state("bert-large+adam@fsdp")
+    shares = state.shares(4096)
+    assert int(shares.nbytes.sum()) == pytest.approx(state.nbytes, rel=0.01)
+    # Feed-forward matrices of 4,096 rows are on all ranks, embeddings of 30,522 on 3,816: 8 rows each, and 2 on one.
+    assert (shares.nbytes[:1024] > 1.5 * shares.nbytes[1024]).all() and shares.nbytes[-1] > 0
+
+
+def test_what_every_rank_has_for_itself_is_saved_by_itself() -> None:
+    rng = Tensor(Parameter("rng", 1250, -1), "rng", "int32", 1250)
+    state = replace(read_state("tensors-4x4KiB"), own=(rng,))
+    shares = state.shares(4)
+    assert shares.nbytes.tolist() == [4096 + 5000] * 4 and shares.spans.tolist() == [2] * 4
 
 
 def test_experts_are_dealt_out() -> None:

@@ -248,6 +248,15 @@ def test_a_level_that_failed_is_tried_again_with_the_next() -> None:
     assert all("partner" in due for _, due in made)
 
 
+def test_the_file_system_is_left_to_others_most_of_the_time() -> None:
+    """Failures every minute would have it written to all the time: it takes 8 s."""
+    runs = [Run(60.0, 8, failed=True, needed="persistent") for _ in range(5000)]
+    made, _ = train(Decider(("persistent",), 8, runs, drain_share=0.1), 3600)
+    assert 79 < 3600 / len(made) < 90
+    made, _ = train(Decider(("persistent",), 8, runs), 3600)
+    assert 3600 / len(made) < 20
+
+
 def test_nothing_is_begun_while_there_is_no_room() -> None:
     decider = Decider(("persistent",), 1)
     assert decider.decide(0.0, room=True) == (frozenset({"persistent"}), 1)

@@ -1,0 +1,79 @@
+"""The shapes of the DeepPart thesis, simulated: python benchmarks/thesis_shapes.py docs/images/thesis.png
+
+Left: speed-up of whole checkpoints against rank 0 alone, up to 16 nodes with 4 ranks each. Middle: BERT-large, with and
+without compression. Right: how long a call blocks, by number of tensors, at one size. The machine is Summit's preset.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deeppart_simulator.machine_files import read_machine
+from deeppart_simulator.scale import Point, study
+from deeppart_simulator.stages import Job, Protection
+from deeppart_simulator.states import read_state
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+RANKS = (1, 2, 4, 8, 16, 32, 64)
+RANKS_PER_NODE = 4
+STATES = (("20 GB", "bert-48x1664x30522+adam"), ("BERT-large", "bert-large"))
+TENSORS = (100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
+TENSORS_BYTES = 400_000_000
+TENSOR_RANKS = (1, 4, 64)
+COLOURS = ("#2f6fde", "#e0762c", "#2a9d6f")
+
+
+def points(state: str, ranks: Sequence[int], compressions: Sequence[str] = ("none",)) -> list[Point]:
+    """Checkpoints to the nodes' storage."""
+    machine = read_machine("summit")
+    protection = Protection(partner=False, persistent=False)
+    job = Job(read_state(state), machine, max(ranks), RANKS_PER_NODE, protection=protection)
+    return study(job, ranks, ("deeppart",), compressions)
+
+
+def speed_ups(axis: Axes) -> None:
+    """Whole checkpoints against rank 0 alone."""
+    for (label, state), colour in zip(STATES, COLOURS, strict=False):
+        found = points(state, RANKS)
+        axis.plot(RANKS, [point.serial_speedup for point in found], "o-", color=colour, label=label)
+    axis.plot(RANKS, RANKS, "--", color="grey", lw=1, label="as many as ranks")
+    nodes = [max(1, ranks // RANKS_PER_NODE) for ranks in RANKS]
+    axis.plot(RANKS, nodes, ":", color="grey", lw=1, label="as many as drives")
+    axis.set(xscale="log", yscale="log", xlabel="ranks, 4 on a node", ylabel="times", title="speed-up against rank 0")
+
+
+def compression(axis: Axes) -> None:
+    """One state, with the codec and without."""
+    for name, colour in (("none", COLOURS[0]), ("tensor", COLOURS[1])):
+        found = points("bert-large", RANKS, (name,))
+        axis.plot(RANKS, [point.complete_s["local"] for point in found], "o-", color=colour, label=name)
+    axis.set(xscale="log", yscale="log", xlabel="ranks, 4 on a node", ylabel="seconds until nodes have it")
+    axis.set_title("BERT-large by compression")
+
+
+def tensor_counts(axis: Axes) -> None:
+    """The same bytes in more and more tensors."""
+    for ranks, colour in zip(TENSOR_RANKS, COLOURS, strict=True):
+        found = [points(f"tensors-{count}x{TENSORS_BYTES // count // 4 * 4}", (ranks,))[0] for count in TENSORS]
+        label = "one rank" if ranks == 1 else f"{ranks} ranks"
+        axis.plot(TENSORS, [point.blocked_s for point in found], "o-", color=colour, label=label)
+    axis.set(
+        xscale="log", yscale="log", xlabel="tensors", ylabel="seconds blocked", title="400 MB, by number of tensors"
+    )
+
+
+def main(path: Path) -> None:
+    """Draw."""
+    figure = Figure(figsize=(13.5, 4.2), layout="constrained")
+    for axis, draw in zip(figure.subplots(1, 3), (speed_ups, compression, tensor_counts), strict=True):
+        draw(axis)
+        axis.grid(True, alpha=0.3)
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120, facecolor="white")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
