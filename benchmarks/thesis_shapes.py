@@ -16,6 +16,7 @@ from deeppart_simulator.stages import Job, Protection
 from deeppart_simulator.states import read_state
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 RANKS_PER_NODE = 4
@@ -42,7 +43,7 @@ def speed_ups(axis: Axes) -> None:
     axis.plot(RANKS, RANKS, "--", color="grey", lw=1, label="as many as ranks")
     nodes = [max(1, ranks // RANKS_PER_NODE) for ranks in RANKS]
     axis.plot(RANKS, nodes, ":", color="grey", lw=1, label="as many as drives")
-    axis.set(xscale="log", yscale="log", xlabel="ranks, 4 on a node", ylabel="times", title="speed-up against rank 0")
+    axis.set(xlabel="ranks, 4 on a node", ylabel="times", title="speed-up against rank 0")
 
 
 def compression(axis: Axes) -> None:
@@ -50,8 +51,7 @@ def compression(axis: Axes) -> None:
     for name, colour in (("none", COLOURS[0]), ("tensor", COLOURS[1])):
         found = points("bert-large", RANKS, (name,))
         axis.plot(RANKS, [point.complete_s["local"] for point in found], "o-", color=colour, label=name)
-    axis.set(xscale="log", yscale="log", xlabel="ranks, 4 on a node", ylabel="seconds until nodes have it")
-    axis.set_title("BERT-large by compression")
+    axis.set(xlabel="ranks, 4 on a node", ylabel="seconds until nodes have it", title="BERT-large by compression")
 
 
 def tensor_counts(axis: Axes) -> None:
@@ -60,9 +60,7 @@ def tensor_counts(axis: Axes) -> None:
         found = [points(f"tensors-{count}x{TENSORS_BYTES // count // 4 * 4}", (ranks,))[0] for count in TENSORS]
         label = "one rank" if ranks == 1 else f"{ranks} ranks"
         axis.plot(TENSORS, [point.blocked_s for point in found], "o-", color=colour, label=label)
-    axis.set(
-        xscale="log", yscale="log", xlabel="tensors", ylabel="seconds blocked", title="400 MB, by number of tensors"
-    )
+    axis.set(xlabel="tensors", ylabel="seconds blocked", title="400 MB, by number of tensors")
 
 
 def main(path: Path) -> None:
@@ -70,6 +68,11 @@ def main(path: Path) -> None:
     figure = Figure(figsize=(13.5, 4.2), layout="constrained")
     for axis, draw in zip(figure.subplots(1, 3), (speed_ups, compression, tensor_counts), strict=True):
         draw(axis)
+        axis.set(xscale="log", yscale="log")
+        for lines in (axis.xaxis, axis.yaxis):
+            lines.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            lines.set_major_formatter("{x:g}")
+            lines.set_minor_locator(NullLocator())
         axis.grid(True, alpha=0.3)
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=120, facecolor="white")

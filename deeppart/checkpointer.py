@@ -237,6 +237,7 @@ class Checkpointer:
         self._staging.release()
         if self._auto is not None:
             self._auto.end(failed=False)
+            self._warn_unsaved(self._auto.unsaved_step)
         self._session.close(together=True, finished=finished)
         if not finished:
             raise CheckpointError(
@@ -377,6 +378,14 @@ class Checkpointer:
             warn_caller(note, category)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))
+
+    def _warn_unsaved(self, step: int | None) -> None:
+        if step is not None and self.rank == 0:
+            warn_caller(
+                f"closed after step {step}, which is not saved: every='auto' had no checkpoint due there. "
+                "checkpoint(state, step, force=True) saves the last state",
+                DeeppartWarning,
+            )
 
     def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
         if problems and self.rank == 0:

@@ -152,13 +152,20 @@ class AutoCadence:
         self._comm, self._timeout = comm, timeout
         self._levels = tuple(level for level in LEVELS if every[level])
         self._history = history
-        self._decider = Decider(self._levels, nodes, () if history is None else history.runs, drain_share)
+        runs = () if history is None else history.runs
+        self._decider = Decider(self._levels, nodes, runs, drain_share) if comm.rank == 0 else None
         self._calls_left = 1
+        self._last: tuple[int, bool] | None = None
+
+    @property
+    def unsaved_step(self) -> int | None:
+        """The step of the last call, if that made no checkpoint."""
+        return None if self._last is None or self._last[1] else self._last[0]
 
     @property
     def report(self) -> CadenceReport | None:
         """The cadence in use, on rank 0; None elsewhere, and before the first checkpoint is complete."""
-        return self._decider.report
+        return None if self._decider is None else self._decider.report
 
     def due(self, step: int, *, room: bool, working: bool, force: bool) -> frozenset[str]:
         """Levels to which a call goes; none for most (collective).
@@ -171,39 +178,45 @@ class AutoCadence:
         Raises:
             PeerTimeoutError: a rank did not make the call.
         """
-        now = time.monotonic()
-        self._decider.meter.entered(now, working=working)
+        self._last = (step, False)
+        if self._decider is not None:
+            self._decider.meter.entered(time.monotonic(), working=working)
         self._calls_left -= 1
-        if self._calls_left > 0 and not force:
-            self._decider.meter.left(time.monotonic(), working=working)
-            return frozenset()
-        due = self._look(step, room=room, force=force)
-        if not due:
+        due = frozenset[str]()
+        if self._calls_left <= 0 or force:
+            due = self._look(step, room=room, force=force)
+        if self._decider is not None and not due:
             self._decider.meter.left(time.monotonic(), working=working)
         return due
 
     def _look(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
         """What rank 0 says is due (collective); nothing where a rank has no room, unless one must."""
-        now = time.monotonic()
-        due, calls = self._decider.decide(now, room=room) if self._comm.rank == 0 else (frozenset[str](), 1)
-        mine = [int(level in due) for level in LEVELS]
-        mine += [calls, self._decider.calls_within(PAUSE_S), int(not room), int(force)]
+        due, calls, pause = frozenset[str](), 1, 1
+        if self._decider is not None:
+            due, calls = self._decider.decide(time.monotonic(), room=room)
+            pause = self._decider.calls_within(PAUSE_S)
+        mine = [int(level in due) for level in LEVELS] + [calls, pause, int(not room), int(force)]
         what = f"checkpoint(step={step}), whether it is due"
         found = finish(self._comm, self._comm.maximum(np.array(mine, dtype=np.int64)), what, self._timeout).tolist()
         *flags, calls, pause, full, forced = found
         if forced:
             self._calls_left = 1
             return frozenset(self._levels)
-        self._calls_left = pause if full else calls
-        return frozenset(level for level, flag in zip(LEVELS, flags, strict=True) if flag and not full)
+        if full and any(flags):
+            self._calls_left = pause
+            return frozenset()
+        self._calls_left = calls
+        return frozenset(level for level, flag in zip(LEVELS, flags, strict=True) if flag)
 
     def made(self, pending: Pending) -> None:
         """A checkpoint was begun; not one that was skipped."""
-        self._decider.made(time.monotonic(), pending)
+        self._last = (pending.step, True)
+        if self._decider is not None:
+            self._decider.made(time.monotonic(), pending)
 
     def restored(self, level: str) -> None:
         """This run has come back, from that level at the dearest."""
-        if self._history is not None:
+        if self._history is not None and self._decider is not None:
             self._history.restored(level)
             self._decider.runs = self._history.runs
 

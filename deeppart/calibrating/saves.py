@@ -14,8 +14,9 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
 
-#: Checkpoints before those that count: staging memory, and files to write over, are there afterwards.
-_BEFORE = 2
+#: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and fourth
+#: take twice as long until they are on the node as later ones.
+_BEFORE = 4
 _SEED = 1
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0

@@ -310,6 +310,15 @@ def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> Non
     assert deeppart.load(tmp_path / "p")["step"] == 200
 
 
+def test_closing_says_that_the_last_step_is_not_saved(tmp_path: Path) -> None:
+    with (
+        pytest.warns(DeeppartWarning, match="closed after step 2, which is not saved"),
+        deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer,
+    ):
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        checkpointer.checkpoint({"x": torch.ones(3)}, 2)
+
+
 def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
     often_failing(tmp_path / "p")
     import time
@@ -322,7 +331,7 @@ def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
             step += 1
             if checkpointer.checkpoint(state, step).levels:
                 made.append(step)
-        assert len(made) == 4
+        assert len(made) == 4, "and the last of them is the last call"
         report = checkpointer.cadence
         assert report is not None and report.failures == 480 and "480 seen" in str(report)
     runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
