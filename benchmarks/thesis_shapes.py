@@ -69,9 +69,10 @@ def main(path: Path) -> None:
     for axis, draw in zip(figure.subplots(1, 3), (speed_ups, compression, tensor_counts), strict=True):
         draw(axis)
         axis.set(xscale="log", yscale="log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_xticks(TENSORS[::2] if draw is tensor_counts else RANKS)
         for lines in (axis.xaxis, axis.yaxis):
-            lines.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            lines.set_major_formatter("{x:g}")
+            lines.set_major_formatter("{x:,g}")
             lines.set_minor_locator(NullLocator())
         axis.grid(True, alpha=0.3)
         axis.legend(frameon=False, fontsize=8)

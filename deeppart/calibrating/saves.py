@@ -14,8 +14,8 @@ from deeppart.checkpointer import Checkpointer
 from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
 
-#: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and fourth
-#: take twice as long until they are on the node as later ones.
+#: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
+#: fourth take twice as long until they are on the node as later ones.
 _BEFORE = 4
 _SEED = 1
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
