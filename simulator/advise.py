@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
-from deeppart.interval import Cadence, LevelCost, best, waste
+from deeppart.interval import MOST_EVERY, Cadence, LevelCost, best, waste
 
 from .costs import Survival, level_costs, survival
 from .plan import Planned
@@ -159,6 +159,8 @@ def _judge(job: Job, step_s: float) -> Choice | None:
         return None
     costs = tuple(level_costs(planned, found))
     cadence = best(costs, step_s)
+    if any(cadence.every.get(level, 0) >= MOST_EVERY for level in ("partner", "parity")):
+        return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
     daily = {cost.name: world.level_bytes[cost.name] * _DAY_S / cadence.interval_s(cost.name) for cost in costs}
     on_nodes = [cost.name for cost in costs if cost.name != "persistent"]

@@ -138,17 +138,25 @@ def row_of(choice: Choice) -> dict[str, Any]:
 
 
 def _table(advice: Advice) -> Table:
-    names = ["levels", "wasted", "writing", "redone", "restarts", "a call every", "levels every", "on a node"]
-    names += ["a day on it", "a day drained"]
-    found = table("what wastes least", names)
+    names = [
+        "levels",
+        "wasted",
+        "writing",
+        "redone",
+        "restarts",
+        "levels every",
+        "on a node",
+        "written/day",
+        "drained/day",
+    ]
+    found = table("what wastes least; on each node, and written there; drained by the whole job", names)
     for choice in advice.choices:
         cadence, waste = choice.cadence, choice.cadence.waste
         every = " / ".join(show_seconds(cadence.interval_s(cost.name)) for cost in choice.costs)
         shares = [show_share(share) for share in (waste.total, waste.cost, waste.rework, waste.restart)]
         style = "bold green" if choice is advice.chosen else ""
-        cells = [describe(choice.job), *shares, show_seconds(cadence.period_s), every, show_bytes(choice.node_bytes)]
-        cells += [show_bytes(choice.node_daily_bytes), show_bytes(choice.drained_daily_bytes)]
-        found.add_row(*cells, style=style)
+        sizes = [choice.node_bytes, choice.node_daily_bytes, choice.drained_daily_bytes]
+        found.add_row(describe(choice.job), *shares, every, *map(show_bytes, sizes), style=style)
     return found
 
 

@@ -29,7 +29,8 @@ from ..states import State, read_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS = "bert-large+adam", "frontier", 512
-_WIDTH = 150
+#: Of tables that go into a file or a pipe.
+_WIDTH = 180
 
 
 @dataclass(frozen=True)
