@@ -107,14 +107,15 @@ def _level_line(choice: Choice, level: str) -> str:
 
 
 def _drain_line(chosen: Choice) -> str:
-    """What the file system has of it: where its share is what keeps checkpoints apart, that is said."""
+    """What is written, and the share of the file system's time that it takes."""
     if not chosen.drained_daily_bytes:
         return ""
     busy = chosen.complete_s["persistent"] / chosen.cadence.interval_s("persistent")
+    most = f", of at most {show_share(chosen.job.drain_share)}" if math.isinf(chosen.job.flush_bandwidth) else ""
     return (
         f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "
-        f"{show_bytes(chosen.drained_daily_bytes)} a day to the file system, which that keeps busy for "
-        f"{show_share(busy)} of the time (--drain-share is the limit)"
+        f"{show_bytes(chosen.drained_daily_bytes)} a day to the file system, which takes {show_share(busy)} of the "
+        f"time{most}"
     )
 
 
