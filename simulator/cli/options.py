@@ -29,8 +29,8 @@ from ..states import State, read_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS = "bert-large+adam", "frontier", 512
-#: Of tables that go into a file or a pipe.
-_WIDTH = 180
+#: What goes into a file or a pipe is never cut or wrapped.
+_UNLIMITED_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def console() -> Console:
     """Where tables go."""
     found = Console(highlight=False)
     if not found.is_terminal:
-        found.width = _WIDTH
+        found.width = _UNLIMITED_COLUMNS
     return found
 
 

@@ -46,6 +46,10 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 _LOG_LIMIT = 20_000
 
+_STARTED = time.time()
+#: What MPI may take to start a job, in seconds: its shared memory is mapped by all of its ranks after that.
+STARTING_S = 60.0
+
 
 @dataclass(frozen=True)
 class JobResult:
@@ -104,7 +108,6 @@ class Job:
         self._path = Path(self._directory.name)
         (self._path / "cwd").mkdir()
         (self._path / "task.pickle").write_bytes(task)
-        self._born = time.time()
         self._started = time.monotonic()
         self._deadline = self._started + timeout
         with (self._path / "mpirun.log").open("wb") as log:
@@ -140,7 +143,7 @@ class Job:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
-        sweep_shared_memory(self._born)
+        sweep_shared_memory()
         self._directory.cleanup()
 
     def pid(self, rank: int, timeout: float = 30.0) -> int:
@@ -307,13 +310,17 @@ def launched_ranks() -> int | None:
     return int(size) if size else None
 
 
-def sweep_shared_memory(since: float) -> None:
-    """Remove the files that killed MPICH ranks leave in memory: ours, newer than ``since``, mapped by no process."""
+def sweep_shared_memory(directory: Path = Path("/dev/shm")) -> None:
+    """Remove the files that killed MPICH ranks have left in memory: ours, of this process's time, mapped by nobody.
+
+    None that is new: a job that starts beside this one makes its file before it maps it, and would wait for it until
+    the end of time.
+    """
     candidates = []
-    for file in Path("/dev/shm").glob("mpich_shm_*"):
+    for file in directory.glob("mpich_shm_*"):
         with contextlib.suppress(OSError):
             status = file.stat()
-            if status.st_uid == os.getuid() and status.st_mtime >= since:
+            if status.st_uid == os.getuid() and _STARTED <= status.st_mtime <= time.time() - STARTING_S:
                 candidates.append(file)
     if not candidates:
         return

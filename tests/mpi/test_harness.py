@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mpi import launch
 from tests.mpi.launch import ROOT, JobResult, start_ranks
 
 Run = Callable[..., JobResult]
@@ -199,3 +201,18 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def test_only_old_memory_that_nobody_maps_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that starts beside has made its file, but may not have mapped it: it would hang."""
+    old, new, mapped, foreign = (tmp_path / name for name in ("mpich_shm_a", "mpich_shm_b", "mpich_shm_c", "other"))
+    for file in (old, new, mapped, foreign):
+        file.write_bytes(bytes(mmap.PAGESIZE))
+    monkeypatch.setattr(launch, "_STARTED", time.time() - 10 * launch.STARTING_S)
+    for file in (old, mapped, foreign):
+        os.utime(file, (time.time() - 2 * launch.STARTING_S,) * 2)
+    with mapped.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
+        launch.sweep_shared_memory(tmp_path)
+        assert [new.exists(), mapped.exists(), foreign.exists(), old.exists()] == [True, True, True, False]
+    launch.sweep_shared_memory(tmp_path)
+    assert [new.exists(), mapped.exists()] == [True, False]

@@ -93,7 +93,6 @@ class Rig:
     """A running Slurm; ``sbatch``, ``srun`` and the others talk to it."""
 
     def __init__(self) -> None:
-        self._born = time.time()
         # Short: the paths of sockets end at 107 characters.
         self.directory = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "PMI_", "DEEPPART_"))}
@@ -161,7 +160,7 @@ class Rig:
             deadline = time.monotonic() + patience
             while (pids := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
                 time.sleep(0.01)
-        sweep_shared_memory(self._born)
+        sweep_shared_memory()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _pid(self, daemon: str) -> int | None:
