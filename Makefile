@@ -11,14 +11,14 @@ MPI    ?= mpich
 WORKERS ?= 2
 
 # Ranks share the processors of one machine in tests.
-test-single test-slurm test-mpi: export OMP_NUM_THREADS ?= 1
+test-single test-mpi: export OMP_NUM_THREADS ?= 1
 # Open MPI asks before it runs as root, or more ranks than there are processors.
-test-single test-slurm test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
-test-single test-slurm test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
-test-single test-slurm test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-slurm test-mpi faults bench bench-nodes bench-interference bench-gpu check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults bench bench-nodes bench-interference bench-gpu check lint types imports format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,15 +37,10 @@ $(STAMP): setup.cfg pyproject.toml
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in about two minutes
 	$(BIN)/python examples/demo.py
 
-test: test-mpi test-slurm test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time
+test: test-mpi test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time
 
 test-single: $(STAMP) ## the tests that start their own ranks, or need none
-	$(BIN)/python -m pytest -m "not slurm" -n $(WORKERS) --dist loadgroup $(ARGS)
-
-# By themselves: the busier the processors, the more often Slurm 22.05 reads half a message of a job that starts
-# ("mpi/pmi2: value not properly terminated"), and the job then hangs. Exit code 5: ARGS chooses none of them.
-test-slurm: $(STAMP) ## the tests that need Slurm; skipped where it is not installed
-	$(BIN)/python -m pytest -m slurm $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	set -e; for ranks in $(RANKS); do \

@@ -62,7 +62,6 @@ SlurmdTimeout=10
 KillWait=2
 MinJobAge=60
 JobRequeue=1
-FirstJobId={first_job}
 MessageTimeout=5
 TreeWidth=16
 PropagateResourceLimits=NONE
@@ -122,8 +121,6 @@ class Rig:
         conf = _SLURM_CONF.format(
             dir=self.directory,
             host=socket.gethostname().partition(".")[0],
-            first_job=1000
-            + secrets.randbelow(60_000_000),  # MPICH names its shared memory by the job: none that is left over
             controller_port=port,
             nodes=NODES,
             cpus=CPUS_PER_NODE,

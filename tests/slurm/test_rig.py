@@ -31,7 +31,8 @@ print(json.dumps(mine), flush=True)
 def hello(rig: Rig, directory: Path, *options: str) -> list[dict]:
     script = directory / "hello.py"
     script.write_text(HELLO)
-    printed = rig.srun("--mpi=pmi2", *options, sys.executable, "-m", "mpi4py", str(script))
+    env = {"MPIR_CVAR_CH4_NETMOD": "ofi"}  # as in slurm/train.sbatch
+    printed = rig.srun("--mpi=pmi2", *options, sys.executable, "-m", "mpi4py", str(script), env=env)
     return sorted((json.loads(line) for line in printed.splitlines()), key=lambda line: line["rank"])
 
 

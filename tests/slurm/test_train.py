@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from tests.slurm.rig import Rig
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.xdist_group("slurm"),
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(180),
 ]
 
 #: A job that is to be ended does not come to its last step by itself.
@@ -61,47 +59,10 @@ def newest_step(directory: Path) -> int:
 
 
 def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *options: str) -> tuple[int, Path, str]:
-    """Submit until the job is over or ``until`` is true: (job, log, state).
-
-    Slurm's pmi2 plugin reads half a request now and then; MPI_Init then fails on all ranks, or never ends, before
-    anything of ours runs. What a user does is what is done here: end the job and submit again. A job may also print
-    that and run all the same, so it is given some time.
-    """
-    for _ in range(4):
-        job, log = submit(rig, directory, steps, *options)
-        attempt = _Attempt(rig, job, log, until)
-        rig.wait_for(attempt.over, "a checkpoint or the end", 120.0)
-        state = rig.state(job)
-        if state == "COMPLETED" or until() or not attempt.garbled:
-            break
-        if state in UNDER_WAY:
-            rig.run("scancel", "--signal=KILL", str(job))
-            rig.wait_for_state(job, "CANCELLED", "FAILED")
-    return job, log, state
-
-
-@dataclass
-class _Attempt:
-    """One submission, and whether Slurm has spoilt its start."""
-
-    rig: Rig
-    job: int
-    log: Path
-    until: Callable[[], bool]
-    seen_at: float | None = None
-
-    @property
-    def garbled(self) -> bool:
-        daemons = (file.read_text(errors="replace") for file in self.rig.directory.glob("slurmd.*.log"))
-        told = any(f"[{self.job}.0] error: mpi/pmi2" in text for text in daemons)
-        return told or (self.log.is_file() and "mpi/pmi2: request not begin with" in self.log.read_text())
-
-    def over(self) -> bool:
-        if self.until() or self.rig.state(self.job) not in UNDER_WAY:
-            return True
-        if self.seen_at is None and self.garbled:
-            self.seen_at = time.monotonic()
-        return self.seen_at is not None and time.monotonic() - self.seen_at > 20.0
+    """Submit, and wait until the job is over or ``until`` is true: (job, log, state)."""
+    job, log = submit(rig, directory, steps, *options)
+    rig.wait_for(lambda: until() or rig.state(job) not in UNDER_WAY, "a checkpoint or the end", 120.0)
+    return job, log, rig.state(job)
 
 
 @pytest.mark.parametrize("again", [["--nodes=2"], ["--nodes=3", "--ntasks-per-node=1"]], ids=["same", "other-ranks"])
@@ -119,3 +80,5 @@ def test_resubmitted_job_resumes(slurm: Rig, tmp_path: Path, again: list[str]) -
     assert step is not None, log.read_text()
     assert EVERY <= step < last
     assert step % EVERY == 0
+    # A message of MPI's start that Slurm has read in pieces; jobs survive that now and then, but not always.
+    assert not [line for line in slurm.logs(lines=1000).splitlines() if f"[{job}." in line and "mpi/pmi2" in line]
