@@ -47,8 +47,8 @@ STACKS_SIGNAL = signal.SIGUSR2
 _LOG_LIMIT = 20_000
 
 _STARTED = time.time()
-#: What MPI may take to start a job, in seconds: its shared memory is mapped by all of its ranks after that.
-STARTING_S = 60.0
+#: What a rank takes at most from making its shared memory to mapping it, in seconds: two calls, on a busy machine.
+MAPPED_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def sweep_shared_memory(directory: Path = Path("/dev/shm")) -> None:
     for file in directory.glob("mpich_shm_*"):
         with contextlib.suppress(OSError):
             status = file.stat()
-            if status.st_uid == os.getuid() and _STARTED <= status.st_mtime <= time.time() - STARTING_S:
+            if status.st_uid == os.getuid() and _STARTED <= status.st_mtime <= time.time() - MAPPED_WITHIN_S:
                 candidates.append(file)
     if not candidates:
         return

@@ -208,9 +208,9 @@ def test_only_old_memory_that_nobody_maps_is_swept(tmp_path: Path, monkeypatch: 
     old, new, mapped, foreign = (tmp_path / name for name in ("mpich_shm_a", "mpich_shm_b", "mpich_shm_c", "other"))
     for file in (old, new, mapped, foreign):
         file.write_bytes(bytes(mmap.PAGESIZE))
-    monkeypatch.setattr(launch, "_STARTED", time.time() - 10 * launch.STARTING_S)
+    monkeypatch.setattr(launch, "_STARTED", time.time() - 10 * launch.MAPPED_WITHIN_S)
     for file in (old, mapped, foreign):
-        os.utime(file, (time.time() - 2 * launch.STARTING_S,) * 2)
+        os.utime(file, (time.time() - 2 * launch.MAPPED_WITHIN_S,) * 2)
     with mapped.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
         launch.sweep_shared_memory(tmp_path)
         assert [new.exists(), mapped.exists(), foreign.exists(), old.exists()] == [True, True, True, False]
