@@ -41,7 +41,47 @@ def test_a_short_campaign(play: Callable[..., Played]) -> None:
     assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
     assert result["faults"] > 30
     assert any(kind.startswith("kill: ") for kind in result["kinds"]) and "file: base" in result["kinds"]
-    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(plan.LEVELS)
+    assert {level for row in result["kinds"].values() for level in row["levels"]} >= {"local", "persistent"}
+
+
+@pytest.mark.parametrize("level", plan.LEVELS)
+@pytest.mark.timeout(120)
+def test_a_restore_is_counted_for_the_level_it_came_from(
+    play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """What is left after the fault lies on one level alone, whatever the order in which things happen."""
+    action, file, kept = ("flip", "partner", "partner") if level == "local" else ("remove", "node", level)
+    fault = plan.FileFault(action, file, 1, 0, 0)
+    saves = _quiet_life({"local", kept}, checkpoints=1)
+    restores = dataclasses.replace(saves, checkpoints=0, before=(fault,))
+    leaves = tuple(plan.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
+    scenario = plan.Scenario(0, 0, True, leaves, (saves, restores))
+    monkeypatch.setattr(campaign, "_chosen", lambda options: [scenario])
+    code, result = play()
+    assert code == 0, result["failed"]
+    (row,) = result["kinds"].values()
+    assert row["count"] == 1 and row["levels"][level] == 1
+    assert set(row["levels"]) <= {"local", level}
+
+
+def _quiet_life(levels: set[str], checkpoints: int) -> plan.Life:
+    """Two nodes of one rank each, and nothing goes wrong."""
+    return plan.Life(
+        world=2,
+        node_size=1,
+        every={level: int(level in levels) for level in plan.LEVELS},
+        keep=dict.fromkeys(plan.LEVELS, 1),
+        compression="none",
+        on_busy="wait",
+        group=None,
+        tolerate=None,
+        scrub=False,
+        per_rank="drop",
+        checkpoints=checkpoints,
+        wait=True,
+        reuse=False,
+        again=False,
+    )
 
 
 @pytest.mark.parametrize(
