@@ -21,7 +21,8 @@ from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartE
 from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
 from deeppart.levels.node import NodeLevel
-from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, now
+from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
+from deeppart.levels.timestamps import now
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from deeppart.cadence.failures import Run
 from deeppart.errors import StorageError
 from deeppart.levels.files import read_file, write_file
-from deeppart.levels.persistent import now
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
+from deeppart.levels.timestamps import now, seconds_of, timestamp
 from deeppart.model import LEVELS
 
 HISTORY_NAME = "deeppart-runs.json"
@@ -87,13 +86,18 @@ class History:
     def _last_commit(self, since: str) -> str | None:
         """When the newest of the manifests written since was, which is when the run was last seen alive."""
         times = []
-        for directory in list_steps(self._root).values():
+        try:
+            steps = list_steps(self._root)
+        except StorageError as error:
+            self.problem = str(error)
+            return None
+        for directory in steps.values():
             try:
                 times.append(os.stat(directory / MANIFEST_NAME).st_mtime)
             except OSError:
                 continue
         newest = max(times, default=0.0)
-        return _text(newest) if newest > _seconds(since) else None
+        return timestamp(newest) if newest > seconds_of(since) else None
 
 
 #: Fields that are filled in later: when it was last seen before it failed, when it ended well, from where it began.
@@ -109,7 +113,7 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
     found = {name: record[name] for name in ("session", "began", "nodes", *_LATER)}
     for name in ("began", "seen", "ended"):
         if found[name] is not None or name == "began":
-            _seconds(found[name])
+            seconds_of(found[name])
     if found["restored"] not in (None, *LEVELS) or not isinstance(found["nodes"], int) or found["nodes"] < 1:
         raise ValueError(f"restored {found['restored']!r}, nodes {found['nodes']!r}")
     return found
@@ -123,15 +127,7 @@ def _runs(records: list[dict[str, Any]], after: dict[str, Any] | None = None) ->
     found = []
     for record, following in zip(records, [*records, after][1:], strict=True):
         until = record["ended"] or record["seen"] or record["began"]
-        seconds = max(0.0, _seconds(until) - _seconds(record["began"]))
+        seconds = max(0.0, seconds_of(until) - seconds_of(record["began"]))
         needed = following["restored"] if following else None
         found.append(Run(seconds, record["nodes"], failed=not record["ended"] and bool(record["seen"]), needed=needed))
     return tuple(found)
-
-
-def _seconds(time: str) -> float:
-    return datetime.strptime(time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
-
-
-def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -15,7 +15,6 @@ import json
 import os
 import time
 import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, 
 from deeppart.levels.files import DurableFile, make_directory, read_file, storage_error, write_file
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
+from deeppart.levels.timestamps import now
 from deeppart.model import Attempt, Manifest
 from deeppart.part import decode_manifest, is_hex32, part_file_name
 
@@ -294,8 +294,3 @@ def read_lineage(directory: Path) -> str | None:
     if not is_hex32(lineage):
         raise CorruptFileError("the directory's lineage record is not sound", found=repr(lineage), where=str(path))
     return str(lineage)
-
-
-def now() -> str:
-    """UTC time, ISO 8601, microseconds, sortable as text."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

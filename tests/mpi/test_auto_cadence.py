@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from tests.unit.test_cadence import often_failing
+from tests.histories import often_failing
 
 
 def checkpointer(directory: Path, **settings: Any) -> deeppart.Checkpointer:

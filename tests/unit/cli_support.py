@@ -16,8 +16,9 @@ from deeppart.cli import main
 from deeppart.codec import Chooser
 from deeppart.levels.encoding import Encoders
 from deeppart.levels.files import DurableFile
-from deeppart.levels.persistent import PersistentLevel, now
+from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.steps import step_directory
+from deeppart.levels.timestamps import now
 from deeppart.levels.transfer import Encoding, Staged, write_part
 from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import encode_manifest, part_file_name

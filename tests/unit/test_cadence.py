@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates
+from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
 from deeppart.cadence.auto import Decider
 from deeppart.cadence.costs import GUESSED_SLOWDOWN, CostMeter
 from deeppart.cadence.failures import JOB_MTBF_S, NODE_MTBF_S
@@ -20,6 +20,7 @@ from deeppart.interval import LevelCost, best, waste
 from deeppart.levels.files import DurableFile
 from deeppart.levels.steps import MANIFEST_NAME, step_directory
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
+from tests.histories import often_failing
 
 ALL = ("local", "partner", "persistent")
 DAY_S = 86_400.0
@@ -279,17 +280,6 @@ def test_nothing_is_decided_before_the_first_checkpoint_is_complete() -> None:
 # --- the checkpointer, one process ------------------------------------------------------------------------------------
 
 
-def often_failing(directory: Path, count: int = 480) -> None:
-    """A history with which a checkpoint is due every second or so."""
-    directory.mkdir(parents=True)
-    run = {
-        "session": "0" * 32, "began": "2026-11-01T00:00:00.000000Z", "nodes": 1,
-        "seen": "2026-11-01T00:00:02.000000Z", "ended": None, "restored": "local",
-    }  # fmt: skip
-    document = {"format": "deeppart-runs", "version": 1, "runs": [run] * count}
-    (directory / HISTORY_NAME).write_text(json.dumps(document))
-
-
 def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> None:
     state: dict[str, Any] = {"w": torch.zeros(1000), "step": 0}
     with deeppart.Checkpointer(persistent_dir=tmp_path / "p", local_dir=tmp_path / "l", every="auto") as checkpointer:
@@ -353,6 +343,21 @@ def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch
     ):
         checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
     assert deeppart.load(tmp_path / "p")["x"].sum() == 3
+
+
+def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(root: Path) -> dict[int, Path]:
+        raise deeppart.StorageError("cannot list a checkpoint directory", where=str(root))
+
+    with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        monkeypatch.setattr(history, "list_steps", refused)
+        raise ZeroDivisionError
+    known = History(tmp_path, "0" * 32, nodes=1)  # the run before has no end yet: looks for its last commit
+    assert known.problem is not None and "cannot list" in known.problem
+    assert len(known.runs) == 1 and not known.runs[0].failed
 
 
 def test_an_error_in_training_is_written_down(tmp_path: Path) -> None:
