@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .advise import Advice, describe
+from .costs import NOTHING
 from .outcomes import Summary
 from .scale import Point
 from .stages import Job
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 #: A grey that can be read on white and on black.
 _INK = "#7a7f87"
 _COLOURS = ("#2f6fde", "#e0762c", "#2a9d6f", "#b3478f", "#8a6fd1", "#c9a227")
-_LEVELS = {"local": "#2a9d6f", "partner": "#2f6fde", "parity": "#8a6fd1", "persistent": "#e0762c", "none": "#c0392b"}
+_LEVELS = {
+    "local": "#2a9d6f",
+    "partner": "#2f6fde",
+    "parity": "#8a6fd1",
+    "persistent": "#e0762c",
+    NOTHING: "#c0392b",
+}
 _SHARES = (
     ("lost", "done again", "#c0392b"),
     ("down", "down", "#7a7f87"),

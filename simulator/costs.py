@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from deeppart.interval import LevelCost
 from deeppart.model import LEVELS
 
-from .failures import CLASSES, Size, rates_per_s
+from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
 from .plan import Planned
 from .survival import Stored, recover
 
@@ -96,6 +96,6 @@ def _strikes(planned: Planned, kind: str) -> list[tuple[int, ...]]:
     if kind == "system":
         return [tuple(range(nodes))]
     width = planned.job.machine.failures.group_nodes if kind == "group" else 1
-    groups = -(-nodes // width)
+    groups = group_count(nodes, width)
     tried = sorted({groups * place // _TRIED_PLACES for place in range(_TRIED_PLACES)} | {groups - 1})
-    return [tuple(range(group * width, min((group + 1) * width, nodes))) for group in tried]
+    return [nodes_of_group(group, nodes, width) for group in tried]

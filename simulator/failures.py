@@ -55,7 +55,7 @@ class Size:
 
 def rates_per_s(failures: Failures, size: Size) -> dict[str, float]:
     """Class -> failures of the job per second."""
-    groups = -(-size.nodes // failures.group_nodes)
+    groups = group_count(size.nodes, failures.group_nodes)
     return {
         "process": size.ranks / failures.process,
         "node": size.nodes / failures.node,
@@ -87,10 +87,20 @@ def _struck(kind: str, failures: Failures, size: Size, random: np.random.Generat
     if kind == "system":
         return tuple(range(size.nodes))
     if kind == "group":
-        groups = -(-size.nodes // failures.group_nodes)
-        first = int(random.integers(groups)) * failures.group_nodes
-        return tuple(range(first, min(first + failures.group_nodes, size.nodes)))
+        groups = group_count(size.nodes, failures.group_nodes)
+        return nodes_of_group(int(random.integers(groups)), size.nodes, failures.group_nodes)
     return (int(random.integers(size.nodes)),)
+
+
+def group_count(nodes: int, group_nodes: int) -> int:
+    """Groups of nodes that fail together; the last may be smaller."""
+    return -(-nodes // group_nodes)
+
+
+def nodes_of_group(group: int, nodes: int, group_nodes: int) -> tuple[int, ...]:
+    """The nodes of one of them."""
+    first = group * group_nodes
+    return tuple(range(first, min(first + group_nodes, nodes)))
 
 
 def read_trace(path: Path, size: Size) -> tuple[Failure, ...]:

@@ -16,6 +16,7 @@ from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
 from ..advise import Advice, Choice, describe
 from ..advise import advise as compare
 from ..advised import config_toml, reasons
+from ..charts import advice_figure, save
 from ..page import Contents, write_page
 from .options import (
     Common,
@@ -73,8 +74,6 @@ def advise(
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(choice) for choice in advice.choices])
     if common.png_path is not None:
-        from ..charts import advice_figure, save
-
         save(advice_figure(advice), common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(advice=advice), common.seed)

@@ -10,9 +10,11 @@ import click
 from deeppart.commanding import GOOD
 
 from ..calibrate import calibrate as measure_machine
+from ..charts import save, scaling_figure
 from ..machine_files import machine_toml
 from ..measuring import Directories
-from ..page import Contents, write_page
+from ..page import Contents, ladder, write_page
+from ..scale import study
 from .machines import machine_document
 from .options import (
     Common,
@@ -79,8 +81,4 @@ def _draw(common: Common, ranks: int, out: Path) -> None:
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(), common.seed)
     if common.png_path is not None:
-        from ..charts import save, scaling_figure
-        from ..page import ladder
-        from ..scale import study
-
         save(scaling_figure(study(job, ladder(job), ("deeppart", "rank0"), ("none",)), job), common.png_path)

@@ -16,7 +16,8 @@ from deeppart.interval import best
 from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
 
 from ..campaign import Course, run
-from ..costs import level_costs
+from ..charts import campaign_figure, save
+from ..costs import NOTHING, level_costs
 from ..failures import Failure, Size, read_trace
 from ..outcomes import Estimate, Summary, show_number, summarize
 from ..page import Contents, write_page
@@ -37,7 +38,7 @@ from .options import (
 )
 from .scale import describe_state, heading
 
-_LEVEL_WORDS = {"parity": "rebuilt from parity", "none": "nothing: from the beginning"}
+_LEVEL_WORDS = {"parity": "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
 
 @click.command(short_help="A run of weeks with failures.")
@@ -81,8 +82,6 @@ def campaign(
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(course) for course in courses])
     if common.png_path is not None:
-        from ..charts import campaign_figure, save
-
         save(campaign_figure(summary), common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)

@@ -13,6 +13,7 @@ from deeppart.model import LEVELS
 from deeppart.partition import STRATEGIES
 from deeppart.units import show_bytes, show_seconds
 
+from ..charts import save, scaling_figure
 from ..page import Contents, write_page
 from ..scale import Point, study
 from ..stages import STAGES, Job
@@ -52,8 +53,6 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
     if common.csv_path is not None:
         write_csv(common.csv_path, [row_of(point) for point in points])
     if common.png_path is not None:
-        from ..charts import save, scaling_figure
-
         save(scaling_figure(points, job), common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(points=points), common.seed)

@@ -12,6 +12,7 @@ from deeppart.commanding import GOOD, NOT_GOOD
 from deeppart.units import show_bytes, show_rate, show_seconds
 
 from ..calibrate import calibrate
+from ..charts import save, validation_figure
 from ..machines import Machine
 from ..measuring import Directories
 from ..page import Contents, write_page
@@ -69,8 +70,6 @@ def validate(common: Common, directories: Directories, ranks: str, passes: int, 
         rows = [_HEAD, *(_cells(each) for each in found.comparisons)]
         write_page(common.report_path, job, Contents(extra=(_title(found), rows)), common.seed)
     if common.png_path is not None:
-        from ..charts import save, validation_figure
-
         save(validation_figure(found), common.png_path)
     if common.as_json:
         print_json(
