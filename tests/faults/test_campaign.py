@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import plan, stages
+from tests.faults.campaign import plan, stages, sweep
 from tests.faults.campaign.order import Order
 from tests.mpi import launch
 
@@ -52,7 +52,8 @@ def test_a_restore_is_counted_for_the_level_it_came_from(
     """What is left after the fault lies on one level alone, whatever the order in which things happen."""
     action, file, kept = ("flip", "partner", "partner") if level == "local" else ("remove", "node", level)
     fault = plan.FileFault(action, file, 1, 0, 0)
-    saves = _quiet_life({"local", kept}, checkpoints=1)
+    every = {name: int(name in ("local", kept)) for name in plan.LEVELS}
+    saves = dataclasses.replace(sweep.quiet_life("checkpoint"), every=every)
     restores = dataclasses.replace(saves, checkpoints=0, before=(fault,))
     leaves = tuple(plan.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
     scenario = plan.Scenario(0, 0, True, leaves, (saves, restores))
@@ -62,26 +63,6 @@ def test_a_restore_is_counted_for_the_level_it_came_from(
     (row,) = result["kinds"].values()
     assert row["count"] == 1 and row["levels"][level] == 1
     assert set(row["levels"]) <= {"local", level}
-
-
-def _quiet_life(levels: set[str], checkpoints: int) -> plan.Life:
-    """Two nodes of one rank each, and nothing goes wrong."""
-    return plan.Life(
-        world=2,
-        node_size=1,
-        every={level: int(level in levels) for level in plan.LEVELS},
-        keep=dict.fromkeys(plan.LEVELS, 1),
-        compression="none",
-        on_busy="wait",
-        group=None,
-        tolerate=None,
-        scrub=False,
-        per_rank="drop",
-        checkpoints=checkpoints,
-        wait=True,
-        reuse=False,
-        again=False,
-    )
 
 
 @pytest.mark.parametrize(

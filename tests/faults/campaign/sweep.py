@@ -30,11 +30,11 @@ def every() -> list[Scenario]:
 
 def _scenario(number: int, place: tuple[str, str], rank: int, error: str, lasting: bool, first: int) -> Scenario:
     phase, root = place
-    lives = [_life(phase)]
+    lives = [quiet_life(phase)]
     for operation in range(first, min(first + _EACH, OPERATIONS[place])):
         fault = StorageFault(phase, root, operation, error, lasting, rank)
-        lives.append(_life(phase, (fault,), _loss(operation) if phase == "restore" else ()))
-    return Scenario(EVERY, number, number % 5 > 0, _LEAVES, (*lives, _life(phase)))
+        lives.append(quiet_life(phase, (fault,), _loss(operation) if phase == "restore" else ()))
+    return Scenario(EVERY, number, number % 5 > 0, _LEAVES, (*lives, quiet_life(phase)))
 
 
 def _loss(operation: int) -> tuple[FileFault, ...]:
@@ -42,7 +42,8 @@ def _loss(operation: int) -> tuple[FileFault, ...]:
     return (FileFault("remove", "node", 1, 0, operation),) if operation % 4 else ()
 
 
-def _life(phase: str, storage: tuple[StorageFault, ...] = (), before: tuple[FileFault, ...] = ()) -> Life:
+def quiet_life(phase: str, storage: tuple[StorageFault, ...] = (), before: tuple[FileFault, ...] = ()) -> Life:
+    """Three nodes of one rank each, saving on all levels, with no faults but these."""
     return Life(
         world=3,
         node_size=1,
