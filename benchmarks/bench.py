@@ -286,4 +286,5 @@ def _environment(timeout: float, tunables: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job's time limit: no data is left behind in memory
     sys.exit(main())
