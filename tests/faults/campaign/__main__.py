@@ -197,10 +197,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)  # so that no job and no data is left behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no job and no data is left behind
     sys.exit(main())
