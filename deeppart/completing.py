@@ -15,7 +15,6 @@ from pathlib import Path
 from deeppart.collecting import collection_paused
 from deeppart.comm.base import Comm
 from deeppart.commit import commit_round
-from deeppart.config import REDUNDANT_LEVELS
 from deeppart.driving import Driver
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError
 from deeppart.incremental import Incremental
@@ -23,7 +22,7 @@ from deeppart.ledger import Ledger
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.timestamps import now
-from deeppart.model import Manifest, PartRecord
+from deeppart.model import REDUNDANT_LEVELS, Manifest, PartRecord
 from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.retention import Retention

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import ConfigError
-from deeppart.model import DEFAULT_KEEP, LEVELS
+from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS
 from deeppart.units import read_bytes, read_rate, read_seconds
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 CONFIG_FILE = "deeppart.toml"
 
-#: Levels on nodes' own storage that protect against the loss of a node; they copy or encode the local level's parts.
-REDUNDANT_LEVELS = ("partner", "parity")
 #: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
 DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "parity": 0, "persistent": 1}
 #: The value of ``every`` with which the library decides.

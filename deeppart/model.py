@@ -11,6 +11,8 @@ from typing import Any
 
 #: The storage levels, cheapest first. ``every``, ``keep`` and ``Pending.wait`` take these names.
 LEVELS = ("local", "partner", "parity", "persistent")
+#: Levels on nodes' own storage that protect against the loss of a node; they copy or encode the local level's parts.
+REDUNDANT_LEVELS = ("partner", "parity")
 #: How many steps stay at each level, where the configuration does not say.
 DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
 #: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.

@@ -28,7 +28,6 @@ from deeppart.capturing import Capturer
 from deeppart.comm.base import Comm
 from deeppart.completing import Completer, Outcome, level_error
 from deeppart.compressing import Compressing, Processors
-from deeppart.config import REDUNDANT_LEVELS
 from deeppart.driving import Driver
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError
 from deeppart.incremental import Incremental
@@ -38,7 +37,7 @@ from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.transfer import Staged
 from deeppart.levels.workers import Workers
-from deeppart.model import MOST_IN_FLIGHT
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS
 from deeppart.part import PartSummary, parse_base_file_name
 from deeppart.pending import FAILED, RUNNING
 from deeppart.protecting import Protector

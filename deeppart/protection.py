@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from deeppart.config import DEFAULT_PARITY_GROUP, DEFAULT_PARITY_TOLERATE, Config
 from deeppart.errors import ConfigError
+from deeppart.model import REDUNDANT_LEVELS
 from deeppart.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies
 
 
@@ -48,7 +49,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
     every = _auto_levels(config) if isinstance(config.every, str) else dict(config.every)
     useful = len(nodes) >= 2 and not shared
     every.setdefault("partner", every["local"] if useful else 0)
-    for level in ("partner", "parity"):
+    for level in REDUNDANT_LEVELS:
         if every[level] and len(nodes) < 2:
             raise _refusal(level, every[level], "two nodes or more", f"one node, {names[0]}", "switch it off")
         if every[level] and shared:

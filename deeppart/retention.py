@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from deeppart.config import REDUNDANT_LEVELS
 from deeppart.errors import StorageError
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
+from deeppart.model import REDUNDANT_LEVELS
 
 
 class Retention:

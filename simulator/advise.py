@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
 from deeppart.interval import MOST_EVERY, Cadence, LevelCost, best, waste
+from deeppart.model import REDUNDANT_LEVELS
 
 from .costs import Survival, level_costs, survival
 from .plan import Planned
@@ -159,7 +160,7 @@ def _judge(job: Job, step_s: float) -> Choice | None:
         return None
     costs = tuple(level_costs(planned, found))
     cadence = best(costs, step_s)
-    if any(cadence.every.get(level, 0) >= MOST_EVERY for level in ("partner", "parity")):
+    if any(cadence.every.get(level, 0) >= MOST_EVERY for level in REDUNDANT_LEVELS):
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
     daily = {cost.name: world.level_bytes[cost.name] * _DAY_S / cadence.interval_s(cost.name) for cost in costs}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from deeppart.model import LEVELS, MOST_IN_FLIGHT
+from deeppart.model import LEVELS, MOST_IN_FLIGHT, REDUNDANT_LEVELS
 
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
@@ -218,7 +218,7 @@ class _Run:
                 yield self.env.timeout(self._world.local_s)
                 self._done(stored, "local")
                 self._free_staging()
-            redundant = [level for level in ("partner", "parity") if level in due and stages[level]]
+            redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
             if redundant:
                 with self._protect.request() as turn:
                     yield turn

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deeppart.interval import LevelCost
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, REDUNDANT_LEVELS
 
 from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
 from .plan import Planned
@@ -66,7 +66,7 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         busy = max(0.0, done - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
-        lost = 1 if level in ("partner", "parity") else planned.nodes if level == "persistent" else 0
+        lost = 1 if level in REDUNDANT_LEVELS else planned.nodes if level == "persistent" else 0
         parts = {"local": planned.nodes - lost, level: lost} if lost < planned.nodes else {level: lost}
         coming_back = restart.detect + restart.relaunch + (restart.replace if lost else 0.0)
         coming_back += world.restore_s({name: count for name, count in parts.items() if count}, planned.nodes)

@@ -15,6 +15,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError
 from deeppart.interval import DRAIN_SHARE
+from deeppart.model import REDUNDANT_LEVELS
 from deeppart.redundancy import Stripes, block_bytes_for
 
 from .machines import Machine
@@ -160,7 +161,7 @@ class Times:
         if took["local"]:
             stored = np.maximum(self.encode, self.local) if overlapped else self.encode + self.local
             ready = done["local"] = captured + float(stored.max())
-        for level in ("partner", "parity"):
+        for level in REDUNDANT_LEVELS:
             if took[level]:
                 ready = done[level] = ready + took[level]
         if took["persistent"]:
