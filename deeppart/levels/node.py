@@ -89,14 +89,19 @@ class NodeLevel:
             The names that were made.
 
         Raises:
-            StorageError: one of them is not here. No name was made.
+            StorageError: one of them is not here, or cannot be looked for. No name was made.
         """
         directory = step_directory(self.root, attempt.step)
         made: list[Path] = []
         for name in names:
-            if (directory / name).exists():
-                continue
-            if not any(link(path, directory / name) for path in self._holders(name)):
+            try:
+                if (directory / name).exists():
+                    continue
+                linked = any(link(path, directory / name) for path in self._holders(name))
+            except OSError as error:  # other ranks are in the exchange, which survives a StorageError alone
+                remove_links(made)
+                raise storage_error("cannot look for a file that a part refers to", error, directory / name) from error
+            if not linked:
                 remove_links(made)
                 raise StorageError(
                     "a part refers to a file that is not on this node",
