@@ -26,7 +26,7 @@ from deeppart.levels.transfer import Staged
 from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
-from deeppart.state.classify import Classified, Classifier, Layout
+from deeppart.state.classify import DIGESTS, Classified, Classifier, Layout
 from deeppart.state.deferred import DeferredCopy
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import FlatState, readable
@@ -150,7 +150,7 @@ class Saver:
     def _digests(self, turn: int) -> dict[str, int]:
         if self._error is None and self._flat is not None:
             return self._classifier.digests(self._flat, turn)
-        return {"structure": 0, "types": 0, "values": 0, "small": 0, "samples": 0}
+        return dict.fromkeys(DIGESTS, 0)
 
     def _document(self, layout: Layout) -> PartDocument:
         return PartDocument(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,8 @@ import numpy.typing as npt
 
 from deeppart.comm.base import Comm, finish, rank_names
 from deeppart.errors import LeafMismatchError, StructureMismatchError
-from deeppart.state.fingerprint import (
-    SMALL_LEAF_BYTES,
-    Sampler,
-    SmallLeaves,
-    full_digest,
-    hash63,
-    hash_json,
-)
+from deeppart.state.comparing import COMPARED, Comparison
+from deeppart.state.fingerprint import full_digest, hash63, hash_json
 from deeppart.state.flatten import ArrayLeaf, FlatState, readable
 from deeppart.state.leaves import LeafType, leaf_type
 from deeppart.state.structure import Alias, encode_tree
@@ -35,6 +29,8 @@ from deeppart.state.values import Encoded, encode_key, encode_value
 Flags = npt.NDArray[np.bool_]
 #: Leaves that have come to differ whose ranks are found out.
 _MOST_NAMED = 64
+#: Names of the digests that a rank brings into the reduction of a checkpoint.
+DIGESTS = ("structure", "types", "values", *COMPARED)
 
 
 @dataclass(slots=True)
@@ -49,8 +45,7 @@ class Layout:
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
         per_rank, per_rank_values: what the ranks found to differ.
-        small, large, sampler: what compares the small leaves in full, which leaves are large, and what samples them,
-            while they are held to be replicated.
+        comparison: what compares the leaves while they are held to be replicated.
     """
 
     tokens: list[Any]
@@ -64,9 +59,7 @@ class Layout:
     type_digests: npt.NDArray[np.int64]
     per_rank: Flags
     per_rank_values: Flags
-    small: SmallLeaves
-    large: list[int] = field(default_factory=list)
-    sampler: Sampler = field(default_factory=lambda: Sampler([], []))
+    comparison: Comparison
 
     def stands_for(self, flat: FlatState) -> bool:
         """Whether all of this still holds for a state."""
@@ -99,7 +92,7 @@ def describe(flat: FlatState) -> Layout:
         type_digests=np.zeros(0, dtype=np.int64),
         per_rank=np.zeros(len(types), dtype=np.bool_),
         per_rank_values=np.zeros(len(flat.values), dtype=np.bool_),
-        small=SmallLeaves([], [], []),
+        comparison=Comparison([], flat, types),
     )
     _refresh(layout, flat)
     return layout
@@ -113,10 +106,7 @@ def _refresh(layout: Layout, flat: FlatState) -> None:
     )
     own = layout.per_rank
     compared = [index for index in range(len(layout.types)) if not own[index] and index not in aliases]
-    small = [index for index in compared if layout.types[index].nbytes <= SMALL_LEAF_BYTES]
-    layout.small = SmallLeaves(small, flat.data, layout.types)
-    layout.large = [index for index in compared if layout.types[index].nbytes > SMALL_LEAF_BYTES]
-    layout.sampler = Sampler(layout.large, flat.data)
+    layout.comparison = Comparison(compared, flat, layout.types)
 
 
 def _skeleton(flat: FlatState) -> list[Any]:
@@ -193,17 +183,17 @@ class Classifier:
     def digests(self, flat: FlatState, turn: int) -> dict[str, int]:
         """The fields this rank brings into the checkpoint's reduction; ``turn`` moves the sampled positions."""
         layout = self.layout
+        fields = dict.fromkeys(DIGESTS, 0)
         if layout is None:
-            return {"structure": 0, "types": 0, "values": 0, "small": 0, "samples": 0}
-        fields = {"structure": layout.structure_digest, "types": 0, "values": 0, "small": 0, "samples": 0}
+            return fields
+        fields["structure"] = layout.structure_digest
         if self._mode != "none":
             fields["types"] = hash63(layout.type_digests[~layout.per_rank])
         if self._mode == "auto":
             own = layout.per_rank_values
             values = [value for value, skip in zip(self.values, own.tolist(), strict=True) if not skip]
             fields["values"] = hash_json(values)
-            fields["small"] = layout.small.digest(flat.data, flat.pointers)
-            fields["samples"] = layout.sampler.digest(flat.data, flat.pointers, turn)
+            fields |= layout.comparison.digests(flat, turn)
         return fields
 
     def check_structure(self, flat: FlatState, what: str) -> None:
@@ -252,9 +242,11 @@ class Classifier:
             _refuse_unequal_types(flat, untyped, what)
             return Classified((), ())
         layout.per_rank |= untyped
-        layout.per_rank |= self._unequal(self._leaf_digests(flat, turn, fresh), what)
+        comparison = layout.comparison
+        found = comparison.in_full(flat) if fresh else comparison.by_leaf(flat, turn)
+        layout.per_rank |= self._unequal(found, what)
         if not fresh and (layout.per_rank & ~before[0]).any():
-            layout.per_rank |= self._unequal(self._leaf_digests(flat, turn, True), what)
+            layout.per_rank |= self._unequal(comparison.in_full(flat), what)
         digests = np.array([hash_json(value) for value in self.values], dtype=np.int64)
         layout.per_rank_values |= self._unequal(digests, what)
         _refresh(layout, flat)
@@ -289,22 +281,6 @@ class Classifier:
         for index in np.flatnonzero(self._unequal(digests, what)).tolist():
             layout.aliases.pop(index, None)
         _refresh(layout, flat)
-
-    def _leaf_digests(self, flat: FlatState, turn: int, fresh: bool) -> npt.NDArray[np.int64]:
-        layout = self.layout
-        assert layout is not None
-        digests = np.zeros(len(layout.types), dtype=np.int64)
-        compared = [
-            leaf for leaf in flat.arrays if leaf.index not in layout.aliases and not layout.per_rank[leaf.index]
-        ]
-        large = set(layout.large)
-        for leaf in compared:
-            if fresh or leaf.index not in large:
-                digests[leaf.index] = full_digest(flat.data[leaf.index])
-        if not fresh:
-            for index, digest in layout.sampler.digests(flat.data, flat.pointers, turn).items():
-                digests[index] = digest
-        return digests
 
     def _unequal(self, digests: npt.NDArray[np.int64], what: str) -> Flags:
         vector = np.concatenate([digests, -digests])
