@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fnmatch
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,11 +17,13 @@ from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.flatten import readable
+from deeppart.state.flatten import ROOT, readable
 from deeppart.state.leaves import Array
 from deeppart.state.merge import build, tie
+from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.runs import make_run, run_items, run_kind
 from deeppart.state.scatter import Piece, Scatter, check_cover, chunk_pieces
-from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, Structure, decode_structure
+from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, decode_structure
 from deeppart.state.target import Target, decode_values
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ class OpenCheckpoint:
         Raises:
             StructureMismatchError: nothing matches.
         """
-        return _select(self.structure, patterns)
+        return _select(self.structure, self.target.values, patterns)
 
     def check(self, leaves: set[int]) -> None:
         """See that the parts hold every byte of these leaves exactly once, before any is read.
@@ -240,16 +241,17 @@ def _target(structure: Structure, own: OwnDocument, where: str) -> Target:
     return Target(structure, own.all_types(structure), values)
 
 
-def _select(structure: Structure, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
-    """The part of the tree whose leaf paths match, and the leaf numbers in it."""
+def _select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
+    """The part of the tree whose leaf paths match, and the leaf numbers in it; cuts runs to the items that match."""
     if patterns is None:
         return structure.tree, set(range(len(structure.types)))
     kept: set[int] = set()
 
     def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:
         if not isinstance(node, SavedBranch):
-            if not any(fnmatch.fnmatchcase(readable(path), pattern) for pattern in patterns):
-                return None
+            text = readable(path)
+            if not matches(text, patterns):
+                return None if isinstance(node, SavedArray) else _select_items(node, values, text, patterns)
             if isinstance(node, SavedArray):
                 kept.add(node.index)
             return node
@@ -275,3 +277,20 @@ def _select(structure: Structure, patterns: Sequence[str] | None) -> tuple[Saved
             todo="`deeppart show DIR` lists the paths",
         )
     return tree, kept
+
+
+def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
+    """A run of which some items match: their paths are those that they would have one by one."""
+    value = values[node.index]
+    kind = run_kind(value)
+    beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
+    if kind is None or not beneath:
+        return None
+    prefix = "" if path == ROOT else f"{path}/"
+    found = [
+        (key, item) for key, item in zip(*run_items(value), strict=True) if matches(prefix + readable((key,)), beneath)
+    ]
+    if not found:
+        return None
+    values[node.index] = make_run(kind, [key for key, _ in found], [item for _, item in found])
+    return node

@@ -14,6 +14,7 @@ from deeppart.cli.output import console, count, moment, printable
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.inspecting.listing import name_ranks
+from deeppart.state.runs import describe_leaf_value, run_kind
 from deeppart.units import show_bytes
 
 #: Longer texts are cut where people read them; --json has all of them.
@@ -106,11 +107,18 @@ def _value_document(value: Value) -> dict[str, Any]:
 
 
 def _json_value(value: Any) -> Any:
-    """The value if JSON has it exactly, else its Python notation; integers beyond 64 bits in hexadecimal."""
+    """The value if JSON has it exactly, else its Python notation; integers beyond 64 bits in hexadecimal.
+
+    A dict is a list of its entries, [key, value].
+    """
     if type(value) is int:
         return value if value.bit_length() < _MOST_BITS else hex(value)
     if value is None or type(value) in (bool, str) or (type(value) is float and math.isfinite(value)):
         return value
+    if isinstance(value, (list, tuple)) and run_kind(value) is not None:
+        return [_json_value(item) for item in value]
+    if run_kind(value) is not None:
+        return [[_json_value(key), _json_value(item)] for key, item in value.items()]
     return repr(value)
 
 
@@ -193,6 +201,8 @@ def _value_description(leaf: Value) -> list[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
+    if run_kind(value) is not None:
+        return _cut(describe_leaf_value(value))
     if type(value) is int and value.bit_length() >= _MOST_BITS:
         return _cut(hex(value))
     return _cut(repr(value))

@@ -16,7 +16,8 @@ import torch
 
 from deeppart.state.flatten import component
 from deeppart.state.leaves import Array, LeafType, flat_bytes
-from deeppart.state.values import encode_key, encode_value
+from deeppart.state.runs import encode_leaf_value, run_kind
+from deeppart.state.values import encode_key
 
 _INT64_LIMIT = 1 << 63
 _COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # what h5py makes of complex numbers, at half the width
@@ -98,16 +99,35 @@ def _stored_type(array: Array, kind: LeafType) -> tuple[h5py.h5t.TypeID, np.ndar
 
 
 def write_value(group: h5py.Group, name: str, value: Any) -> h5py.Dataset:
-    """Store a small value as a scalar: as it is where HDF5 has its like, else as text, JSON (docs/format.md)."""
-    if _is_plain(value):
+    """Store a small value as a scalar: as it is where HDF5 has its like, else as text, JSON (docs/format.md).
+
+    A list or tuple of numbers of one type becomes a data set with one dimension.
+    """
+    numbers = _as_numbers(value)
+    if numbers is not None:
+        made = group.create_dataset(name, data=numbers)
+        made.attrs["items"] = type(value[0]).__name__
+    elif _is_plain(value):
         data = h5py.Empty("f8") if value is None else np.void(value) if type(value) is bytes else value
         made = group.create_dataset(name, data=data)
     else:
-        made = group.create_dataset(name, data=json.dumps(encode_value(value, name)), dtype=h5py.string_dtype())
+        made = group.create_dataset(name, data=json.dumps(encode_leaf_value(value, name)), dtype=h5py.string_dtype())
         made.attrs["encoding"] = "json"
     library = "numpy." if isinstance(value, np.generic) else ""  # numpy has a bool of its own
     made.attrs["type"] = library + type(value).__name__
     return made
+
+
+def _as_numbers(value: Any) -> np.ndarray[Any, Any] | None:
+    """The items of a list or tuple, if they are bool, or float, or int of 64 bits, and all of one type."""
+    if run_kind(value) not in ("list", "tuple"):
+        return None
+    kinds = set(map(type, value))
+    dtype = {bool: np.bool_, float: np.float64, int: np.int64}.get(next(iter(kinds))) if len(kinds) == 1 else None
+    try:
+        return None if dtype is None else np.array(value, dtype=dtype)
+    except OverflowError:
+        return None
 
 
 def _is_plain(value: Any) -> bool:

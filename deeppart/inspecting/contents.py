@@ -6,7 +6,6 @@ damaged one is noted and passed over. No chunk is read.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,9 @@ from deeppart.state.document import OwnDocument
 from deeppart.state.flatten import Path as KeyPath
 from deeppart.state.flatten import readable
 from deeppart.state.leaves import LeafType
+from deeppart.state.patterns import matches
+from deeppart.state.runs import decode_leaf_value
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.values import decode_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class _Describing:
         """What was saved at a path, less what the globs leave out; None if that is all of it."""
         if not isinstance(saved, SavedBranch):
             text = readable(path)
-            if self._patterns and not any(fnmatch.fnmatchcase(text, pattern) for pattern in self._patterns):
+            if self._patterns and not matches(text, self._patterns):
                 return None
             return self._leaf(saved, text) if isinstance(saved, SavedArray) else self._value(saved, text)
         children = []
@@ -224,7 +224,7 @@ class _Describing:
     def _value(self, saved: SavedValue, path: str) -> Value:
         index = saved.index
         if not self._structure.per_rank_values[index]:
-            return Value(path, decode_value(self._structure.values[index], self._where), None)
+            return Value(path, decode_leaf_value(self._structure.values[index], self._where), None)
         own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
         return Value(path, None, own)
 

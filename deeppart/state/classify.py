@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from deeppart.comm.base import Comm, finish, rank_names
 from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.comparing import COMPARED, Comparison
 from deeppart.state.fingerprint import full_digest, hash63, hash_json
-from deeppart.state.flatten import ArrayLeaf, FlatState, readable
+from deeppart.state.flatten import ArrayLeaf, FlatState, canonical_order, readable
 from deeppart.state.leaves import LeafType, leaf_type
+from deeppart.state.runs import encode_leaf_value, run_kind
 from deeppart.state.structure import Alias, encode_tree
 from deeppart.state.ties import find_aliases
 from deeppart.state.values import Encoded, encode_key, encode_value
@@ -45,6 +46,7 @@ class Layout:
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
         per_rank, per_rank_values: what the ranks found to differ.
+        unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
         comparison: what compares the leaves while they are held to be replicated.
     """
 
@@ -60,6 +62,7 @@ class Layout:
     per_rank: Flags
     per_rank_values: Flags
     comparison: Comparison
+    unordered: set[int] = field(default_factory=set)
 
     def stands_for(self, flat: FlatState) -> bool:
         """Whether all of this still holds for a state."""
@@ -190,8 +193,8 @@ class Classifier:
         if self._mode != "none":
             fields["types"] = hash63(layout.type_digests[~layout.per_rank])
         if self._mode == "auto":
-            own = layout.per_rank_values
-            values = [value for value, skip in zip(self.values, own.tolist(), strict=True) if not skip]
+            own = layout.per_rank_values.tolist()
+            values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
             fields |= layout.comparison.digests(flat, turn)
         return fields
@@ -247,8 +250,7 @@ class Classifier:
         layout.per_rank |= self._unequal(found, what)
         if not fresh and (layout.per_rank & ~before[0]).any():
             layout.per_rank |= self._unequal(comparison.in_full(flat), what)
-        digests = np.array([hash_json(value) for value in self.values], dtype=np.int64)
-        layout.per_rank_values |= self._unequal(digests, what)
+        layout.per_rank_values |= self._unequal_values(flat, what)
         _refresh(layout, flat)
         leaves = np.flatnonzero(layout.per_rank & ~before[0]).tolist()
         values = [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
@@ -256,6 +258,26 @@ class Classifier:
         return Classified(
             tuple(readable(path) for path in own), () if fresh else self._divergences(flat, leaves[:_MOST_NAMED], what)
         )
+
+    def _comparable(self, flat: FlatState, index: int) -> Encoded:
+        """What is compared of a value: its encoding, or that of its entries in canonical order."""
+        assert self.layout is not None
+        return _in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
+
+    def _unequal_values(self, flat: FlatState, what: str) -> Flags:
+        """Values that differ between ranks (collective); the order of a dict's entries is no difference."""
+        layout = self.layout
+        assert layout is not None
+        digests = np.array([hash_json(self._comparable(flat, index)) for index in range(len(self.values))], np.int64)
+        unequal = self._unequal(digests, what)
+        asked = np.flatnonzero(unequal & ~layout.per_rank_values).tolist()
+        if asked:
+            ordered = [hash_json(_in_order(flat.values[index].value)) for index in asked]
+            still = self._unequal(np.array(ordered, np.int64), what)
+            same = [index for index, differs in zip(asked, still.tolist(), strict=True) if not differs]
+            layout.unordered.update(same)
+            unequal[same] = False
+        return unequal
 
     def _divergences(self, flat: FlatState, leaves: list[int], what: str) -> tuple[Divergence, ...]:
         """Which ranks hold the same bytes of leaves that have come to differ (collective)."""
@@ -289,12 +311,19 @@ class Classifier:
         return unequal
 
 
+def _in_order(value: Any) -> Encoded:
+    """A value's encoding, that of a dict with its entries in canonical order."""
+    if isinstance(value, dict):
+        return [run_kind(value), encode_leaf_value({key: value[key] for key in canonical_order(value)}, "")]
+    return encode_leaf_value(value, "")
+
+
 def _scalar(value: Any) -> bool:
     return type(value) in (int, float, bool, str, type(None))
 
 
 def _encode(leaf: Any) -> Encoded:
-    return encode_value(leaf.value, readable(leaf.path))
+    return encode_leaf_value(leaf.value, readable(leaf.path))
 
 
 def _kinds(flat: FlatState) -> list[tuple[str, tuple[Any, ...]]]:

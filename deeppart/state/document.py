@@ -16,8 +16,9 @@ import numpy.typing as npt
 from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError
 from deeppart.state.leaves import LeafType
+from deeppart.state.runs import decode_leaf_value
 from deeppart.state.structure import Alias, Structure, decode_structure, encode_structure
-from deeppart.state.values import Encoded, decode_value
+from deeppart.state.values import Encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def decode_meta(meta: bytes, where: str) -> OwnDocument:
             int(index): LeafType(kind, dtype, tuple(shape))
             for index, (kind, dtype, shape) in document["leaves"].items()
         }
-        values = {int(index): decode_value(value, where) for index, value in document["values"].items()}
+        values = {int(index): decode_leaf_value(value, where) for index, value in document["values"].items()}
         structure = document.get("structure")
         for index, kind in types.items():
             if index < 0 or not all(type(length) is int for length in kind.shape):

@@ -20,10 +20,14 @@ import torch
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.leaves import STORABLE_DTYPES, check_array, check_tensor
+from deeppart.state.runs import is_run
 from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
 DEEPEST_NESTING = 200
+
+#: The path of the state itself, for people.
+ROOT = "(root)"
 
 Key = Any
 Path = tuple[Key, ...]
@@ -39,7 +43,7 @@ class ArrayLeaf:
 
 @dataclass(slots=True)
 class ValueLeaf:
-    """A small value at a path."""
+    """A small value at a path, or a container of nothing but small values (:mod:`deeppart.state.runs`)."""
 
     path: Path
     value: Any
@@ -93,7 +97,7 @@ class FlatState:
 
 def readable(path: Path) -> str:
     """The path as text: components joined by ``/``, with ``~`` and ``/`` inside them escaped as in RFC 6901."""
-    text = "/".join(map(component, path)) or "(root)"
+    text = "/".join(map(component, path)) or ROOT
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -139,6 +143,8 @@ class _Walk:
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._tensor(item, path)
+        if is_run(item):
+            return self._value(item, path)
         if kind in DICT_KINDS:
             return self._dict(item, path, DICT_KINDS[kind])
         if kind is list or kind is tuple:

@@ -11,8 +11,9 @@ import torch
 from deeppart.errors import StateError
 from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
 from deeppart.state.leaves import Array, LeafType, in_a_row
+from deeppart.state.runs import run_kind, same_leaf_value
 from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, id_key
-from deeppart.state.target import DROPPED, Target, inside_object, is_lacking
+from deeppart.state.target import DROPPED, Target, is_lacking, meet
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -98,14 +99,16 @@ class _Putting:
         if is_lacking(saved, live):
             created = build(self._target, self._arrays, saved)
             return None if created is DROPPED else created
-        saved, live = inside_object(saved, live)
+        saved, live = meet(saved, live, self._target.values)
         if isinstance(saved, SavedArray):
             assert isinstance(live, ArrayLeaf)
             return self._flat.data[live.index]
         if isinstance(saved, SavedValue):
-            assert isinstance(live, ValueLeaf)
             value = self._target.values[saved.index]
-            return live.value if value is DROPPED else value
+            if value is DROPPED:
+                return self._live_item(live)
+            assert isinstance(live, ValueLeaf)
+            return value if copy else _filled_run(live.value, value)
         assert isinstance(live, Branch)
         if saved.kind == "object":
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
@@ -122,6 +125,11 @@ class _Putting:
                 if created is not DROPPED:
                     merged_items.append((key, created))
         return _copied(live, merged_items) if copy else _filled(live, merged_items)
+
+    def _live_item(self, live: Node) -> Any:
+        if isinstance(live, ArrayLeaf):
+            return self._flat.data[live.index]
+        return live.value if isinstance(live, ValueLeaf) else live.container
 
 
 def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
@@ -143,6 +151,23 @@ def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     if all(a is b for a, b in zip(container, merged, strict=True)):
         return container
     return type(container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
+
+
+def _filled_run(container: Any, value: Any) -> Any:
+    """A live value with a saved one put in its place: in the same container, where it is one that can change."""
+    if run_kind(value) is None or run_kind(container) is None:
+        return value
+    if isinstance(container, list):
+        container[:] = value
+        return container
+    if isinstance(container, dict):
+        for key, item in value.items():
+            container[key] = item
+        if isinstance(container, OrderedDict) and list(container) != list(value):
+            for key in value:
+                container.move_to_end(key)
+        return container
+    return container if same_leaf_value(container, value) else value
 
 
 def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:

@@ -21,9 +21,12 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.state.flatten import DICT_KINDS, ArrayLeaf, Key, Node, Path, ValueLeaf
 from deeppart.state.leaves import LeafType
+from deeppart.state.runs import is_encoded_run
 from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
 
-STRUCTURE_VERSION = 1
+STRUCTURE_VERSION = 2
+#: What documents without runs are written as, so that older libraries read them.
+_PLAIN_VERSION = 1
 _CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 _KINDS = {code: kind for kind, code in _CODES.items()}
 DICTS = frozenset(DICT_KINDS.values())
@@ -182,7 +185,7 @@ def encode_structure(
         leaves.append(entry)
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
     return {
-        "version": STRUCTURE_VERSION,
+        "version": STRUCTURE_VERSION if per_rank_values.any() or any(map(is_encoded_run, values)) else _PLAIN_VERSION,
         "tree": tree,
         "leaves": leaves,
         "values": shared,

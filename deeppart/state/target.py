@@ -15,9 +15,16 @@ import torch
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
 from deeppart.state.leaves import Array, LeafType, leaf_type, new_array
+from deeppart.state.runs import (
+    RUN_KINDS,
+    decode_leaf_value,
+    describe_leaf_value,
+    run_items,
+    run_kind,
+    same_leaf_value,
+)
 from deeppart.state.structure import DICTS, Alias, SavedArray, SavedBranch, SavedNode, SavedValue, Structure, id_key
 from deeppart.state.ties import contiguous_strides, find_aliases
-from deeppart.state.values import decode_value, describe_value, same_value
 
 
 class _Dropped:
@@ -78,33 +85,48 @@ class _Matching:
     def __init__(self, target: Target, flat: FlatState) -> None:
         self._target, self._flat = target, flat
         self.places: dict[int, int] = {}
-        self._seen: dict[int, SavedBranch] = {}
+        self._seen: dict[int, SavedNode] = {}
         self._objects = 0
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
         if is_lacking(saved, live) and not fixed:
             return
-        saved, live = inside_object(saved, live)
+        saved, live = meet(saved, live, self._target.values)
         if isinstance(saved, SavedBranch):
-            if not isinstance(live, Branch) or not _same_kind(saved, live):
-                raise _kind_error(saved, live, path)
+            if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind):
+                raise self._kind_error(saved, live, path)
             self._branch(saved, live, path, fixed)
         elif isinstance(saved, SavedArray):
             if not isinstance(live, ArrayLeaf):
-                raise _kind_error(saved, live, path)
+                raise self._kind_error(saved, live, path)
             self._array(saved.index, live, path)
-        else:
-            if not isinstance(live, ValueLeaf):
-                raise _kind_error(saved, live, path)
-            if fixed:
-                self._check_fixed(self._target.values[saved.index], live, path)
+        elif self._target.values[saved.index] is not DROPPED:
+            self._value(saved, live, path, fixed)
+
+    def _value(self, saved: SavedValue, live: Node, path: Path, fixed: bool) -> None:
+        value = self._target.values[saved.index]
+        if not isinstance(live, ValueLeaf):
+            raise self._kind_error(saved, live, path)
+        kind, mine = run_kind(value), run_kind(live.value)
+        if live.value is not None and (kind is None) != (mine is None):
+            raise self._kind_error(saved, live, path)
+        if kind is not None and mine is not None:
+            if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
+                raise self._kind_error(saved, live, path)
+            self._check_shared(saved, live.value, path)
+            if kind in DICTS:
+                lacking = _keys_beyond(live.value, value)
+                if lacking:
+                    raise _lacking_error(list(value), lacking, path)
+        if fixed and (kind in (None, "tuple") or mine is None):
+            self._check_fixed(value, live, path)
 
     def _check_fixed(self, saved: Any, live: ValueLeaf, path: Path) -> None:
-        if saved is not DROPPED and not same_value(saved, live.value):
+        if not same_leaf_value(saved, live.value):
             raise StructureMismatchError(
                 "restore cannot replace a value whose containers are all tuples",
-                found=f"{describe_value(live.value)} here, {describe_value(saved)} in the checkpoint",
+                found=f"{describe_leaf_value(live.value)} here, {describe_leaf_value(saved)} in the checkpoint",
                 where=f"path {readable(path)}",
                 todo="put the state into a dict or list",
             )
@@ -127,9 +149,10 @@ class _Matching:
 
     def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
         fixed = fixed and saved.kind in ("tuple", "namedtuple")
-        self._check_shared(saved, live, path)
+        if live.kind not in ("tuple", "namedtuple"):
+            self._check_shared(saved, live.container, path)
         if saved.kind == "object":
-            _check_module_keys(saved, live, path)
+            _check_module_keys(saved, live, self._target.values, path)
             self._objects += 1
             self.node(saved.children[0], live.children[0], path, fixed=False)
             self._objects -= 1
@@ -138,31 +161,26 @@ class _Matching:
         theirs = {id_key(key): child for key, child in zip(saved.keys, saved.children, strict=True)}
         lacking = [key for key in live.keys if id_key(key) not in theirs]
         if lacking and not (saved.kind == "list" and _only_values(live, len(theirs))):
-            raise StructureMismatchError(
-                f"the live state has leaves that the checkpoint lacks: {readable((*path, lacking[0]))}",
-                expected=f"keys {_some(saved.keys)} (checkpoint)",
-                found=f"also {_some(lacking)} (live)",
-                where=f"path {readable(path)}",
-                todo="remove them from the state given to restore, or restore a checkpoint that has them",
-            )
+            raise _lacking_error(list(saved.keys), lacking, path)
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
-            raise _kind_error(saved, live, path)
+            raise self._kind_error(saved, live, path)
         for key, child in zip(saved.keys, saved.children, strict=True):
             if id_key(key) in mine:
                 self.node(child, mine[id_key(key)], (*path, key), fixed=fixed)
 
-    def _check_shared(self, saved: SavedBranch, live: Branch, path: Path) -> None:
+    def _check_shared(self, saved: SavedNode, container: Any, path: Path) -> None:
         """A container or object that stands at two places of the live state can hold only one thing.
 
         What an object's state_dict() gave is not looked at: it is copied before it is filled.
         """
-        if self._objects or live.kind in ("tuple", "namedtuple"):
+        if self._objects or isinstance(container, tuple):
             return
-        first = self._seen.setdefault(id(live.container), saved)
+        first = self._seen.setdefault(id(container), saved)
         if first is not saved and not self._same_values(first, saved):
             raise StructureMismatchError(
-                f"one live {live.kind} stands at several places, but the checkpoint holds different contents for them",
-                found=f"the {type(live.container).__name__} at {readable(path)} is also somewhere before it",
+                f"one live {type(container).__name__} stands at several places, but the checkpoint holds different "
+                "contents for them",
+                found=f"the {type(container).__name__} at {readable(path)} is also somewhere before it",
                 where=f"path {readable(path)}",
                 todo="give each place of the live state a container of its own",
             )
@@ -175,11 +193,23 @@ class _Matching:
             return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
         if isinstance(one, SavedValue) and isinstance(other, SavedValue):
             a, b = self._target.values[one.index], self._target.values[other.index]
-            return a is b or (DROPPED not in (a, b) and same_value(a, b))
+            return a is b or (a is not DROPPED and b is not DROPPED and same_leaf_value(a, b))
         return isinstance(one, SavedArray) and isinstance(other, SavedArray)
 
+    def _kind_error(self, saved: SavedNode, live: Node, path: Path) -> StateError:
+        leaves = (SavedArray, SavedValue, ArrayLeaf, ValueLeaf)
+        kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
+        value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
+        return kind(
+            f"the live state differs from the checkpoint at {readable(path)}",
+            expected=f"{_describe(saved, value)} (checkpoint)",
+            found=f"{_describe(live, live.value if isinstance(live, ValueLeaf) else None)} (live)",
+            where=f"path {readable(path)}",
+            todo="build the state as it was when it was saved",
+        )
 
-def _check_module_keys(saved: SavedBranch, live: Branch, path: Path) -> None:
+
+def _check_module_keys(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
     """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
     inner_saved, inner_live = saved.children[0], live.children[0]
     if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
@@ -195,7 +225,7 @@ def _check_module_keys(saved: SavedBranch, live: Branch, path: Path) -> None:
                 todo="build the module as it was when it was saved",
             )
     if isinstance(live.container, torch.optim.Optimizer):
-        shapes = [_group_sizes(inner_saved), _group_sizes(inner_live)]
+        shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
         if shapes[0] != shapes[1]:
             raise StructureMismatchError(
                 f"an optimizer has other parameter groups than in the checkpoint: {readable(path)}",
@@ -206,14 +236,18 @@ def _check_module_keys(saved: SavedBranch, live: Branch, path: Path) -> None:
             )
 
 
-def _group_sizes(state_dict: SavedBranch | Branch) -> list[int]:
+def _group_sizes(state_dict: SavedBranch | Branch, values: list[Any]) -> list[int]:
     """Number of parameters in each group of an optimizer's state_dict."""
     groups = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups")
     sizes = []
     for group in groups.children if isinstance(groups, (SavedBranch, Branch)) else []:
         if isinstance(group, (SavedBranch, Branch)):
             params = dict(zip(group.keys, group.children, strict=True)).get("params")
-            sizes.append(len(params.children) if isinstance(params, (SavedBranch, Branch)) else 0)
+            if isinstance(params, (SavedBranch, Branch)):
+                sizes.append(len(params.children))
+            elif isinstance(params, (SavedValue, ValueLeaf)):
+                value = values[params.index] if isinstance(params, SavedValue) else params.value
+                sizes.append(len(value) if isinstance(value, (list, tuple)) else 0)
     return sizes
 
 
@@ -236,36 +270,65 @@ def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
     return saved, live
 
 
-def _same_kind(saved: SavedBranch, live: Branch) -> bool:
-    return saved.kind == live.kind or (saved.kind in DICTS and live.kind in DICTS)
+def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, Node]:
+    """The two sides in one form: inside objects, and both as a container of leaves or both as a run of values.
+
+    A list may have been saved item by item and be a run here, since it has grown or an older library has saved it; or
+    be short here, and have been saved as a run.
+    """
+    saved, live = inside_object(saved, live)
+    if isinstance(saved, SavedBranch) and isinstance(live, ValueLeaf):
+        kind = run_kind(live.value)
+        if kind is not None:
+            keys, items = run_items(live.value)
+            children: list[Node] = [
+                ValueLeaf((*live.path, key), item, -1) for key, item in zip(keys, items, strict=True)
+            ]
+            return saved, Branch(kind, live.value, keys, children)
+    if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in RUN_KINDS:
+        if run_kind(values[saved.index]) is not None and _only_values(live, 0):
+            return saved, ValueLeaf((), live.container, -1)
+    return saved, live
+
+
+def _same_kind(saved: str, live: str) -> bool:
+    return saved == live or (saved in DICTS and live in DICTS)
+
+
+def _keys_beyond(live: dict[Any, Any], saved: dict[Any, Any]) -> list[Any]:
+    """Keys of a live dict that a saved one lacks; 1 and True are two."""
+    if set(map(type, live)) | set(map(type, saved)) == {str}:
+        return [key for key in live if key not in saved]
+    theirs = set(map(id_key, saved))
+    return [key for key in live if id_key(key) not in theirs]
+
+
+def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
+    return StructureMismatchError(
+        f"the live state has leaves that the checkpoint lacks: {readable((*path, lacking[0]))}",
+        expected=f"keys {_some(saved)} (checkpoint)",
+        found=f"also {_some(lacking)} (live)",
+        where=f"path {readable(path)}",
+        todo="remove them from the state given to restore, or restore a checkpoint that has them",
+    )
 
 
 def _only_values(live: Branch, start: int) -> bool:
     """Whether what a live list has beyond ``start`` are small values: the list is then cut to its saved length."""
-    return all(isinstance(child, ValueLeaf) for child in live.children[start:])
+    return all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children[start:])
 
 
-def _kind_error(saved: SavedNode, live: Node, path: Path) -> StateError:
-    leaves = (SavedArray, SavedValue, ArrayLeaf, ValueLeaf)
-    kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
-    return kind(
-        f"the live state differs from the checkpoint at {readable(path)}",
-        expected=f"{_describe(saved)} (checkpoint)",
-        found=f"{_describe(live)} (live)",
-        where=f"path {readable(path)}",
-        todo="build the state as it was when it was saved",
-    )
-
-
-def _describe(node: SavedNode | Node) -> str:
+def _describe(node: SavedNode | Node, value: Any) -> str:
     if isinstance(node, (SavedBranch, Branch)):
         return f"a {node.kind} of {len(node.children)}"
-    return "an array" if isinstance(node, (SavedArray, ArrayLeaf)) else "a small value"
+    if isinstance(node, (SavedArray, ArrayLeaf)):
+        return "an array"
+    return "a small value" if run_kind(value) is None else f"a {run_kind(value)} of {len(value)}"
 
 
 def _some(keys: Any) -> str:
-    names = [repr(key) for key in keys]
-    return ", ".join(names[:6]) + (f" ... ({len(names)} in all)" if len(names) > 6 else "")
+    names = [repr(key) for key in keys[:6]]
+    return ", ".join(names) + (f" ... ({len(keys)} in all)" if len(keys) > 6 else "")
 
 
 def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
@@ -313,4 +376,5 @@ def _steps(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 def decode_values(structure: Structure, where: str) -> list[Any]:
     """Decode the shared values; per-rank ones are DROPPED until filled in."""
     own = structure.per_rank_values.tolist()
-    return [DROPPED if skip else decode_value(value, where) for value, skip in zip(structure.values, own, strict=True)]
+    pairs = zip(structure.values, own, strict=True)
+    return [DROPPED if skip else decode_leaf_value(value, where) for value, skip in pairs]

@@ -28,7 +28,7 @@ from deeppart.state.flatten import (
     ValueLeaf,
     flatten,
 )
-from deeppart.state.values import is_value
+from deeppart.state.runs import is_leaf_value, is_run
 
 #: Puts an item into its place; False if it does not fit.
 _Filler = Callable[[Any], bool]
@@ -164,13 +164,13 @@ class Template:
 def _value_filler(leaf: ValueLeaf) -> _Filler:
     def fill(item: Any) -> bool:
         leaf.value = item
-        return is_value(item)
+        return is_leaf_value(item)
 
     return fill
 
 
 def _dict_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Filler:
-    kind, order = type(branch.container), list(branch.container)
+    kind, order, maybe_run = type(branch.container), list(branch.container), _may_become_run(branch)
     types = None if all(type(key) is str for key in order) else [type(key) for key in order]
     exact = all(type(key) in (str, int, bool, bytes, type(None)) for key in order)
     places = {key: place for place, key in enumerate(order)}
@@ -182,6 +182,8 @@ def _dict_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Fill
             return False
         if types is not None and [type(key) for key in item] != types:
             return False
+        if maybe_run and is_run(item):
+            return False
         branch.container = item
         items = list(item.values())
         return take(items if in_order else [items[place] for place in canonical])
@@ -190,10 +192,15 @@ def _dict_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Fill
 
 
 def _items_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Filler:
-    kind, count = type(branch.container), len(branch.children)
+    kind, count, maybe_run = type(branch.container), len(branch.children), _may_become_run(branch)
 
     def fill(item: Any) -> bool:
         branch.container = item
-        return type(item) is kind and len(item) == count and take(item)
+        return type(item) is kind and len(item) == count and not (maybe_run and is_run(item)) and take(item)
 
     return fill
+
+
+def _may_become_run(branch: Branch) -> bool:
+    """Whether other values in the same places could make one run of the container: where it holds runs, and no more."""
+    return all(isinstance(child, ValueLeaf) for child in branch.children)

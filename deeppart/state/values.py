@@ -44,8 +44,12 @@ _NUMPY_KINDS = frozenset("biufcSUmM")
 
 def is_value(value: object) -> bool:
     """Whether this is one of the small values that :func:`encode_value` takes (tuples are containers, not values)."""
-    kind = type(value)
-    return kind in _VALUE_TYPES or isinstance(value, np.generic)
+    return is_value_type(type(value))
+
+
+def is_value_type(kind: type) -> bool:
+    """Whether objects of this type are small values."""
+    return kind in _VALUE_TYPES or issubclass(kind, np.generic)
 
 
 def encode_value(value: Any, where: str) -> Encoded:

@@ -23,6 +23,7 @@ from deeppart.exporting import archive as archive_module
 from deeppart.exporting import export
 from deeppart.levels.steps import MANIFEST_NAME, step_directory
 from deeppart.state.leaves import TORCH_DTYPES
+from deeppart.state.runs import decode_leaf_value
 from deeppart.state.values import decode_value
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
@@ -60,8 +61,10 @@ def read_back(item: h5py.Group | h5py.Dataset) -> Any:
         return tensor.copy_(torch.from_numpy(raw(item))).view(TORCH_DTYPES[dtype]).view(item.shape)
     if library == "numpy" and not dtype.isalnum():
         return raw(item).view(dtype).reshape(item.shape)
+    if "items" in item.attrs:
+        return item[()].tolist()
     if item.attrs.get("encoding") == "json":
-        return decode_value(json.loads(item.asstr()[()]), "")
+        return plain(decode_leaf_value(json.loads(item.asstr()[()]), ""))
     value = item[()]
     python = {"NoneType": lambda _: None, "str": lambda text: text.decode(), "bytes": lambda data: data.tobytes()}
     python |= {"int": int, "float": float, "bool": bool, "complex": complex}
