@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,11 @@ DEFAULT_PARITY_TOLERATE = 1
 #: Without `parity_group`, groups have this many nodes, or all of them where there are fewer.
 DEFAULT_PARITY_GROUP = 8
 MOST_PARITY_GROUP = 127
+
+#: Nobody writes so much by hand; a machine file has two kilobytes.
+_MOST_TOML_BYTES = 1 << 20
+#: Steps, ranks, threads: what is counted fits into 32 bits.
+_MOST_COUNT = 2**31 - 1
 
 _PLACEHOLDERS = ("node", "rank", "job")
 _COMPRESSION = re.compile(r"auto|none|tensor|zstd(:-?\d{1,3})?")
@@ -214,11 +220,28 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return read_toml(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read {path}", found=str(error), where=str(path.absolute()), todo="correct or remove the file"
         ) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no TOML, has a number that Python refuses to read, or is too long or too deeply nested.
+    """
+    with path.open("rb") as file:
+        data = file.read(_MOST_TOML_BYTES + 1)
+    if len(data) > _MOST_TOML_BYTES:
+        raise ValueError(f"the file is longer than {_MOST_TOML_BYTES} bytes")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("the file is nested too deeply") from error
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -280,7 +303,7 @@ def _kappa_of(machine: object) -> float:
     memory = _read_file(path).get("memory", {})
     try:
         return read_seconds(memory["tensor"]) * read_rate(memory["copy"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _refusal("machine", str(path), f"a table [memory] with `tensor` and `copy` ({error})") from error
 
 
@@ -288,11 +311,18 @@ def _kappa_of(machine: object) -> float:
 
 
 def _refusal(name: str, value: object, expected: str, todo: str | None = None) -> ConfigError:
-    return ConfigError(f"impossible value for {name}", expected=expected, found=repr(value), todo=todo)
+    return ConfigError(f"impossible value for {name}", expected=expected, found=_found(value), todo=todo)
+
+
+def _found(value: object) -> str:
+    try:
+        return repr(value)[:500]
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_COUNT
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -303,7 +333,7 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 def _check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:
     if value is None and optional:
         return
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value <= sys.float_info.max
     if not good or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
         raise _refusal(name, value, "a finite number above 0" + (" (or 0)" if zero else ""))
 
@@ -320,7 +350,7 @@ def _check_directory(name: str, value: object) -> str | None:
         return None
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or "\0" in value:
         raise _refusal(name, value, "a directory name")
     for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
         if placeholder not in _PLACEHOLDERS:

@@ -22,7 +22,7 @@ from deeppart.state.leaves import Array
 from deeppart.state.merge import build, tie
 from deeppart.state.patterns import matches, may_match_below
 from deeppart.state.runs import make_run, run_items, run_kind
-from deeppart.state.scatter import Piece, Scatter, check_cover, chunk_pieces
+from deeppart.state.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, decode_structure
 from deeppart.state.target import Target, decode_values
 
@@ -125,8 +125,13 @@ class OpenCheckpoint:
         self._readers = [
             _open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)
         ]
-        own = decode_meta(self._readers[rank].meta, f"{self._where}, part {rank}")
-        self.target = _target(self.structure, own, self._where)
+        own = [decode_meta(reader.meta, f"{self._where}, part {number}") for number, reader in enumerate(self._readers)]
+        self.target = _target(self.structure, own[rank], self._where)
+        for number, reader in enumerate(self._readers):
+            where = f"{self._where}, part {number}"
+            own[number].check(self.structure, where)
+            places = reader.spans, reader.raw_starts, reader.marked_per_rank
+            check_places(self.structure, own[number].types, *places, where)
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 
@@ -234,7 +239,6 @@ def _open_part(files: ExitStack, directory: Path, manifest: Manifest, number: in
 
 
 def _target(structure: Structure, own: OwnDocument, where: str) -> Target:
-    own.check(structure, where)
     values = decode_values(structure, where)
     for index, value in own.values.items():
         values[index] = value

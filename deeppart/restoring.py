@@ -31,8 +31,8 @@ from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import FlatState, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import put, tie
-from deeppart.state.scatter import Scatter, check_cover
-from deeppart.state.structure import SavedArray, Structure
+from deeppart.state.scatter import Scatter, check_cover, check_places
+from deeppart.state.structure import SavedArray, Structure, check_aliases
 from deeppart.state.target import Target, decode_values, find_targets
 
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
@@ -176,6 +176,14 @@ class _Restoring:
         shared = [index.spans[index.spans["table"] == SHARED_TABLE] for index in self._indexes]
         wanted = {i for i in range(len(self._structure.types)) if i not in self._structure.aliases}
         where = f"step {self._recovered.attempt.step}"
+        for index in self._indexes:
+            document = self._own[index.part] if self._own_leaves else self._own[0]
+            raw_starts = np.zeros(len(index.lengths) + 1, dtype=np.uint64)
+            np.cumsum(np.array(index.lengths, dtype=np.uint64), out=raw_starts[1:])
+            marked = np.array(index.per_rank, dtype=np.bool_)
+            check_places(
+                self._structure, document.types, index.spans, raw_starts, marked, f"{where}, part {index.part}"
+            )
         check_cover(list(self._structure.types), wanted - self._own_leaves, shared, where)
         if self._own_leaves:
             for document, index in zip(self._own, self._indexes, strict=True):
@@ -236,6 +244,12 @@ class _Restoring:
                     where=f"path {readable(self._paths[index])}",
                 )
             self._target.types[index] = leaf_type(value)
+        try:
+            check_aliases(self._target.types, self._structure.aliases)
+        except ValueError as error:
+            raise LeafMismatchError(
+                "what the per_rank function returned has no room for a leaf that shares its memory", found=str(error)
+            ) from error
         self._target.dropped = frozenset()
         find_targets(self._target, self._flat)
 

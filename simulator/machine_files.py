@@ -43,6 +43,8 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
 _PRESETS = "presets"
+#: A machine file has two kilobytes.
+_MOST_BYTES = 1 << 20
 
 
 def preset_names() -> tuple[str, ...]:
@@ -70,8 +72,9 @@ def read_machine(name: str) -> Machine:
             todo="deeppart-sim machines lists the presets; deeppart-sim calibrate writes a file for this machine",
         )
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with path.open("rb") as file:
+            document = tomllib.loads(file.read(_MOST_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no TOML, no UTF-8, a number without end
         raise ConfigError(
             "cannot read the machine file", found=str(error), where=str(path), todo="correct the file"
         ) from error
@@ -168,7 +171,7 @@ def _value(each: Field[Any], value: object, prefix: str, where: str) -> float:
     kind: Kind = each.metadata["kind"]
     try:
         number = kind.read(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise _refusal(prefix + each.name, value, kind.words, where) from None
     too_small = number < kind.least or (kind.above and number == kind.least)
     if math.isnan(number) or too_small or number > kind.most or (math.isinf(number) and not kind.endless):

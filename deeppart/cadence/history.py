@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.cadence.failures import Run
-from deeppart.errors import StorageError
+from deeppart.errors import FormatError, StorageError
 from deeppart.levels.files import read_file, write_file
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.levels.timestamps import now, seconds_of, timestamp
 from deeppart.model import LEVELS
+from deeppart.part import is_hex32
+from deeppart.part.format import MAX_WORLD_SIZE, short
+from deeppart.part.json_text import parse_json
 
 HISTORY_NAME = "deeppart-runs.json"
 _FORMAT, _VERSION = "deeppart-runs", 1
@@ -66,13 +69,15 @@ class History:
     def _read(self) -> list[dict[str, Any]]:
         path = self._root / HISTORY_NAME
         try:
-            document = json.loads(read_file(path, _MOST_BYTES))
+            document = parse_json(read_file(path, _MOST_BYTES))
             if (document["format"], document["version"]) != (_FORMAT, _VERSION):
-                raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+                raise ValueError(f"format {short(document['format'])}, version {short(document['version'])}")
+            if type(document["runs"]) is not list or len(document["runs"]) > _MOST_RUNS:
+                raise ValueError(f"runs are {short(document['runs'])}")
             return [_checked(record) for record in document["runs"]]
         except FileNotFoundError:
             return []
-        except (StorageError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (StorageError, FormatError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.problem = f"{path}: {type(error).__name__}: {error}; begun anew"
             return []
 
@@ -114,8 +119,11 @@ def _checked(record: dict[str, Any]) -> dict[str, Any]:
     for name in ("began", "seen", "ended"):
         if found[name] is not None or name == "began":
             seconds_of(found[name])
-    if found["restored"] not in (None, *LEVELS) or not isinstance(found["nodes"], int) or found["nodes"] < 1:
-        raise ValueError(f"restored {found['restored']!r}, nodes {found['nodes']!r}")
+    nodes = found["nodes"]
+    if found["restored"] not in (None, *LEVELS) or type(nodes) is not int or not 1 <= nodes <= MAX_WORLD_SIZE:
+        raise ValueError(f"restored {short(found['restored'])}, nodes {short(nodes)}")
+    if not is_hex32(found["session"]):
+        raise ValueError(f"session {short(found['session'])}")
     return found
 
 

@@ -20,6 +20,8 @@ from deeppart.units import show_bytes
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60
 _MOST_RANKS = 4
+#: Columns that a table of paths is aligned to; a longer path pushes its own line out, and not all others.
+_MOST_PATH_COLUMNS = 160
 _KINDS = {"odict": "OrderedDict", "counter": "Counter"}
 #: JSON readers keep integers of so many bits; Python refuses to write out those of thousands of digits.
 _MOST_BITS = 64
@@ -156,7 +158,7 @@ def _heading(contents: Contents) -> Text:
 
 def _print_flat(contents: Contents) -> None:
     rows = [(printable(leaf.path), [text for text, _ in _description(leaf)]) for leaf in contents.leaves()]
-    widest = max(len(path) for path, _ in rows)
+    widest = min(_MOST_PATH_COLUMNS, max((len(path) for path, _ in rows), default=0))
     for path, texts in rows:
         click.echo(f"{path:<{widest}}  {''.join(texts)}")
     _print_end(contents)

@@ -65,7 +65,7 @@ _WORTH = 0.97
 _PIECES, _PIECE_ELEMENTS = 64, 128
 
 _HEAD = struct.Struct("<BBH")
-_PLANE = struct.Struct("<B3xI")
+_PLANE = struct.Struct("<BHBI")  # method, three bytes of zeros, stored length
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _store(
         if method != RAW_PLANE:
             method, length = _pack(plane, method, coders[i], out[at:])
             at += length
-        _PLANE.pack_into(out.data, _HEAD.size + _PLANE.size * i, method, length)
+        _PLANE.pack_into(out.data, _HEAD.size + _PLANE.size * i, method, 0, 0, length)
     tail = raw[elements.nbytes :]
     out[at : at + len(tail)] = np.frombuffer(tail, np.uint8)
     return at + len(tail)
@@ -212,7 +212,10 @@ def _read_head(encoded: memoryview, raw_length: int) -> tuple[PlaneLayout, list[
     at = _HEAD.size + _PLANE.size * count
     if len(encoded) < at:
         raise _corrupt(f"a head of {at} bytes", f"{len(encoded)} bytes")
-    table = [_PLANE.unpack_from(encoded, _HEAD.size + _PLANE.size * i) for i in range(count)]
+    entries = [_PLANE.unpack_from(encoded, _HEAD.size + _PLANE.size * i) for i in range(count)]
+    if any(zeros or zero for _, zeros, zero, _ in entries):
+        raise _corrupt("zeros in the reserved bytes of the planes", "others")
+    table = [(method, length) for method, _, _, length in entries]
     stored: list[tuple[int, memoryview]] = [(method, encoded[:0]) for method, _ in table]
     for first in (True, False):  # those stored as they are lie before the others
         for i, (method, length) in enumerate(table):

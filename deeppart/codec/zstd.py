@@ -7,6 +7,7 @@ release the GIL. The frame carries no checksum of its own: the part file has a d
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,11 @@ import zstandard
 
 from deeppart.codec.entropy import literal_coder
 from deeppart.errors import CorruptFileError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 DEFAULT_LEVEL = 3
 #: Levels a user may ask for; decoding never depends on the level.
@@ -92,14 +98,15 @@ def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = N
 
 
 def check_frame(encoded: memoryview, raw_length: int) -> None:
-    """Compare the content size in a frame's header with what it must be; nothing is decompressed.
+    """See that this is one whole frame, nothing behind it, of so many bytes by its header; nothing is decompressed.
 
     Raises:
-        CorruptFileError: not a frame, or another content size.
+        CorruptFileError: it is not, or has another content size, or asks for a dictionary.
     """
     try:
-        claimed = zstandard.get_frame_parameters(encoded).content_size
-    except zstandard.ZstdError as error:
+        parameters = zstandard.get_frame_parameters(encoded)
+        claimed, whole = parameters.content_size, zstd.get_frame_size(encoded)
+    except (zstandard.ZstdError, zstd.ZstdError) as error:
         raise CorruptFileError(
             "a zstd frame cannot be read", expected=f"a frame of {raw_length} bytes", found=str(error)
         ) from error
@@ -109,6 +116,13 @@ def check_frame(encoded: memoryview, raw_length: int) -> None:
             "a zstd frame holds another number of bytes than its table says",
             expected=f"{raw_length} bytes",
             found="a frame without content size" if unknown else f"a frame of {claimed} bytes",
+        )
+    # A frame that is to be skipped (RFC 8878, 3.1.2) has a content size too; its magic ends in 0x184d2a5?.
+    if whole != encoded.nbytes or parameters.dict_id or bytes(encoded[:4]) != zstandard.FRAME_HEADER:
+        raise CorruptFileError(
+            "a zstd frame is not alone, or not one of data",
+            expected=f"one frame of {encoded.nbytes} bytes, without a dictionary",
+            found=f"a frame of {whole} bytes, dictionary {parameters.dict_id}",
         )
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import h5py  # type: ignore[import-untyped]
 
-from deeppart.errors import StorageError
+from deeppart.errors import StateError, StorageError
 from deeppart.exporting.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.levels.files import storage_error, sync_directory
 from deeppart.model import Manifest
 from deeppart.reading import OpenCheckpoint, with_checkpoint
+from deeppart.state.flatten import readable
 from deeppart.state.structure import SavedArray, SavedNode, SavedValue
 from deeppart.state.ties import contiguous_strides
 from deeppart.version import VERSION
@@ -122,6 +123,7 @@ class _Archive:
         self._checkpoint, self._progress = checkpoint, progress
         self._tree, leaves = checkpoint.select(keys)
         checkpoint.check(leaves)
+        _check_repeats(checkpoint, leaves)
         self._leaves = leaves
         self._places: dict[int, tuple[h5py.Group, str, str | None]] = {}
         self._values = 0
@@ -140,7 +142,7 @@ class _Archive:
                     self._write_leaves(batch)
                     done += sum(types[leaf].nbytes for leaf in batch)
                     self._progress(done, total)
-        except (OSError, RuntimeError) as error:  # h5py raises either for what the system says
+        except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for what HDF5 says
             raise storage_error("cannot write the archive", _as_os_error(error), path) from error
         return len(self._leaves), self._values, self._per_rank, total
 
@@ -220,7 +222,27 @@ class _Archive:
         return alias.owner if same_place and same_type else None
 
 
-def _as_os_error(error: OSError | RuntimeError) -> OSError:
+def _check_repeats(checkpoint: OpenCheckpoint, leaves: set[int]) -> None:
+    """Refuse what is small in the checkpoint because its elements lie at one address, and would be large in an archive.
+
+    Raises:
+        StateError: naming the leaf.
+    """
+    types, aliases = checkpoint.target.types, checkpoint.structure.aliases
+    for leaf in sorted(leaves & aliases.keys()):
+        nbytes, stored = types[leaf].nbytes, types[aliases[leaf].owner].nbytes
+        if nbytes > max(stored, _BATCH_BYTES):
+            path = readable(checkpoint.structure.array_paths()[leaf])
+            raise StateError(
+                "a leaf repeats its few bytes, as expand() makes it, and would be too large in an archive",
+                expected=f"at most {_BATCH_BYTES} bytes",
+                found=f"{nbytes} bytes of {types[leaf]}, of which {stored} are stored",
+                where=f"path {path}",
+                todo="export the other leaves: name them as KEYS",
+            )
+
+
+def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
     """What h5py raised, with the number of the error that HDF5 names in the text."""
     named = re.search(r"errno = (\d+)", str(error))
     if isinstance(error, OSError) and (error.errno or not named):

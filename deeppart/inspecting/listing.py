@@ -292,6 +292,10 @@ class _OnNodes:
         )
         self.attempts = self._stock.attempts()
 
+    def lacks_nearly_all(self, attempt: Attempt) -> bool:
+        """Whether so many parts are on no node that it is pointless to look for each."""
+        return self._stock.is_hopeless(attempt)
+
     def sources(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> dict[int, Source]:
         """part -> where it can be had; only what has the digest that the manifest names, if there is one."""
         found: dict[int, Source] = {}
@@ -354,12 +358,13 @@ def _summary(
         on_nodes = local.places(attempt, digests)
         places += on_nodes
         if state in (UNFINISHED_STATE, DAMAGED):
-            usable = set(local.sources(attempt, digests))
+            few = local.lacks_nearly_all(attempt) and manifest is None
+            usable = set() if few else set(local.sources(attempt, digests))
             usable |= set(persistent.parts if persistent and manifest else ())
-            lacking = sorted(set(range(attempt.world_size)) - usable)
-            state = state if lacking else RECOVERABLE
-            if on_nodes and lacking:
-                reasons = (*reasons, f"found nowhere: part {name_ranks(lacking)}")
+            lacking = [] if few else sorted(set(range(attempt.world_size)) - usable)
+            state = state if lacking or few else RECOVERABLE
+            if on_nodes and (lacking or few):
+                reasons = (*reasons, f"found nowhere: {'most parts' if few else f'part {name_ranks(lacking)}'}")
     on_nodes_bytes = local.nbytes(attempt) if attempt is not None else 0
     return StepSummary(
         step=step,

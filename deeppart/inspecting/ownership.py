@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.levels.files import storage_error
-from deeppart.levels.persistent import LOCK_NAME
+from deeppart.levels.persistent import LOCK_NAME, lock_record
 
 _RECORD_BYTES = 64 << 10
 #: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.
@@ -129,14 +127,13 @@ def _is_locked(descriptor: int) -> bool | None:
     return False
 
 
-def _recorded(descriptor: int) -> dict[str, Any]:
+def _recorded(descriptor: int) -> dict[str, str]:
     try:
-        document = json.loads(os.pread(descriptor, _RECORD_BYTES, 0) or b"{}")
-    except (OSError, ValueError, RecursionError):
+        return lock_record(os.pread(descriptor, _RECORD_BYTES, 0))
+    except OSError:
         return {}
-    return document if isinstance(document, dict) else {}
 
 
-def _owner(running: bool | None, record: dict[str, Any]) -> Owner:
-    who, since, session = (str(record.get(name, "")) for name in ("who", "since", "session"))
+def _owner(running: bool | None, record: dict[str, str]) -> Owner:
+    who, since, session = (record.get(name, "") for name in ("who", "since", "session"))
     return Owner(running, who or "an unknown process", since or "unknown", session)

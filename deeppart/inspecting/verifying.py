@@ -8,7 +8,6 @@ elimination: what no other part holds was there.
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,8 @@ from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifes
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import HEADER_BYTES
+from deeppart.part.json_text import parse_json
+from deeppart.state.scatter import check_places
 
 #: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
 #: cannot be checked.
@@ -272,13 +273,25 @@ class _Checking:
         values = set(np.flatnonzero(structure.per_rank_values).tolist())
         wrong = set(own.types) != leaves or set(own.values) != values
         if part.record.rank == 0 and not wrong:
-            wrong = json.loads(part.reader.meta).get("structure") != self._files.manifest.structure
+            wrong = parse_json(part.reader.meta).get("structure") != self._files.manifest.structure
         if wrong:
             message = "the part's document describes another state than the manifest does"
             self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+        else:
+            self._places(part)
         if part.reader.raw_bytes != part.record.raw_bytes:
             message = f"the part holds {part.reader.raw_bytes} raw bytes, the manifest says {part.record.raw_bytes}"
             self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+
+    def _places(self, part: OpenPart) -> None:
+        """Its leaves must be ones that can stand where it has them."""
+        structure, where, reader = self._files.structure, str(part.source.path), part.reader
+        try:
+            part.own.check(structure, where)
+            places = reader.spans, reader.raw_starts, reader.marked_per_rank
+            check_places(structure, part.own.types, *places, where)
+        except FormatError as error:
+            self._damage.append(Damage("part", _text(error), part.record.file, part.record.rank))
 
     def _chunk(self, part: OpenPart, chunk: int, offset: int, length: int, base: int, whole: xxhash.xxh3_128) -> bool:
         """Check one chunk; False if it is damaged, so that the digest of the whole file need not be looked at."""

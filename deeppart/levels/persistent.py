@@ -16,7 +16,6 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
 from deeppart.levels.files import DurableFile, make_directory, read_file, storage_error, write_file
@@ -25,6 +24,8 @@ from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_
 from deeppart.levels.timestamps import now
 from deeppart.model import Attempt, Manifest
 from deeppart.part import decode_manifest, is_hex32, part_file_name
+from deeppart.part.format import short
+from deeppart.part.json_text import parse_json
 
 LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
@@ -218,9 +219,9 @@ class DirectoryOwner:
                     raise
                 return
 
-    def _recorded(self) -> dict[str, Any]:
+    def _recorded(self) -> dict[str, str]:
         try:
-            return _record(os.pread(self._fd, _SMALL_FILE_BYTES, 0))
+            return lock_record(os.pread(self._fd, _SMALL_FILE_BYTES, 0))
         except OSError:
             return {}
 
@@ -232,9 +233,13 @@ class DirectoryOwner:
             StorageError: the lock file is gone or cannot be read.
         """
         try:
-            owner = _record(self._path.read_bytes())
-        except OSError as error:
+            owner = lock_record(read_file(self._path, _SMALL_FILE_BYTES))
+        except FileNotFoundError as error:
             raise storage_error("persistent_dir has lost its lock file", error, self._path) from error
+        except CorruptFileError as error:
+            raise StorageError(
+                "the lock file is not one of this library", found=error.summary, where=error.where
+            ) from error
         if owner.get("session") != self.session:
             raise DirectoryInUseError(
                 "another job has taken this directory over; nothing is committed to it from here",
@@ -252,13 +257,16 @@ class DirectoryOwner:
                 os.close(descriptor)
 
 
-def _record(data: bytes) -> dict[str, Any]:
-    """What a lock file says; {} if nothing that can be read."""
+def lock_record(data: bytes) -> dict[str, str]:
+    """What a lock file says, as texts that a terminal can show; {} if nothing that can be read."""
     try:
-        document = json.loads(data)
+        document = parse_json(data)
     except (ValueError, RecursionError):
         return {}
-    return document if isinstance(document, dict) else {}
+    if not isinstance(document, dict):
+        return {}
+    texts = {name: text for name, text in document.items() if isinstance(text, str)}
+    return {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in texts.items()}
 
 
 def _lineage(directory: Path) -> str:
@@ -281,7 +289,7 @@ def read_lineage(directory: Path) -> str | None:
     """
     path = directory / LINEAGE_NAME
     try:
-        lineage = json.loads(read_file(path, _SMALL_FILE_BYTES))["lineage"]
+        lineage = parse_json(read_file(path, _SMALL_FILE_BYTES))["lineage"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -292,5 +300,5 @@ def read_lineage(directory: Path) -> str | None:
             todo="remove the file to begin a new lineage: local copies of earlier checkpoints are then not found",
         ) from error
     if not is_hex32(lineage):
-        raise CorruptFileError("the directory's lineage record is not sound", found=repr(lineage), where=str(path))
+        raise CorruptFileError("the directory's lineage record is not sound", found=short(lineage), where=str(path))
     return str(lineage)

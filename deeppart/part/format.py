@@ -37,6 +37,9 @@ INDEX_HEAD_BYTES: Final = 64
 DEFAULT_CHUNK_BYTES: Final = 4 * 1024**2
 #: A reader takes no more memory than this for one chunk.
 MAX_CHUNK_BYTES: Final = 64 * 1024**2
+#: Raw bytes of a chunk per encoded byte: a block of Zstandard holds at most 128 KiB (RFC 8878, 3.1.1.2) and has at
+#: least four bytes. So nobody has to find more memory for a part than this times its length.
+MAX_EXPANSION: Final = 2**15
 MAX_CHUNKS: Final = 2**24
 MAX_SPANS: Final = 2**24
 MAX_META_BYTES: Final = 256 * 1024**2
@@ -46,11 +49,10 @@ MAX_RAW_BYTES: Final = MAX_CHUNK_BYTES * MAX_CHUNKS
 MAX_LEAF_BYTES: Final = 2**62
 MAX_COUNTER: Final = 2**63 - 1
 MAX_WORLD_SIZE: Final = 2**24
+MAX_INDEX_BYTES: Final = INDEX_HEAD_BYTES + MAX_CHUNKS * 80 + MAX_SPANS * 32 + MAX_BASES * 32 + MAX_META_BYTES
 MIN_FILE_BYTES: Final = HEADER_BYTES + INDEX_HEAD_BYTES + FOOTER_BYTES
 #: Longest file within the limits above; every length in a file is compared with it before it is used.
-MAX_FILE_BYTES: Final = (
-    MAX_RAW_BYTES + MAX_CHUNKS * 80 + MAX_SPANS * 32 + MAX_META_BYTES + MAX_BASES * 32 + MIN_FILE_BYTES
-)
+MAX_FILE_BYTES: Final = HEADER_BYTES + MAX_RAW_BYTES + MAX_INDEX_BYTES + FOOTER_BYTES
 
 #: Flag of a chunk with bytes that only this rank has (not replicated on other ranks).
 FLAG_PER_RANK: Final = 1

@@ -127,6 +127,8 @@ def _check_chunk_values(chunks: Table, where: str) -> None:
         )
     _refuse((raw < 1) | (raw > fmt.MAX_CHUNK_BYTES), "chunk", f"raw length not from 1 to {fmt.MAX_CHUNK_BYTES}", where)
     _refuse((encoded < 1) | (encoded > raw), "chunk", "encoded length not from 1 to the raw length", where)
+    bomb = raw > encoded * np.uint64(fmt.MAX_EXPANSION)
+    _refuse(bomb, "chunk", f"more than {fmt.MAX_EXPANSION} raw bytes per encoded byte, which no codec has", where)
     stored_raw = chunks["codec"] == RawCodec.codec_id
     _refuse(stored_raw & (encoded != raw), "chunk", "stored raw, but its two lengths differ", where)
     digests_differ = (chunks["encoded_digest"] != chunks["raw_digest"]).any(axis=1)

@@ -15,9 +15,8 @@ Only bytes here; writing the file, and thereby committing, is the storage levels
 from __future__ import annotations
 
 import json
-import math
 import re
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import xxhash
 
@@ -25,6 +24,7 @@ from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt, Manifest, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import short
+from deeppart.part.json_text import parse_json
 
 MANIFEST_VERSION: Final = 2
 #: Longest manifest a reader accepts, in bytes; check a file's size against it before reading the file.
@@ -116,9 +116,9 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
     """
     version, body = _sealed_body(data, where)
     try:
-        document = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite_float)
+        document = parse_json(body)
     except (ValueError, RecursionError) as error:
-        # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN and Infinity
+        # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN, Infinity and keys that are repeated
         found = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _bad("the manifest does not hold a JSON document that can be read", where, found=found) from error
     top = _object(document, _FIELDS, "manifest", where)
@@ -220,17 +220,6 @@ def _object(value: object, fields: set[str], what: str, where: str) -> dict[str,
         missing, unknown = sorted(fields - value.keys()), sorted(value.keys() - fields)
         found = f"missing {missing}, unknown {short(', '.join(unknown))}"
         raise _bad(f"{what} of the manifest has other fields", where, expected=str(sorted(fields)), found=found)
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is beyond the range of float64")
     return value
 
 

@@ -23,6 +23,7 @@ from deeppart.errors import FormatError, NewerFormatError
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import format as fmt
 from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt, is_hex32
+from deeppart.part.json_text import parse_json
 from deeppart.part.source import Source
 from deeppart.part.writer import Sink
 from deeppart.redundancy.stripes import ALIGNMENT, MOST_MEMBERS, Stripes
@@ -312,7 +313,7 @@ def _decode_index(index: bytes, header_digest: bytes, where: str) -> tuple[tuple
     if magic != INDEX_MAGIC or whole != len(index) or sealed != header_digest or reserved.strip(b"\0"):
         raise corrupt("the index is not one of a parity file, or not this one's", where=where)
     try:
-        documents = json.loads(index[_INDEX_HEAD.size : _INDEX_HEAD.size + members_length])
+        documents = parse_json(index[_INDEX_HEAD.size : _INDEX_HEAD.size + members_length])
         members = tuple(_member(document) for document in documents)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise corrupt("the members of a parity file cannot be read", found=str(error)[:200], where=where) from error

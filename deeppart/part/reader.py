@@ -78,6 +78,9 @@ class PartReader:
         self._footer = PartFooter.decode(end, file_length=size, where=where)
         self.index_digest = self._footer.index_digest.hex()
         self._expect("index digest", expected_index_digest, self.index_digest)
+        if self._footer.index_length > fmt.MAX_INDEX_BYTES:  # before memory is taken for it
+            found, most = f"{self._footer.index_length} bytes", f"at most {fmt.MAX_INDEX_BYTES} bytes"
+            raise corrupt("the index of a part is too long", expected=most, found=found, where=where)
         data = bytes(self._read(self._footer.index_offset, self._footer.index_length))
         self._head, self._tail = bytes(block), data + bytes(end)
         check_digest("index", data, self._footer.index_digest, where=where)
@@ -97,6 +100,12 @@ class PartReader:
         self.raw_starts: npt.NDArray[np.uint64] = np.zeros(len(self.chunks) + 1, dtype=np.uint64)
         np.cumsum(self.chunks["raw_length"], out=self.raw_starts[1:])
         self.raw_starts.flags.writeable = False
+
+    @property
+    def marked_per_rank(self) -> npt.NDArray[np.bool_]:
+        """Per chunk, whether it is marked as holding bytes of this rank alone."""
+        marked: npt.NDArray[np.bool_] = (self.chunks["flags"] & fmt.FLAG_PER_RANK) != 0
+        return marked
 
     def chunks_for(self, raw_start: int, raw_stop: int) -> range:
         """Return the chunks that hold bytes ``raw_start`` to ``raw_stop`` (exclusive) of the raw stream.

@@ -246,6 +246,8 @@ def _bad_chunk(raw_length: int, encoded_length: int, codec_id: int, flags: int, 
     """Return what keeps a chunk out of the format, or None."""
     if not 0 < encoded_length <= raw_length <= fmt.MAX_CHUNK_BYTES:
         return f"{raw_length} raw bytes in {encoded_length}, where 1 to {fmt.MAX_CHUNK_BYTES} in no more are possible"
+    if raw_length > encoded_length * fmt.MAX_EXPANSION:
+        return f"{raw_length} raw bytes in {encoded_length}, where {fmt.MAX_EXPANSION} per byte are possible"
     if codec_id not in CODECS or (codec_id == RawCodec.codec_id and encoded_length != raw_length):
         return f"{raw_length} raw bytes in {encoded_length} with codec {codec_id}"
     if flags & ~fmt.KNOWN_FLAGS:

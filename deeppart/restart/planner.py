@@ -87,6 +87,12 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
     for attempt in stock.attempts():
         if step is not None and attempt.step != step:
             continue
+        if stock.is_hopeless(attempt):
+            known = len(stock.known_parts(attempt))
+            reason = f"{known} of {attempt.world_size} parts found on nodes; {_NOT_COMMITTED}"
+            rejected.append((attempt.step, reason))
+            lost += [attempt.step] if stock.was_complete(attempt) else []
+            continue
         findings = stock.findings(attempt)
         lacking = [part for part, finding in enumerate(findings) if not finding.sources]
         if lacking:

@@ -16,6 +16,9 @@ from deeppart.model import Attempt, ParityIdentity, PartRecord
 from deeppart.redundancy.stripes import Stripes
 from deeppart.restart.inventory import Committed, Inventory, StoredParity, StoredPart
 
+#: Parts without a trace, of one attempt, that are looked for and told of one by one.
+MOST_LOOKED_FOR = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -153,6 +156,21 @@ class Stock:
     def is_committed(self, attempt: Attempt) -> bool:
         """Whether there is a manifest."""
         return attempt in self._committed
+
+    def known_parts(self, attempt: Attempt) -> set[int]:
+        """Parts of which there is any trace on a node."""
+        known = set(self._parts.get(attempt, ()))
+        for identity in self._parity.get(attempt, {}):
+            known |= {member.part for member in identity.members if member.part is not None}
+        return known
+
+    def is_hopeless(self, attempt: Attempt) -> bool:
+        """Whether nearly nothing is left of an attempt that was never committed, if it ever was more.
+
+        A single file, by its header one of 16 million, is no reason to look for the others one by one.
+        """
+        lacking = attempt.world_size - len(self.known_parts(attempt))
+        return lacking > MOST_LOOKED_FOR and not self.is_committed(attempt)
 
     def was_complete(self, attempt: Attempt) -> bool:
         """Whether the attempt was complete at some level once. Copies and parity are made of complete ones only."""

@@ -7,6 +7,7 @@ document (:mod:`deeppart.state.structure`). Encoding is left to the background: 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,14 @@ import numpy.typing as npt
 
 from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError
+from deeppart.part.format import short
+from deeppart.part.json_text import parse_json
 from deeppart.state.leaves import LeafType
 from deeppart.state.runs import decode_leaf_value
-from deeppart.state.structure import Alias, Structure, decode_structure, encode_structure
+from deeppart.state.structure import Alias, Structure, check_aliases, decode_structure, encode_structure
 from deeppart.state.values import Encoded
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,14 @@ class OwnDocument:
         """
         leaves = set(np.flatnonzero(structure.per_rank).tolist())
         values = set(np.flatnonzero(structure.per_rank_values).tolist())
+        own = self.types  # which may have other shapes than on rank 0
+        tied = {index: alias for index, alias in structure.aliases.items() if index in own or alias.owner in own}
+        try:
+            check_aliases(self.all_types(structure) if tied else (), tied)
+        except (ValueError, IndexError) as error:
+            raise CorruptFileError(
+                "a part's document does not fit the structure document", found=str(error), where=where
+            ) from error
         if self.types.keys() != leaves or self.values.keys() != values:
             raise CorruptFileError(
                 "a part's document does not fit the structure document",
@@ -104,19 +117,24 @@ def decode_meta(meta: bytes, where: str) -> OwnDocument:
         CorruptFileError: not one that :meth:`PartDocument.meta` makes.
     """
     try:
-        document = json.loads(meta)
+        document = parse_json(meta)
         types = {
-            int(index): LeafType(kind, dtype, tuple(shape))
+            _number(index): LeafType(kind, dtype, tuple(shape))
             for index, (kind, dtype, shape) in document["leaves"].items()
         }
-        values = {int(index): decode_leaf_value(value, where) for index, value in document["values"].items()}
+        values = {_number(index): decode_leaf_value(value, where) for index, value in document["values"].items()}
         structure = document.get("structure")
-        for index, kind in types.items():
-            if index < 0 or not all(type(length) is int for length in kind.shape):
-                raise ValueError(f"leaf {index} of shape {kind.shape!r:.80}")
+        for kind in types.values():
             kind.check(where)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
             "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
         ) from error
     return OwnDocument(types, values, None if structure is None else decode_structure(structure, where))
+
+
+def _number(text: str) -> int:
+    """The number of a leaf or value, written in the one way that there is."""
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError(f"not a number of a leaf: {short(text)}")
+    return int(text)

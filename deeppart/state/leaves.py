@@ -12,13 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.errors import CorruptFileError, UnsupportedLeafError
+from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
 from deeppart.part import MAX_CHUNK_BYTES
+from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.state.values import plain_dtype
 
 Bytes = npt.NDArray[np.uint8]
 Array = torch.Tensor | npt.NDArray[Any]
 
 _NUMPY_KINDS = frozenset("biufcSUmM")
+#: Of an array: what numpy has, and what most of torch's functions take.
+MOST_DIMENSIONS = 64
 _DTYPE_NAMES = (
     "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
     "float4_e2m1fn_x2 complex128 complex64 complex32 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
@@ -76,22 +80,43 @@ class LeafType:
         Raises:
             CorruptFileError: unknown kind or dtype, or an impossible shape.
         """
-        good = self.kind in ("torch", "numpy") and all(length >= 0 for length in self.shape)
-        if good and self.kind == "torch":
-            good = self.dtype in TORCH_DTYPES
-        elif good:
-            try:
-                good = np.dtype(self.dtype).kind in _NUMPY_KINDS and np.dtype(self.dtype).itemsize > 0
-            except TypeError:
-                good = False
+        try:
+            good = _is_possible_shape(self.shape, self._known_itemsize())
+        except (KeyError, ValueError, TypeError):
+            good = False
         if not good:
             raise CorruptFileError(
                 "a stored leaf has a type this library does not know",
                 expected="a torch dtype of this torch release or a plain numpy dtype",
-                found=f"kind {self.kind!r}, dtype {self.dtype!r}, shape {self.shape!r}",
+                found=f"kind {short(self.kind)}, dtype {short(self.dtype)}, shape {short(self.shape)}",
                 where=where,
                 todo="read it with the torch release that wrote it",
             )
+
+    def _known_itemsize(self) -> int:
+        """Bytes per element of a type that a file names.
+
+        Raises:
+            KeyError, ValueError, TypeError: there is no such type, or its elements are longer than a chunk may be.
+        """
+        if self.kind == "torch":
+            return TORCH_DTYPES[self.dtype].itemsize
+        itemsize = plain_dtype(self.dtype).itemsize
+        if self.kind != "numpy" or not 0 < itemsize <= MAX_CHUNK_BYTES:
+            raise ValueError(self.dtype)
+        return itemsize
+
+
+def _is_possible_shape(shape: tuple[int, ...], itemsize: int) -> bool:
+    """Whether an array can have this shape. An empty one too has strides that must be numbers."""
+    nbytes = itemsize
+    for length in shape:
+        if type(length) is not int or length < 0:
+            return False
+        nbytes *= max(1, length)
+        if nbytes > MAX_LEAF_BYTES:
+            return False
+    return len(shape) <= MOST_DIMENSIONS
 
 
 def leaf_type(data: Array) -> LeafType:
@@ -167,11 +192,23 @@ def overlaps_itself(data: Array) -> bool:
 
 
 def new_array(kind: LeafType) -> Array:
-    """A fresh, uninitialized CPU tensor or array of this type."""
-    if kind.kind == "torch":
-        # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
-        return torch.empty(kind.nbytes, dtype=torch.uint8).view(TORCH_DTYPES[kind.dtype]).view(kind.shape)
-    return np.empty(kind.shape, dtype=kind.dtype)
+    """A fresh, uninitialized CPU tensor or array of this type.
+
+    Raises:
+        RestoreError: there is not so much memory.
+    """
+    try:
+        if kind.kind == "torch":
+            # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
+            return torch.empty(kind.nbytes, dtype=torch.uint8).view(TORCH_DTYPES[kind.dtype]).view(kind.shape)
+        return np.empty(kind.shape, dtype=kind.dtype)
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError where memory is short
+        raise RestoreError(
+            "there is not enough memory for a leaf of the checkpoint",
+            expected=f"{kind.nbytes} bytes for {kind}",
+            found=str(error)[:200],
+            todo="load less of it (keys=), or on a machine with more memory",
+        ) from error
 
 
 def is_flat(data: Array) -> bool:

@@ -18,10 +18,13 @@ from deeppart.state.target import DROPPED, Target, is_lacking, meet
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
     """Add the aliases to ``arrays``: created ones as views of their owner, live ones with their owner's bytes."""
+    flat: dict[int, Array] = {}  # one copy at most of each owner that is not, however many aliases it has
     for index, alias in target.structure.aliases.items():
         if index in target.dropped or alias.owner in target.dropped:
             continue
-        view = _view(arrays[alias.owner], target.types[index], alias.offset, alias.strides)
+        if alias.owner not in flat:
+            flat[alias.owner] = _in_c_order(arrays[alias.owner])
+        view = _view(flat[alias.owner], target.types[index], alias.offset, alias.strides)
         live = target.live.get(index)
         arrays[index] = view if live is None else live
         if live is None or index in target.tied:
@@ -33,18 +36,27 @@ def tie(target: Target, arrays: dict[int, Array]) -> None:
             np.copyto(live, view)
 
 
+def _in_c_order(owner: Array) -> Array:
+    """An array as it is if it lies flat, else a copy that does."""
+    if isinstance(owner, torch.Tensor):
+        return owner.detach().resolve_conj().resolve_neg().contiguous()
+    return np.ascontiguousarray(owner)
+
+
 def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -> Any:
-    """The alias at a byte offset of an owner, in the owner's memory where that is possible, else in a copy of it."""
+    """The alias at a byte offset of a flat owner, in the owner's memory where that is possible, else in a copy of it.
+
+    That it lies within the owner is to be checked before (``check_aliases``): numpy would look at other memory.
+    """
     start = offset // kind.itemsize
     if isinstance(owner, torch.Tensor):
         dtype: torch.dtype = getattr(torch, kind.dtype)
-        data = owner.detach().resolve_conj().resolve_neg().contiguous()
-        data = in_a_row(data).view(torch.uint8)
+        data = in_a_row(owner).view(torch.uint8)
         if data.storage_offset() % kind.itemsize:
             data = data.clone()  # a live owner may begin where torch allows no element of this size to lie
         flat = data[: data.numel() - data.numel() % kind.itemsize].view(dtype)
         return flat.as_strided(kind.shape, strides, flat.storage_offset() + start)
-    octets = np.ascontiguousarray(owner).reshape(-1).view(np.uint8)
+    octets = owner.reshape(-1).view(np.uint8)
     elements = octets[: octets.size - octets.size % kind.itemsize].view(kind.dtype)[start:]
     return np.lib.stride_tricks.as_strided(elements, kind.shape, tuple(stride * kind.itemsize for stride in strides))
 

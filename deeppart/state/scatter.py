@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy.typing as npt
 import torch
 
 from deeppart.errors import CorruptFileError
+from deeppart.part import OWN_TABLE
 from deeppart.state.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, rectangles
+from deeppart.state.structure import Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,61 @@ def _write_elements(array: Any, start: int, source: Bytes) -> None:
         else:
             view = array[index]
             view[...] = piece.view(array.dtype).reshape(view.shape)
+
+
+def check_places(
+    structure: Structure,
+    own_types: Mapping[int, LeafType],
+    spans: npt.NDArray[np.void],
+    raw_starts: npt.NDArray[np.uint64],
+    per_rank: npt.NDArray[np.bool_],
+    where: str,
+) -> None:
+    """Check that a part's spans are of leaves that can stand there: before any of its bytes is put anywhere.
+
+    A span of the rank's own table is of a leaf that each rank saved for itself, and lies in chunks that are marked as
+    such; a span of the shared table is not, and does not. An alias has no spans. No element is cut in two, neither by a
+    span nor by the end of a chunk.
+
+    Args:
+        own_types: of the leaves that the part's rank saved for itself.
+        spans: the part's span table.
+        raw_starts: where each chunk begins in the raw stream, and its end (chunks + 1 values).
+        per_rank: per chunk, whether it is marked as holding bytes of this rank alone.
+
+    Raises:
+        CorruptFileError: naming a leaf number.
+    """
+    leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
+    if len(leaf) and int(leaf.max()) >= len(structure.types):
+        raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
+    own = spans["table"] == OWN_TABLE
+    aliases = np.zeros(len(structure.types), dtype=np.bool_)
+    aliases[list(structure.aliases)] = True
+    used, place = np.unique(leaf, return_inverse=True)  # a part holds few leaves of many
+    kinds = [own_types.get(number, structure.types[number]) for number in used.tolist()]
+    itemsizes = np.array([kind.itemsize for kind in kinds], dtype=np.uint64)[place]
+    first = np.searchsorted(raw_starts, begins, side="right") - 1
+    stop = np.searchsorted(raw_starts, begins + spans["length"], side="left")
+    marked = np.concatenate([[0], np.cumsum(per_rank, dtype=np.int64)])
+    borders = raw_starts[1:-1]
+    holding = np.searchsorted(begins, borders, side="right") - 1
+    cut = np.zeros(len(spans), dtype=np.bool_)
+    cut[holding[(borders - begins[holding]) % itemsizes[holding] != 0]] = True
+    for bad, why in (
+        (structure.per_rank[leaf] != own, "in the table of the other kind"),
+        (aliases[leaf], "that shares its memory with another, which has the bytes"),
+        (marked[stop] - marked[first] != np.where(own, stop - first, 0), "in a chunk that is marked otherwise"),
+        ((spans["start"] % itemsizes != 0) | (spans["length"] % itemsizes != 0) | cut, "in pieces of elements"),
+    ):
+        if bad.any():
+            row = int(bad.argmax())
+            raise CorruptFileError(
+                f"a part holds a leaf {why}",
+                found=f"leaf {int(leaf[row])}, {kinds[place[row]]}",
+                where=where,
+                todo="the checkpoint was not written by a sound library: restore an earlier step",
+            )
 
 
 def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray[np.void]], where: str) -> None:

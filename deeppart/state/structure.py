@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.state.flatten import DICT_KINDS, ArrayLeaf, Key, Node, Path, ValueLeaf
+from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.state.flatten import DEEPEST_NESTING, DICT_KINDS, ArrayLeaf, Key, Node, Path, ValueLeaf, component
 from deeppart.state.leaves import LeafType
 from deeppart.state.runs import is_encoded_run
 from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
@@ -29,6 +31,10 @@ STRUCTURE_VERSION = 2
 _PLAIN_VERSION = 1
 _CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 _KINDS = {code: kind for kind, code in _CODES.items()}
+#: What follows the code of a node, by number.
+_NODE_ITEMS = {"a": 1, "v": 1, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
+#: Of the paths of all leaves together.
+MOST_PATH_CHARACTERS = 1 << 30
 DICTS = frozenset(DICT_KINDS.values())
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
@@ -70,7 +76,7 @@ class SavedBranch:
         kind: as :class:`deeppart.state.flatten.Branch`.
         keys: dict keys in insertion order, namedtuple fields, or list indices.
         name: type name of a namedtuple or object, for display.
-        metadata: encoded ``_metadata`` of a module's state_dict, or None.
+        metadata: ``_metadata`` of a module's state_dict, or None.
     """
 
     kind: str
@@ -213,6 +219,8 @@ def decode_structure(document: Any, where: str) -> Structure:
 
 def _decode_structure(document: Any, where: str) -> Structure:
     version = document["version"]
+    if type(version) is not int or version < 1:
+        raise ValueError(f"structure version {short(version)}")
     if version > STRUCTURE_VERSION:
         raise NewerFormatError(
             "a checkpoint was written by a newer deeppart",
@@ -224,27 +232,32 @@ def _decode_structure(document: Any, where: str) -> Structure:
     types: list[LeafType] = []
     aliases: dict[int, Alias] = {}
     per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
-    for index, (kind, dtype, shape, own, *alias) in enumerate(document["leaves"]):
-        types.append(LeafType(kind, dtype, tuple(_count(length) for length in shape)))
+    for index, (kind, dtype, shape, own, *alias) in enumerate(_list(document["leaves"])):
+        types.append(LeafType(kind, dtype, tuple(_list(shape))))
         types[-1].check(where)
+        if _count(own) > 1 or len(alias) > 1:
+            raise ValueError(f"leaf {index} has more to it than a leaf has")
         per_rank[index] = bool(own)
         if alias:
             owner, offset, strides = alias[0]
-            aliases[index] = Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in strides))
-    values = tuple(document["values"])
+            aliases[index] = Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
+    values = tuple(_list(document["values"]))
     own_values = np.zeros(len(values), dtype=np.bool_)
-    own_values[[_count(index) for index in document["per_rank_values"]]] = True
+    own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
     seen: tuple[list[int], list[int]] = ([], [])
     tree = _decode_node(document["tree"], seen, where)
     if sorted(seen[0]) != list(range(len(types))) or sorted(seen[1]) != list(range(len(values))):
         raise ValueError("the tree does not name every leaf and value exactly once")
+    check_nesting(tree)
     structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values)
-    _check_aliases(structure)
+    check_aliases(types, aliases)
     return structure
 
 
 def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -> SavedNode:
-    code, *rest = document
+    code, *rest = _list(document)
+    if len(rest) != _NODE_ITEMS[code]:
+        raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
     if code == "a":
         seen[0].append(_count(rest[0]))
         return SavedArray(rest[0])
@@ -253,39 +266,92 @@ def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -
         return SavedValue(rest[0])
     kind = _KINDS[code]
     if kind == "object":
-        return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=str(rest[0]))
-    children = tuple(_decode_node(child, seen, where) for child in rest[-2 if kind in DICTS else -1])
+        if type(rest[0]) is not str:
+            raise ValueError("the name of an object's class is not a text")
+        return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
+    children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
     if kind in DICTS:
-        keys = tuple(decode_value(key, where) for key in rest[0])
-        if len({id_key(key) for key in keys}) != len(keys) or len(keys) != len(children):
+        keys = tuple([decode_value(key, where) for key in _list(rest[0])])
+        if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
             raise ValueError("dict keys are repeated or do not match the children")
-        return SavedBranch(kind, keys, children, metadata=rest[2])
+        return SavedBranch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
     if kind == "namedtuple":
-        name, fields = rest[0], tuple(rest[1])
+        name, fields = rest[0], tuple(_list(rest[1]))
         if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
             raise ValueError("a namedtuple's name or field is not an identifier")
         if not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(f"no class can be called {name!r}")
         if len(fields) != len(children):
             raise ValueError("namedtuple fields do not match the children")
+        if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
+            raise ValueError("two fields of a namedtuple have one name")
         return SavedBranch(kind, fields, children, name=name)
     return SavedBranch(kind, tuple(range(len(children))), children)
 
 
-def _check_aliases(structure: Structure) -> None:
-    for index, alias in structure.aliases.items():
-        kind = structure.types[index]
-        owner = structure.types[alias.owner]
+def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
+    """``_metadata`` as torch has it: names that :func:`_encode_metadata` has encoded, and small values."""
+    if document is None:
+        return None
+    return {name: {key: decode_value(value, where) for key, value in entry.items()} for name, entry in document.items()}
+
+
+def check_nesting(tree: SavedNode) -> None:
+    """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much room when written out.
+
+    What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
+    would make far more text of a small file.
+
+    Raises:
+        ValueError: naming the limit.
+    """
+    total = 0
+    rest: list[tuple[SavedNode, int, int]] = [(tree, 0, 0)]
+    while rest:
+        node, depth, before = rest.pop()
+        if not isinstance(node, SavedBranch):
+            total += before
+            continue
+        if depth >= DEEPEST_NESTING:
+            raise ValueError(f"more than {DEEPEST_NESTING} containers inside each other")
+        for key, child in zip(node.keys, node.children, strict=True):
+            length = 0 if node.kind == "object" else 1 + len(key if isinstance(key, str) else component(key))
+            rest.append((child, depth + 1, before + length))
+    if total > MOST_PATH_CHARACTERS:
+        raise ValueError(
+            f"the paths of all leaves have {total} characters, of which {MOST_PATH_CHARACTERS} are possible"
+        )
+
+
+def check_aliases(types: Sequence[LeafType], aliases: Mapping[int, Alias]) -> None:
+    """See that all of each alias lies within its owner, whose bytes it is a view of.
+
+    Args:
+        types: of every leaf, as one rank saved it.
+
+    Raises:
+        ValueError, IndexError: naming the leaf.
+    """
+    for index, alias in aliases.items():
+        kind, owner = types[index], types[alias.owner]
         steps = zip(kind.shape, alias.strides, strict=True)
         last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else 0
         end = alias.offset + (last + 1) * kind.itemsize if kind.nbytes else alias.offset
-        if alias.owner in structure.aliases or kind.kind != owner.kind or end > owner.nbytes:
+        if alias.owner in aliases or kind.kind != owner.kind or end > owner.nbytes:
             raise ValueError(f"leaf {index} does not lie inside leaf {alias.owner}")
-        if alias.offset % kind.itemsize:
+        # A stride along which there is but one element is free, but it has to be a number of bytes all the same.
+        if alias.offset % kind.itemsize or max(alias.strides, default=0) * kind.itemsize > MAX_LEAF_BYTES:
             raise ValueError(f"leaf {index} is not aligned within leaf {alias.owner}")
+
+
+def _list(value: Any) -> list[Any]:
+    """A list, and nothing else that can be walked: texts and objects can, too."""
+    if type(value) is not list:
+        raise TypeError(f"a list was expected, not {short(value)}")
+    return value
 
 
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"not a count: {value!r}")
+        raise ValueError(f"not a count: {short(value)}")
     return value

@@ -25,6 +25,7 @@ import base64
 import binascii
 import json
 import math
+import re
 import struct
 from typing import Any
 
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
+from deeppart.part.format import short
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any
@@ -40,6 +42,10 @@ _INT64_LIMIT = 1 << 63
 _SURROGATES = "surrogatepass"
 _PLAIN = frozenset({type(None), bool})
 _NUMPY_KINDS = frozenset("biufcSUmM")
+#: ``dtype.str`` of these kinds: a few digits, and the unit of a time.
+_NUMPY_DTYPE = re.compile(r"[<>|][biufcSU][0-9]{1,9}|[<>][mM]8(\[[0-9]{0,9}[A-Za-z]{1,2}\])?", re.ASCII)
+#: By the name that a file holds. An attribute of torch would do as well, but some import what they name.
+_DTYPES = {str(item).removeprefix("torch."): item for item in vars(torch).values() if isinstance(item, torch.dtype)}
 
 
 def is_value(value: object) -> bool:
@@ -108,15 +114,30 @@ def decode_value(encoded: Encoded, where: str) -> Any:
     Raises:
         CorruptFileError: not an encoding that this module makes.
     """
-    if not isinstance(encoded, list):
-        return encoded
     try:
-        tag, *arguments = encoded
-        return _DECODERS[tag](*arguments)
+        return _decode_list(encoded, where) if isinstance(encoded, list) else _plain(encoded)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, struct.error, binascii.Error) as error:
-        raise CorruptFileError(
-            "a stored value cannot be decoded", found=f"{encoded!r:.200}: {error}", where=where
-        ) from error
+        # RuntimeError also covers RecursionError
+        found = f"{short(encoded)}: {type(error).__name__}: {error}"[:300]
+        raise CorruptFileError("a stored value cannot be decoded", found=found, where=where) from error
+
+
+def _plain(encoded: Encoded) -> Any:
+    """A value that JSON has itself; nothing else stands for itself."""
+    kind = type(encoded)
+    plain = kind in _PLAIN or (kind is str and _is_unicode(encoded)) or (kind is float and math.isfinite(encoded))
+    if not plain and not (kind is int and -_INT64_LIMIT <= encoded < _INT64_LIMIT):
+        raise ValueError("no value that stands for itself")
+    return encoded
+
+
+def _decode_list(encoded: list[Any], where: str) -> Any:
+    tag, *arguments = encoded
+    value = _DECODERS[tag](*arguments)
+    # What is written otherwise than the library writes it was not written by it. (numpy drops zeros that end a text.)
+    if tag != "numpy" and encode_key(value, where) != encoded:
+        raise ValueError("not as this library writes it")
+    return value
 
 
 def same_value(one: Any, other: Any) -> bool:
@@ -143,17 +164,38 @@ def _is_unicode(text: str) -> bool:
 
 
 def _decode_numpy(dtype_text: str, data: str) -> Any:
-    dtype = np.dtype(dtype_text)
-    if dtype.kind not in _NUMPY_KINDS:
-        raise ValueError(f"numpy dtype {dtype_text!r}")
-    return np.frombuffer(bytes.fromhex(data), dtype=dtype, count=1)[0] if dtype.itemsize else dtype.type()
+    dtype, octets = plain_dtype(dtype_text), bytes.fromhex(data)
+    if len(octets) != dtype.itemsize:
+        raise ValueError(f"{len(octets)} bytes of a {dtype}")
+    return np.frombuffer(octets, dtype=dtype, count=1)[0] if dtype.itemsize else dtype.type()
 
 
-def _decode_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"not a dtype: {name!r}")
+def plain_dtype(text: str) -> np.dtype[Any]:
+    """The numpy dtype that a file names, of a plain kind.
+
+    numpy would understand far more, Python source of tuples among it: only what is written as ``dtype.str`` gets there.
+
+    Raises:
+        ValueError, TypeError: no such dtype.
+    """
+    if _NUMPY_DTYPE.fullmatch(text) is None:
+        raise ValueError(f"numpy dtype {short(text)}")
+    dtype = np.dtype(text)
+    if dtype.str != text:
+        raise ValueError(f"numpy dtype {short(text)}")
     return dtype
+
+
+def _decode_size(items: list[int]) -> torch.Size:
+    if type(items) is not list or not all(type(item) is int and abs(item) < _INT64_LIMIT for item in items):
+        raise ValueError("not a list of lengths")
+    return torch.Size(items)
+
+
+def _decode_device(text: str) -> torch.device:
+    if type(text) is not str:  # a number would make torch look for accelerators
+        raise ValueError("not the name of a device")
+    return torch.device(text)
 
 
 def _decode_complex(data: str) -> complex:
@@ -167,9 +209,9 @@ _DECODERS: dict[str, Any] = {
     "float": lambda data: struct.unpack(">d", bytes.fromhex(data))[0],
     "complex": _decode_complex,
     "bytes": lambda text: base64.b64decode(text, validate=True),
-    "tuple": lambda items: tuple(decode_value(item, "a key") for item in items),
-    "dtype": _decode_dtype,
-    "device": lambda text: torch.device(text),
-    "size": lambda items: torch.Size(items),
+    "tuple": lambda items: tuple([decode_value(item, "a key") for item in items]),
+    "dtype": lambda name: _DTYPES[name],
+    "device": _decode_device,
+    "size": _decode_size,
     "numpy": _decode_numpy,
 }
