@@ -71,6 +71,10 @@ class UnsupportedLeafError(StateError):
     """A value in the state cannot be stored; the message names its path and type."""
 
 
+class FreedMemoryError(UnsupportedLeafError):
+    """A tensor or array lies in memory that was freed, or that is smaller than it says; the message names its path."""
+
+
 class StructureMismatchError(StateError):
     """The state's structure differs between ranks, or between the checkpoint and the live state."""
 

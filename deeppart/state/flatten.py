@@ -20,6 +20,7 @@ import torch
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.leaves import STORABLE_DTYPES, check_array, check_tensor
+from deeppart.state.memory import Extents, HeldMemory, array_lacks_memory, freed_memory
 from deeppart.state.runs import is_run
 from deeppart.state.values import encode_key, encode_value, is_value
 
@@ -82,6 +83,7 @@ class FlatState:
         tokens: structure of containers and keys, in canonical order, comparable within this process.
         types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat.
         pointers: memory address of each array.
+        memory: what keeps the bytes at these addresses.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
     """
 
@@ -92,6 +94,7 @@ class FlatState:
     tokens: list[Any] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
     pointers: array[int] = field(default_factory=lambda: array("q"))
+    memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
     orders: list[Any] = field(default_factory=list)
 
 
@@ -123,13 +126,37 @@ def flatten(state: Any, *, live: bool = False, state_dicts: dict[int, Any] | Non
 
     Raises:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
+        FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
     """
     walk = _Walk(live, state_dicts or {})
     try:
         walk.flat.root = walk.node(state, ())
     except RecursionError as error:  # the caller is deep in calls already
         raise _too_deep(()) from error
+    hold_memory(walk.flat, Extents(walk.flat.data))
     return walk.flat
+
+
+def hold_memory(flat: FlatState, extents: Extents) -> None:
+    """Keep what the leaves lie in from being freed, and see that all of them lies there; sets the addresses.
+
+    Args:
+        extents: of leaves of the same types.
+
+    Raises:
+        FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
+        RuntimeError: a tensor has no memory of its own kind.
+    """
+    flat.memory = HeldMemory(flat.data)
+    flat.pointers = flat.memory.pointers
+    needed = extents.of(flat.data)
+    for leaf in flat.memory.lacking(needed):
+        found = max(0, flat.memory.bases[leaf] + flat.memory.lengths[leaf] - flat.pointers[leaf])
+        raise freed_memory(readable(flat.arrays[leaf].path), int(needed[leaf]), found)
+    for leaf in flat.memory.arrays:
+        lacking = array_lacks_memory(flat.data[leaf])
+        if lacking is not None:
+            raise freed_memory(readable(flat.arrays[leaf].path), *lacking)
 
 
 class _Walk:

@@ -1,8 +1,8 @@
 """Globs over readable paths: which leaves ``keys`` of a load and ``replicated`` of a configuration mean.
 
 Components of a path are joined by ``/``; inside a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC
-6901). ``*`` matches any text, ``/`` included, ``?`` one character, ``[seq]`` one of several, as in Python's ``fnmatch``;
-case counts.
+6901). ``*`` matches any text, ``/`` included, ``?`` one character, ``[seq]`` one of several, as in Python's
+``fnmatch``; case counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Take a state apart again when its structure has not changed: the usual case, at a fraction of the cost.
 
 A template keeps the tree of the last state without its arrays. Filling it visits every container and array, compares
-keys, kinds and types with the kept ones, and builds nothing but the lists of arrays and addresses. Whatever does not
+keys, kinds and types with the kept ones, and builds nothing but the list of arrays. Whatever does not
 fit ends the attempt, and the state is taken apart from scratch.
 
 This runs while training waits, on objects that gigabytes of tensor bytes have driven out of the processor's caches
@@ -10,7 +10,6 @@ since the last time. So it is made to touch little: each tensor once, and of its
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +26,9 @@ from deeppart.state.flatten import (
     Node,
     ValueLeaf,
     flatten,
+    hold_memory,
 )
+from deeppart.state.memory import Extents, HeldMemory
 from deeppart.state.runs import is_leaf_value, is_run
 
 #: Puts an item into its place; False if it does not fit.
@@ -45,7 +46,7 @@ class Template:
         self._branches: list[Branch] = []
         self._state_dicts: dict[int, Any] = {}
         self._data: list[Any] = []
-        self._pointers = array("q")
+        self._extents = Extents([])
 
     def flatten(self, state: Any) -> FlatState:
         """As :func:`deeppart.state.flatten.flatten`; what it returns holds until the next call or :meth:`clear`.
@@ -57,22 +58,31 @@ class Template:
         """
         try:
             if self._fill is not None and self._flat is not None:
-                self._data, self._pointers = [], array("q")
-                if self._fill(state):
-                    self._flat.data, self._flat.pointers = self._data, self._pointers
+                self._data = []
+                if self._fill(state) and self._hold(self._flat):
                     return self._flat
             # state_dict() may be a collective call: what was already called is not called again
             flat = flatten(state, state_dicts=self._state_dicts)
         finally:
             self._state_dicts, self._data = {}, []
         self._flat, self._branches = flat, []
+        self._extents = Extents(flat.data)
         self._fill = self._filler(flat.root, {})
         return flat
+
+    def _hold(self, flat: FlatState) -> bool:
+        """Give the flat state its leaves; False if one of them has no memory of its own kind."""
+        flat.data = self._data
+        try:
+            hold_memory(flat, self._extents)
+        except RuntimeError:
+            return False
+        return True
 
     def clear(self) -> None:
         """Let go of the state's tensors and containers."""
         if self._flat is not None:
-            self._flat.data = []
+            self._flat.data, self._flat.memory = [], HeldMemory([])
             for value in self._flat.values:
                 value.value = None
             for branch in self._branches:
@@ -114,7 +124,7 @@ class Template:
     def _take_tensors(self, items: Iterable[Any], kinds: Iterable[Any]) -> bool:
         try:
             for item, (dtype, shape, device, contiguous, is_complex) in zip(items, kinds, strict=True):
-                # Other layouts have another dtype, no shape or no address; a meta tensor is on no device asked for.
+                # Other layouts have another dtype, no shape or no memory; a meta tensor is on no device asked for.
                 if (
                     type(item) not in PLAIN_TENSORS
                     or item.dtype is not dtype
@@ -125,7 +135,6 @@ class Template:
                     or (is_complex and item.is_conj())
                 ):
                     return False
-                self._pointers.append(item.data_ptr())
         except RuntimeError:
             return False
         self._data += items
@@ -141,7 +150,6 @@ class Template:
         def fill(item: Any) -> bool:
             if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
                 return False
-            self._pointers.append(item.ctypes.data)
             self._data.append(item)
             return bool(item.flags.c_contiguous) is contiguous
 

@@ -1,0 +1,181 @@
+"""The memory under a state's leaves: held while it is read by address, and all there.
+
+A tensor is a view of a storage, and an address says nothing about who owns what lies there: ``p.data = x``, ``half()``
+and ``set_`` give a tensor another storage, and the old one is freed with its last owner. So storages are held, not
+tensors. A storage that is held can still be given other memory (``resize_``, ``share_memory_``); its address and length
+tell, and only the training's own code can do it.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.errors import FreedMemoryError
+
+#: What is held of a leaf: a tensor's storage, or the array itself.
+Holder = torch.UntypedStorage | npt.NDArray[Any]
+#: Methods of C, to be mapped over all leaves without a step of the interpreter for each.
+_STORAGE_OF, _ADDRESS_OF = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
+storage_address, _LENGTH_OF = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
+
+
+class HeldMemory:
+    """The memory of a state's leaves, from when this was made on.
+
+    Args:
+        data: tensors and arrays by leaf number.
+
+    Raises:
+        RuntimeError: a tensor has no storage.
+
+    Attributes:
+        holders: by leaf number.
+        pointers: address of each leaf's first element, in a holder that was held before it was asked for.
+        bases, lengths: address and bytes of each holder's memory.
+        arrays: numbers of the leaves that are numpy arrays.
+    """
+
+    def __init__(self, data: Sequence[Any]) -> None:
+        self.holders: list[Holder] = []
+        self.pointers, self.bases, self.lengths = array("q"), array("q"), array("q")
+        self.arrays: list[int] = []
+        if all(map(torch.is_tensor, data)):
+            storages = list(map(_STORAGE_OF, data))
+            self.holders += storages
+            self.pointers.extend(map(_ADDRESS_OF, data))
+            self.bases.extend(map(storage_address, storages))
+            self.lengths.extend(map(_LENGTH_OF, storages))
+            return
+        for leaf, item in enumerate(data):
+            is_tensor = isinstance(item, torch.Tensor)
+            holder = item.untyped_storage() if is_tensor else item
+            self.holders.append(holder)
+            self.pointers.append(item.data_ptr() if is_tensor else place_of(item)[0])
+            base, length = place_of(holder)
+            self.bases.append(base)
+            self.lengths.append(length)
+            if not is_tensor:
+                self.arrays.append(leaf)
+
+    def lacking(self, needed: npt.NDArray[np.int64]) -> list[int]:
+        """Leaves that do not lie within their memory.
+
+        Args:
+            needed: bytes from the first element's address to the end of the last, by leaf number.
+        """
+        below = np.asarray(self.pointers, dtype=np.int64) - np.asarray(self.bases, dtype=np.int64)
+        outside = (below < 0) | (below + needed > np.asarray(self.lengths, dtype=np.int64))
+        lacking: list[int] = np.flatnonzero(outside & (needed > 0)).tolist()
+        return lacking
+
+    def stands(self, leaf: int) -> bool:
+        """Whether a leaf's memory is where it was."""
+        return place_of(self.holders[leaf]) == (self.bases[leaf], self.lengths[leaf])
+
+    def moved(self, leaves: Sequence[int]) -> list[int]:
+        """Those of the leaves whose memory is not where it was."""
+        holders = [self.holders[leaf] for leaf in leaves]
+        if not self.arrays:
+            bases = list(map(self.bases.__getitem__, leaves))
+            lengths = list(map(self.lengths.__getitem__, leaves))
+            if list(map(storage_address, holders)) == bases and list(map(_LENGTH_OF, holders)) == lengths:
+                return []
+        return [leaf for leaf in leaves if not self.stands(leaf)]
+
+
+def place_of(holder: Holder) -> tuple[int, int]:
+    """Address of a holder's first byte (an array's first element), and how many bytes it holds."""
+    if isinstance(holder, torch.UntypedStorage):
+        return holder.data_ptr(), holder.nbytes()
+    return int(holder.__array_interface__["data"][0]), holder.nbytes
+
+
+class Extents:
+    """How far leaves reach in memory: computed once, except for leaves that are not contiguous.
+
+    Args:
+        data: tensors and arrays by leaf number.
+    """
+
+    def __init__(self, data: Sequence[Any]) -> None:
+        self._needed = np.fromiter(map(_reach, data), dtype=np.int64, count=len(data))
+        self._ragged = [i for i, item in enumerate(data) if isinstance(item, torch.Tensor) and not item.is_contiguous()]
+
+    def of(self, data: Sequence[Any]) -> npt.NDArray[np.int64]:
+        """Bytes from each leaf's first element to the end of its last one; 0 for leaves without elements.
+
+        Args:
+            data: leaves of the same shapes and dtypes as those that this was made of.
+        """
+        for leaf in self._ragged:
+            self._needed[leaf] = _reach(data[leaf])
+        return self._needed
+
+
+def _reach(item: Any) -> int:
+    if not isinstance(item, torch.Tensor):
+        return int(item.nbytes)
+    shape = item.shape
+    if 0 in shape:
+        return 0
+    if item.is_contiguous():
+        return math.prod(shape) * item.element_size()
+    steps = sum((length - 1) * stride for length, stride in zip(shape, item.stride(), strict=True))
+    return (steps + 1) * item.element_size()
+
+
+def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
+    """Whether an array reaches beyond the memory of what it was made from, as far as numpy can tell.
+
+    That is an array whose memory was resized away under its views, or a tensor that has been given other memory since
+    ``numpy()``. What came by way of a buffer, dlpack or an address cannot be told.
+
+    Returns:
+        Bytes expected and bytes there, or None if nothing is known to be lacking.
+    """
+    if found.base is None or not found.size:
+        return None
+    low, high = _bounds(found)
+    item: Any = found
+    while isinstance(item, np.ndarray) and item.base is not None:
+        item = item.base
+        if isinstance(item, np.ndarray):
+            start, end = _bounds(item)
+        elif isinstance(item, torch.Tensor) and item.layout is torch.strided and item.is_cpu:
+            start, length = place_of(item.untyped_storage())
+            end = start + length
+        else:
+            return None
+        if low < start or high > end:
+            return high - low, max(0, min(high, end) - max(low, start))
+    return None
+
+
+def _bounds(found: npt.NDArray[Any]) -> tuple[int, int]:
+    """Lowest address, and the end of the highest element."""
+    if not found.size:
+        start = int(found.__array_interface__["data"][0])
+        return start, start
+    reach = [(length - 1) * stride for length, stride in zip(found.shape, found.strides, strict=True)]
+    start = int(found.__array_interface__["data"][0])
+    low = start + sum(step for step in reach if step < 0)
+    return low, start + sum(step for step in reach if step > 0) + found.itemsize
+
+
+def freed_memory(path: str, expected: int, found: int, *, what: str = "the state holds a tensor") -> FreedMemoryError:
+    """The error that names a leaf without (all of) its memory."""
+    return FreedMemoryError(
+        f"{what} whose memory was freed, or is smaller than it says: {path}",
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        where=f"path {path}",
+        todo="give it memory and contents again before the call (untyped_storage().resize_ has made it smaller), or "
+        "leave it out of the state",
+    )
