@@ -56,6 +56,15 @@ class ForeignAccessError(PermissionError):
         self.complaint = complaint
 
 
+def answers(error: OSError) -> dict[str, str]:
+    """What an error message is to say beyond what the operating system says; {} where there is no more."""
+    if not isinstance(error, ForeignAccessError):
+        return {}
+    complaint = error.complaint
+    where = str(error.filename)
+    return {"expected": complaint.expected, "found": complaint.found, "where": where, "todo": complaint.todo}
+
+
 class NotRegularError(OSError):
     """A symbolic link, a directory, a device, a FIFO or a socket in the place of a file."""
 
