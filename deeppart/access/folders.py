@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from deeppart.access.rules import READING, Complaint, Identity, Rules
+from deeppart.access.rules import READING, Complaint, Identity, Rules, planted
 
 #: As many symbolic links as the kernel follows.
 _MOST_LINKS = 40
@@ -512,6 +512,16 @@ def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
 def create(path: Path, flags: int = os.O_RDWR) -> int:
     """:meth:`Folder.create`."""
     return int(_in_parent(path, lambda folder, name: folder.create(name, flags), Rules()))
+
+
+def check_found(path: Path) -> None:
+    """A file that is about to be read because it lies in the working directory, not because somebody has named it.
+
+    Raises:
+        ForeignAccessError: everyone may write to the directory, and another user has put it there. OSError: it is gone.
+    """
+    status, directory = os.lstat(path), os.stat(path.absolute().parent)
+    _refuse(str(path.absolute()), planted(status, directory, _who()))
 
 
 def look(path: Path | str) -> os.stat_result:

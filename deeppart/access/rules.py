@@ -209,6 +209,18 @@ class Rules:
         return None
 
 
+def planted(status: Status, directory: Status, who: Identity) -> Complaint | None:
+    """Why not to obey a file that was found in a directory, and that nobody has named: others may have put it there."""
+    open_to_all = bool(directory.st_mode & stat.S_IWOTH)
+    if not open_to_all or status.st_uid in (who.uid, _ROOT) or status.st_gid in who.groups - {_ROOT}:
+        return None
+    return Complaint(
+        "a file of this user or root, in a directory that everyone may write to",
+        f"owned by {owner(status)}",
+        "work in a directory of your own, or remove the file",
+    )
+
+
 def node_rules(permissions: str) -> Rules:
     """For what is made on a node's own storage."""
     return Rules(permissions, node=True)
