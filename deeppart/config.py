@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from deeppart import access
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS
 from deeppart.units import read_bytes, read_rate, read_seconds
@@ -80,6 +81,9 @@ class Config:
         parity_tolerate: nodes of each group that may be lost; None for 1.
         scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
             background; None for never.
+        permissions: who else may read and write checkpoints, and whose directories are used. "private": on nodes nobody
+            else; ``persistent_dir`` as the umask says. "umask": nodes too. "group": the directories' group may do what
+            their owner may. "unchecked": as "umask", and nobody asks whose a directory is.
 
     Raises:
         ConfigError: an impossible value, or one that needs a feature this version does not have.
@@ -103,6 +107,7 @@ class Config:
     incremental: bool = _setting("incremental", True)
     scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
     machine: str | None = _setting("machine", None)
+    permissions: str = _setting("permissions", "private")
 
     def __post_init__(self) -> None:
         _check_known_keys()
@@ -113,6 +118,7 @@ class Config:
         _check_choice("capture", self.capture, ("eager", "lazy"))
         _check_choice("replicated", self.replicated, ("auto", "all", "none"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
+        _check_choice("permissions", self.permissions, access.PERMISSIONS)
         _check_compression(self.compression)
         if not isinstance(self.incremental, bool):
             raise _refusal("incremental", self.incremental, "true or false")
@@ -131,7 +137,7 @@ class Config:
     def shared_settings(self) -> dict[str, Any]:
         """The settings that must be equal on every rank (directories may differ through their placeholders)."""
         names = ["every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa"]
-        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental"]
+        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental", "permissions"]
         scrubbed = {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
         return {name: getattr(self, name) for name in names} | scrubbed
 
@@ -197,13 +203,13 @@ def node_name() -> str:
 
 
 def _configured() -> dict[str, Any]:
-    return {**_read_file(Path(CONFIG_FILE)), **_read_environment(os.environ)}
+    return {**_found_file(), **_read_environment(os.environ)}
 
 
 def _check_known_keys() -> None:
     known = {f.name for f in fields(Config)}
     for source, values in (
-        (CONFIG_FILE, _read_file(Path(CONFIG_FILE))),
+        (CONFIG_FILE, _found_file()),
         (f"{ENVIRONMENT_PREFIX}* environment variables", _read_environment(os.environ)),
     ):
         unknown = sorted(set(values) - known)
@@ -214,6 +220,18 @@ def _check_known_keys() -> None:
                 where=source,
                 todo="correct the spelling or remove the key",
             )
+
+
+def _found_file() -> dict[str, Any]:
+    """``deeppart.toml`` in the working directory, unless a stranger has put it there."""
+    path = Path(CONFIG_FILE)
+    if not path.is_file():
+        return {}
+    try:
+        access.check_found(path)
+    except OSError as error:
+        raise ConfigError(f"{path} is not obeyed", **{"found": str(error), **access.answers(error)}) from error
+    return _read_file(path)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Invariants
 ----------
 * ``read_at`` and ``read_into`` give all the bytes asked for or raise; they keep no position, so threads may share a
   source.
-* Only regular files are opened, never through a symbolic link in the last component, and a FIFO cannot block us.
+* Only regular files are opened, as :mod:`deeppart.access` reaches them: never through a symbolic link below a directory
+  that is guarded, and a FIFO cannot block us.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import stat
 import threading
 from types import TracebackType
 from typing import Protocol
 
 import numpy as np
 
+from deeppart import access
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part.format import corrupt
 
@@ -51,7 +52,7 @@ class FileSource:
         path: the file.
 
     Raises:
-        StorageError: the file cannot be opened; ``errno`` says why.
+        StorageError: the file cannot be opened, ``errno`` says why; or others could have had a hand in it.
         CorruptFileError: it is a symbolic link, a directory, a device, a FIFO or a socket.
     """
 
@@ -60,10 +61,9 @@ class FileSource:
         self._beside: dict[str, FileSource] = {}
         self._opening = threading.Lock()
         try:
-            if not stat.S_ISREG(os.lstat(self.path).st_mode):
-                raise self._not_regular()
-            # NOFOLLOW and NONBLOCK for what may take the file's place between the two calls
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._fd = access.open_file(self.path)
+        except access.NotRegularError as error:
+            raise corrupt(str(error.strerror), expected="a regular file", where=self.path) from error
         except OSError as error:
             raise self._storage_error("cannot open a part file", error) from error
         try:
@@ -71,9 +71,6 @@ class FileSource:
         except OSError as error:
             self.close()
             raise self._storage_error("cannot open a part file", error) from error
-        if not stat.S_ISREG(status.st_mode):
-            self.close()
-            raise self._not_regular()
         self.size = status.st_size
 
     def read_at(self, offset: int, length: int) -> memoryview:
@@ -159,13 +156,9 @@ class FileSource:
             where=self.path,
         )
 
-    def _not_regular(self) -> CorruptFileError:
-        return corrupt(
-            "not a regular file (a symbolic link, a directory or a device)", expected="a regular file", where=self.path
-        )
-
     def _storage_error(self, summary: str, error: OSError) -> StorageError:
-        return StorageError(summary, errno=error.errno, found=os.strerror(error.errno or 0), where=self.path)
+        found = {"found": os.strerror(error.errno or 0), "where": self.path} | access.answers(error)
+        return StorageError(summary, errno=error.errno, **found)
 
 
 class MemorySource:

@@ -71,7 +71,8 @@ class StorageFaults:
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any, **options: Any) -> Any:
-            path = self._below_root(name, arguments[0] if arguments else ".")
+            directory = options.get("dir_fd", options.get("src_dir_fd"))
+            path = self._below_root(name, arguments[0] if arguments else ".", directory)
             if path is None or not self._refuses(name, path):
                 return function(*arguments, **options)
             if name == "close":  # as on Linux: the descriptor is gone, whatever close returns
@@ -80,14 +81,16 @@ class StorageFaults:
 
         return watched
 
-    def _below_root(self, name: str, target: Any) -> str | None:
-        if name in BY_DESCRIPTOR or isinstance(target, int):
-            try:
-                text = os.readlink(f"/proc/self/fd/{int(target)}").removesuffix(" (deleted)")
-            except OSError:
-                return None
-        else:
-            text = os.path.abspath(os.fsdecode(target))
+    def _below_root(self, name: str, target: Any, directory: int | None = None) -> str | None:
+        try:
+            if name in BY_DESCRIPTOR or isinstance(target, int):
+                text = _path_of(int(target))
+            elif directory is not None:
+                text = os.path.abspath(os.path.join(_path_of(directory), os.fsdecode(target)))
+            else:
+                text = os.path.abspath(os.fsdecode(target))
+        except OSError:
+            return None
         return text[len(self._root) :] if text.startswith(self._root) else None
 
     def _refuses(self, name: str, path: str) -> bool:
@@ -99,6 +102,10 @@ class StorageFaults:
             chosen = self._first <= number < self._last
             self.refused += chosen
             return chosen
+
+
+def _path_of(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)")
 
 
 #: What a full, a failing and a write-protected file system say.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deeppart.config import (
     node_name,
 )
 from deeppart.errors import ConfigError
+from tests.users import STRANGER, needs_root
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +68,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
     "machine": ((MACHINES[0], MACHINES[0]), (MACHINES[1], MACHINES[1]), (f'"{MACHINES[2]}"', MACHINES[2])),
+    "permissions": (("umask", "umask"), ("group", "group"), ('"unchecked"', "unchecked")),
     "keep": (
         ({"local": 5}, {**DEFAULT_KEEP, "local": 5}),
         ("persistent=7, local=0", {**DEFAULT_KEEP, "persistent": 7, "local": 0}),
@@ -125,6 +128,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("compression", "zstd:3 "), ("compression", "zstd:23"), ("compression", "zstd:-8"),
     ("compression", "tensors"), ("compression", 3),
     ("capture", "late"), ("capture", None), ("replicated", "some"), ("replicated", True), ("on_busy", "drop"),
+    ("permissions", "0700"), ("permissions", None),
     ("flush_bandwidth", 0), ("flush_bandwidth", -1), ("flush_bandwidth", math.inf), ("flush_bandwidth", math.nan),
     ("flush_bandwidth", "1G"), ("flush_bandwidth", True),
     ("timeout", 0), ("timeout", -1.0), ("timeout", None), ("timeout", math.inf), ("timeout", math.nan),
@@ -194,6 +198,25 @@ def test_unknown_keys_are_errors_wherever_they_are(monkeypatch: pytest.MonkeyPat
     write_toml("tiemout = 3")
     with pytest.raises(ConfigError, match="'tiemout'"):
         Config(timeout=3)
+
+
+@needs_root
+def test_a_file_that_a_stranger_has_put_into_a_shared_directory(tmp_path: Path) -> None:
+    """As deeppart.toml in /tmp; in a directory that is not everyone's, whoever may write there is trusted with it."""
+    write_toml("timeout = 5")
+    tmp_path.chmod(0o1777)
+    assert Config().timeout == 5
+    os.chown("deeppart.toml", STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=str(STRANGER)):
+        Config()
+    tmp_path.chmod(0o755)
+    assert Config().timeout == 5
+    tmp_path.chmod(0o1777)
+    Path("deeppart.toml").rename("mine.toml")
+    Path("deeppart.toml").symlink_to("mine.toml")
+    os.lchown("deeppart.toml", STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=str(STRANGER)):
+        Config()
 
 
 def test_a_directory_in_place_of_the_file_is_no_file(tmp_path: Path) -> None:

@@ -83,15 +83,6 @@ def test_irregular_files_are_refused_without_blocking(path: Path, tmp_path: Path
         FileSource("/dev/null")
 
 
-def test_file_exchanged_for_a_link_after_the_look(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    monkeypatch.setattr(os, "lstat", os.stat)
-    with pytest.raises(StorageError) as caught:
-        FileSource(link)
-    assert caught.value.errno == errno.ELOOP
-
-
 def test_file_that_shrinks_while_open(path: Path) -> None:
     with FileSource(path) as source:
         os.truncate(path, 100)
