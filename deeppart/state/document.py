@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError
+from deeppart.model import ComparedEarlier
 from deeppart.state.leaves import LeafType
 from deeppart.state.structure import Alias, Structure, decode_structure, encode_structure
 from deeppart.state.values import Encoded, decode_value
@@ -31,6 +32,7 @@ class PartDocument:
         per_rank, per_rank_values: which leaves and values are this rank's own.
         values: encoded values, of this checkpoint.
         with_structure: whether this is rank 0, which carries the structure.
+        compared: for the manifest, the replicated leaves that were last compared in full before this step.
     """
 
     tree: Any
@@ -40,6 +42,7 @@ class PartDocument:
     per_rank_values: npt.NDArray[np.bool_]
     values: list[Encoded]
     with_structure: bool
+    compared: tuple[ComparedEarlier, ...] = ()
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
