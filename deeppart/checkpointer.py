@@ -159,7 +159,7 @@ class Checkpointer:
         finally:
             self._saver.let_go()
         ended = time.monotonic()
-        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=self._saver.diverged)
+        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, self._saver.diverged)))
         pending.note_stage("flatten", agreeing - looking)
         pending.note_stage("agree", copying - agreeing)
         pending.note_stage("capture", ended - copying)
@@ -189,7 +189,7 @@ class Checkpointer:
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
         self._wait_for_background()
-        self._saver.forget_capture()
+        self._saver.restored()
         inventory = take_inventory(
             self._comm,
             session.topology.node_of,
@@ -228,6 +228,7 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        self._saver.close()
         if self._scrubber is not None:
             self._scrubber.close(self.config.timeout)
         finished = self._pipeline.drain(self.config.timeout)
@@ -257,6 +258,7 @@ class Checkpointer:
             return
         # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
         self._closed = True
+        self._saver.close()
         if self._scrubber is not None:
             self._scrubber.abandon()
         self._pipeline.close(0.0)

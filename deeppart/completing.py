@@ -121,7 +121,9 @@ class Completer:
         assert self._owner is not None and job.document is not None
         self._owner.check()
         with collection_paused():
-            data = encode_manifest(Manifest(job.attempt, now(), LIBRARY, tuple(parts), job.document.structure()))
+            document = job.document
+            manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), document.structure(), document.compared)
+            data = encode_manifest(manifest)
         self._persistent.commit(job.attempt.step, data)
 
     def _retire(self, job: Job, level: str) -> None:

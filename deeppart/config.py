@@ -68,7 +68,8 @@ class Config:
             instead of being written again.
         capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
-        replicated: "auto" compares leaves across ranks, "all" trusts that all are equal, "none" saves all per rank.
+        replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
+            are equal, "none" saves all per rank.
         on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.
@@ -116,7 +117,7 @@ class Config:
         object.__setattr__(self, "every", _check_every(self.every, self.local_dir))
         object.__setattr__(self, "keep", {**DEFAULT_KEEP, **_check_levels("keep", self.keep)})
         _check_choice("capture", self.capture, ("eager", "lazy"))
-        _check_choice("replicated", self.replicated, ("auto", "all", "none"))
+        _check_choice("replicated", self.replicated, ("auto", "all", "none", "verify"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
         _check_choice("permissions", self.permissions, access.PERMISSIONS)
         _check_compression(self.compression)

@@ -168,6 +168,19 @@ class ParityIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparedEarlier:
+    """Replicated leaves of which not every byte was compared between the ranks when they were saved.
+
+    Attributes:
+        step: at which all of them last was; None if never.
+        ranges: (first leaf, how many), by leaf number: ascending, apart from each other.
+    """
+
+    step: int | None
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
 
@@ -177,6 +190,8 @@ class Manifest:
         library: name and version of the writer.
         parts: one record per rank, in rank order.
         structure: the state's structure document (see ``deeppart.state.structure``), JSON-like.
+        compared: the replicated leaves that were last compared in full before this step, by that step; the others were
+            at this step. None where the writer did not say.
     """
 
     attempt: Attempt
@@ -184,6 +199,7 @@ class Manifest:
     library: str
     parts: tuple[PartRecord, ...]
     structure: dict[str, Any]
+    compared: tuple[ComparedEarlier, ...] | None = None
 
     @property
     def nbytes(self) -> int:

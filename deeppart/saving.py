@@ -27,7 +27,9 @@ from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
 from deeppart.state.classify import DIGESTS, Classified, Classifier, Layout
+from deeppart.state.comparing import UNREAD
 from deeppart.state.deferred import DeferredCopy
+from deeppart.state.divergence import Divergence
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
@@ -45,7 +47,7 @@ class Saver:
         staging: memory for the share; reused by restores.
 
     Attributes:
-        diverged: lines about leaves that the last :meth:`agree` found to have come to differ between ranks.
+        diverged: leaves that the last :meth:`agree` found to have come to differ between ranks.
     """
 
     def __init__(self, comm: Comm, config: Config, staging: Staging) -> None:
@@ -62,8 +64,9 @@ class Saver:
         self._flat: FlatState | None = None
         self._pinned = False
         self._fresh = False
+        self._turn = 0
         self._error: DeeppartError | None = None
-        self.diverged: tuple[str, ...] = ()
+        self.diverged: tuple[Divergence, ...] = ()
 
     def look(self, state: object, refusal: DeeppartError | None) -> None:
         """Take the state apart (local). Errors are kept until the ranks have heard of them in :meth:`agree`.
@@ -95,6 +98,7 @@ class Saver:
             PeerTimeoutError: a rank did not make the call.
         """
         what = f"checkpoint(step={step})"
+        self._turn = turn
         digests = self._digests(turn)
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in due)
         fields = {"step": step, "turn": turn, "levels": levels, **digests}
@@ -109,8 +113,12 @@ class Saver:
             return True
         if "structure" in agreed.differing:
             self._classifier.check_structure(self._flat, what)
-        if agreed.differing or agreed.flags["fresh"]:
-            self._renew(turn, bool(agreed.flags["fresh"]), what)
+        self._classifier.note(turn, step, saved=bool(due))
+        unread_alike = UNREAD not in agreed.differing
+        if agreed.differing - {UNREAD} or agreed.flags["fresh"]:
+            self._renew(turn, step, bool(agreed.flags["fresh"]), what)
+        else:
+            self._classifier.alike(turn, unread_alike=unread_alike)
         return False
 
     def capture(self, step: int, turn: int) -> tuple[Staged, int, DeferredCopy | None]:
@@ -143,13 +151,18 @@ class Saver:
         self._error = None  # its traceback leads to the state too
         self._template.clear()
 
-    def forget_capture(self) -> None:
-        """The staging memory was used for something else."""
+    def restored(self) -> None:
+        """The staging memory was used for something else, and the state was written to, memory by memory."""
         self._capture = None
+        self._classifier.forget_digests()
+
+    def close(self) -> None:
+        """Nothing is saved any more."""
+        self._classifier.close()
 
     def _digests(self, turn: int) -> dict[str, int]:
         if self._error is None and self._flat is not None:
-            return self._classifier.digests(self._flat, turn)
+            return self._classifier.digests(self._flat, turn, fresh=self._fresh)
         return dict.fromkeys(DIGESTS, 0)
 
     def _document(self, layout: Layout) -> PartDocument:
@@ -161,13 +174,14 @@ class Saver:
             per_rank_values=layout.per_rank_values.copy(),
             values=self._classifier.values,
             with_structure=self._comm.rank == 0,
+            compared=self._classifier.compared_earlier(self._turn) if self._comm.rank == 0 else (),
         )
 
-    def _renew(self, turn: int, fresh: bool, what: str) -> None:
+    def _renew(self, turn: int, step: int, fresh: bool, what: str) -> None:
         """Something about the state is new: classify again, and plan again."""
         assert self._flat is not None
-        found = self._classifier.classify(self._flat, turn, fresh, what)
-        self.diverged = tuple(map(str, found.diverged))
+        found = self._classifier.classify(self._flat, turn, step, fresh, what)
+        self.diverged = found.diverged
         if self._comm.rank == 0:
             self._tell(found, what)
         self._share = self._plan(what)
@@ -184,9 +198,10 @@ class Saver:
             warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
         if found.diverged:
             warn_caller(
-                f"{what}: leaves that all ranks held alike until the last checkpoint differ now. Where ranks are not "
-                "meant to differ, this is a bug in training or silent data corruption. From now on they are saved per "
-                f"rank:\n  {_some(self.diverged, chr(10) + '  ')}",
+                f"{what}: leaves that all ranks held alike differ now. Where ranks are not meant to differ, this is a "
+                "bug in training or silent data corruption. From now on they are saved per rank; what was saved since "
+                "all of a leaf was last compared is suspect:"
+                f"\n  {_some([str(each) for each in self.diverged], chr(10) + '  ')}",
                 ReplicaDivergenceWarning,
             )
 

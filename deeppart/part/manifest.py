@@ -1,6 +1,6 @@
 """The bytes of a manifest: one ASCII line that seals a JSON document (docs/format.md).
 
-    deeppart-manifest 2 xxh3-128=<32 hex digits> bytes=<n>\\n
+    deeppart-manifest 3 xxh3-128=<32 hex digits> bytes=<n>\\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 Invariants
@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any, Final
 
 import xxhash
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
-from deeppart.model import Attempt, Manifest, PartRecord
+from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 
-MANIFEST_VERSION: Final = 2
+MANIFEST_VERSION: Final = 3
 #: Longest manifest a reader accepts, in bytes; check a file's size against it before reading the file.
 MAX_MANIFEST_BYTES: Final = 1024**3
 MAX_HEAD_BYTES: Final = 128
@@ -36,7 +37,7 @@ _CREATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|\+00:0
 _MAX_LIBRARY_CHARS = 200
 _TODO = "use another copy of the manifest, or an earlier step; `deeppart verify` tells which are sound"
 
-_FIELDS: Final = {"attempt", "created", "library", "parts", "structure"}
+_FIELDS: Final = {"attempt", "compared", "created", "library", "parts", "structure"}
 _ATTEMPT_FIELDS: Final = {"lineage", "session", "sequence", "step", "world_size"}
 _PART_FIELDS: Final = {
     "rank",
@@ -50,6 +51,9 @@ _PART_FIELDS: Final = {
 }
 #: Version -> fields that it does not have.
 _LATER_PART_FIELDS: Final = {1: {"node_index_digest", "referenced_bytes"}}
+_LATER_FIELDS: Final = {1: {"compared"}, 2: {"compared"}}
+#: Leaf numbers, and how many leaves, are below this.
+_MOST_LEAVES: Final = 1 << 32
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -65,6 +69,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     attempt = manifest.attempt
     document = {
         "attempt": {name: getattr(attempt, name) for name in _ATTEMPT_FIELDS},
+        "compared": _comparisons_document(manifest.compared),
         "created": manifest.created,
         "library": manifest.library,
         "parts": [{name: getattr(part, name) for name in _PART_FIELDS} for part in manifest.parts],
@@ -121,7 +126,7 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
         # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN, Infinity and keys that are repeated
         found = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _bad("the manifest does not hold a JSON document that can be read", where, found=found) from error
-    top = _object(document, _FIELDS, "manifest", where)
+    top = _object(document, _FIELDS - _LATER_FIELDS.get(version, set()), "manifest", where)
     identity = _object(top["attempt"], _ATTEMPT_FIELDS, "attempt", where)
     attempt = Attempt(**identity)
     wrong = fmt.bad_attempt(attempt, 0)
@@ -134,7 +139,8 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
         raise _bad("the manifest's library name is malformed", where, found=short(library))
     if not isinstance(structure, dict):
         raise _bad("the manifest's structure is not an object", where, found=short(structure))
-    return Manifest(attempt, created, library, _parts(top["parts"], attempt.world_size, version, where), structure)
+    parts = _parts(top["parts"], attempt.world_size, version, where)
+    return Manifest(attempt, created, library, parts, structure, _comparisons(top.get("compared"), where))
 
 
 def _sealed_body(data: bytes | memoryview, where: str) -> tuple[int, bytes]:
@@ -171,6 +177,52 @@ def _sealed_body(data: bytes | memoryview, where: str) -> tuple[int, bytes]:
             todo="read the checkpoint with a newer deeppart",
         )
     return version, body
+
+
+def _comparisons_document(compared: tuple[ComparedEarlier, ...] | None) -> list[Any] | None:
+    if compared is None:
+        return None
+    return [[group.step, [list(each) for each in group.ranges]] for group in compared]
+
+
+def _comparisons(value: object, where: str) -> tuple[ComparedEarlier, ...] | None:
+    """Check which leaves were compared when; steps ascend, and so do the leaves of each."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise _bad("the manifest's list of comparisons is not a list", where, found=short(value))
+    groups: list[ComparedEarlier] = []
+    for group in value:
+        if not isinstance(group, list) or len(group) != 2 or not isinstance(group[1], list) or not group[1]:
+            raise _bad("the manifest's list of comparisons is malformed", where, found=short(group))
+        step, ranges = group
+        before = groups[-1].step if groups else None
+        least = 0 if before is None else before + 1
+        if (step is not None or groups) and (type(step) is not int or not least <= step <= fmt.MAX_COUNTER):
+            raise _bad("the manifest's list of comparisons names an impossible step", where, found=short(step))
+        groups.append(ComparedEarlier(step, _leaf_ranges(ranges, where)))
+    together = sorted(each for group in groups for each in group.ranges)
+    for (first, count), (following, _) in pairwise(together):
+        if following < first + count:
+            raise _bad("the manifest's list of comparisons names a leaf twice", where, found=f"leaf {following}")
+    return tuple(groups)
+
+
+def _leaf_ranges(items: list[object], where: str) -> tuple[tuple[int, int], ...]:
+    """Check (first leaf, how many) pairs: ascending, and apart."""
+    ranges: list[tuple[int, int]] = []
+    for item in items:
+        good = isinstance(item, list) and len(item) == 2 and all(type(each) is int for each in item)
+        least = 0 if not ranges else sum(ranges[-1]) + 1
+        if not good or not least <= item[0] < _MOST_LEAVES or not 1 <= item[1] < _MOST_LEAVES:  # type: ignore[index]
+            raise _bad(
+                "the manifest's list of comparisons names impossible leaves",
+                where,
+                expected=f"first leaf, from {least} on, and how many",
+                found=short(item),
+            )
+        ranges.append((item[0], item[1]))  # type: ignore[index]
+    return tuple(ranges)
 
 
 def _parts(items: object, world_size: int, version: int, where: str) -> tuple[PartRecord, ...]:

@@ -1,9 +1,10 @@
 """Which leaves are the same on every rank, and which must be saved per rank.
 
 Saving a leaf of one rank for all is only right while all ranks hold the same bytes; getting this wrong loses state
-silently. So nothing is assumed: the ranks compare fingerprints (:mod:`deeppart.state.fingerprint`) in the reduction
+silently. So nothing is assumed: the ranks compare fingerprints (:mod:`deeppart.state.comparing`) in the reduction
 that every checkpoint makes anyway, and only on a difference go through the leaves one by one. A leaf once found to
-differ stays per rank as long as the structure stands.
+differ stays per rank as long as the structure stands. It is on record when all of each leaf was last compared
+(:mod:`deeppart.state.compared`), so that what was saved in between can be called suspect.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm, finish, rank_names
+from deeppart.comm.base import Comm, finish
 from deeppart.errors import LeafMismatchError, StructureMismatchError
-from deeppart.state.comparing import COMPARED, Comparison
-from deeppart.state.fingerprint import full_digest, hash63, hash_json
+from deeppart.model import ComparedEarlier
+from deeppart.state.compared import NEVER, Calls, ComparedRecord, Interval, compared_earlier
+from deeppart.state.comparing import COMPARED, UNREAD, Comparison
+from deeppart.state.divergence import Divergence, find_groups
+from deeppart.state.divergence import describe as describe_divergence
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
 from deeppart.state.flatten import ArrayLeaf, FlatState, canonical_order, readable
 from deeppart.state.leaves import LeafType, leaf_type
 from deeppart.state.runs import encode_leaf_value, run_kind
 from deeppart.state.structure import Alias, encode_tree
 from deeppart.state.ties import find_aliases
+from deeppart.state.training import TrainingWatch
+from deeppart.state.turns import TURNS
 from deeppart.state.values import Encoded, encode_key, encode_value
 
 Flags = npt.NDArray[np.bool_]
-#: Leaves that have come to differ whose ranks are found out.
-_MOST_NAMED = 64
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
-DIGESTS = ("structure", "types", "values", *COMPARED)
+DIGESTS = ("structure", "types", "values", *COMPARED, UNREAD)
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class Layout:
         per_rank, per_rank_values: what the ranks found to differ.
         unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
         comparison: what compares the leaves while they are held to be replicated.
+        record: when all of each leaf was last compared.
+        arrays: paths of the leaves.
     """
 
     tokens: list[Any]
@@ -62,6 +69,8 @@ class Layout:
     per_rank: Flags
     per_rank_values: Flags
     comparison: Comparison
+    record: ComparedRecord
+    arrays: list[ArrayLeaf]
     unordered: set[int] = field(default_factory=set)
 
     def stands_for(self, flat: FlatState) -> bool:
@@ -80,7 +89,7 @@ class Layout:
         return True
 
 
-def describe(flat: FlatState) -> Layout:
+def describe(flat: FlatState, always: bool) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
     layout = Layout(
@@ -96,12 +105,14 @@ def describe(flat: FlatState) -> Layout:
         per_rank=np.zeros(len(types), dtype=np.bool_),
         per_rank_values=np.zeros(len(flat.values), dtype=np.bool_),
         comparison=Comparison([], flat, types),
+        record=ComparedRecord(len(types)),
+        arrays=flat.arrays,
     )
-    _refresh(layout, flat)
+    _refresh(layout, flat, always)
     return layout
 
 
-def _refresh(layout: Layout, flat: FlatState) -> None:
+def _refresh(layout: Layout, flat: FlatState, always: bool) -> None:
     """Renew what depends on which leaves are replicated."""
     aliases = layout.aliases
     layout.type_digests = np.array(
@@ -109,7 +120,9 @@ def _refresh(layout: Layout, flat: FlatState) -> None:
     )
     own = layout.per_rank
     compared = [index for index in range(len(layout.types)) if not own[index] and index not in aliases]
-    layout.comparison = Comparison(compared, flat, layout.types)
+    layout.comparison = Comparison(
+        compared, flat, layout.types, compared if always else (), layout.comparison.remembered
+    )
 
 
 def _skeleton(flat: FlatState) -> list[Any]:
@@ -118,28 +131,6 @@ def _skeleton(flat: FlatState) -> list[Any]:
     entries += [("v", leaf.path) for leaf in flat.values]
     containers = [token for token in flat.tokens if isinstance(token, str)]
     return [containers, [[kind, [encode_key(key, "a dict key") for key in path]] for kind, path in entries]]
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """A leaf that ranks held alike at the last checkpoint, and no longer do.
-
-    Attributes:
-        path: of the leaf.
-        groups: the ranks that hold the same bytes, largest group first.
-    """
-
-    path: str
-    groups: tuple[tuple[int, ...], ...]
-
-    def __str__(self) -> str:
-        first, *rest = self.groups
-        if len(first) == 1 and len(self.groups) > 2:
-            return f"{self.path}: every rank holds other bytes"
-        if len(rest) == 1 and len(rest[0]) == len(first):
-            return f"{self.path}: {rank_names(first)} hold other bytes than {rank_names(rest[0])}"
-        others = [rank for group in rest for rank in group]
-        return f"{self.path}: {rank_names(others)} differ{'s' if len(others) == 1 else ''} from {rank_names(first)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +151,7 @@ class Classifier:
 
     Args:
         comm: channel of the training thread.
-        mode: Config.replicated: "auto", "all" or "none".
+        mode: Config.replicated: "auto", "all", "none" or "verify".
         timeout: seconds for each exchange.
     """
 
@@ -168,8 +159,24 @@ class Classifier:
         self._comm = comm
         self._mode = mode if comm.size > 1 else "all"
         self._timeout = timeout
+        self._compares = self._mode in ("auto", "verify")
+        self._always = self._mode == "verify"
+        self._watch = TrainingWatch(SMALL_LEAF_BYTES) if self._mode == "auto" else None
+        self._calls = Calls()
+        #: Of leaves of earlier structures: path -> type, and the turn at which all of it was last compared.
+        self._earlier: dict[Any, tuple[LeafType, int]] = {}
         self.layout: Layout | None = None
         self.values: list[Encoded] = []
+
+    def close(self) -> None:
+        """Watch the optimizers no more."""
+        if self._watch is not None:
+            self._watch.close()
+
+    def forget_digests(self) -> None:
+        """The state's memory has been written to in ways that torch does not count."""
+        if self.layout is not None:
+            self.layout.comparison.remembered.forget()
 
     def prepare(self, flat: FlatState) -> bool:
         """Take in the state to save (local). Returns whether its structure is new to this rank.
@@ -180,11 +187,27 @@ class Classifier:
         self.values = [encode_value(leaf.value, "") if _scalar(leaf.value) else _encode(leaf) for leaf in flat.values]
         if self.layout is not None and self.layout.stands_for(flat):
             return False
-        self.layout = describe(flat)
+        self._remember_leaves()
+        self.layout = describe(flat, self._always)
         return True
 
-    def digests(self, flat: FlatState, turn: int) -> dict[str, int]:
-        """The fields this rank brings into the checkpoint's reduction; ``turn`` moves the sampled positions."""
+    def _remember_leaves(self) -> None:
+        """The structure changes: what was replicated stays under watch at its path."""
+        layout = self.layout
+        if layout is None:
+            return
+        for leaf, kind, own in zip(layout.arrays, layout.types, layout.per_rank.tolist(), strict=True):
+            last = layout.record.last(leaf.index)
+            if not own and last != NEVER:
+                self._earlier[leaf.path] = kind, last
+
+    def digests(self, flat: FlatState, turn: int, *, fresh: bool) -> dict[str, int]:
+        """The fields this rank brings into the checkpoint's reduction.
+
+        Args:
+            turn: decides what is compared of leaves that are compared in turn.
+            fresh: everything is going to be compared in full anyway.
+        """
         layout = self.layout
         fields = dict.fromkeys(DIGESTS, 0)
         if layout is None:
@@ -192,11 +215,11 @@ class Classifier:
         fields["structure"] = layout.structure_digest
         if self._mode != "none":
             fields["types"] = hash63(layout.type_digests[~layout.per_rank])
-        if self._mode == "auto":
+        if self._compares and not fresh:
             own = layout.per_rank_values.tolist()
             values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
-            fields |= layout.comparison.digests(flat, turn)
+            fields |= layout.comparison.digests(flat, turn, self._watch)
         return fields
 
     def check_structure(self, flat: FlatState, what: str) -> None:
@@ -218,11 +241,40 @@ class Classifier:
             "nothing",
         )
 
-    def classify(self, flat: FlatState, turn: int, fresh: bool, what: str) -> Classified:
+    def note(self, turn: int, step: int, *, saved: bool) -> None:
+        """The ranks agree to make a checkpoint; ``saved``: at some level."""
+        self._calls.note(turn, step, saved=saved)
+
+    def alike(self, turn: int, *, unread_alike: bool) -> None:
+        """All that was compared at a turn was the same on all ranks.
+
+        Args:
+            unread_alike: so were the leaves that needed no reading. If not, nothing is known of some ranks' leaves.
+        """
+        layout = self.layout
+        if layout is None or not self._compares:
+            return
+        found = layout.comparison
+        read = [number for number in found.full if number not in found.unread] if unread_alike else []
+        layout.record.some_of([*found.small, *read], found.in_turn, found.orders[found.ways > 0], turn)
+        if found.numbers:
+            self._calls.forget_before(min(int(layout.record.turns[found.numbers].min()), turn - TURNS))
+
+    def compared_earlier(self, turn: int) -> tuple[ComparedEarlier, ...]:
+        """The replicated leaves that were last compared in full before this turn."""
+        layout = self.layout
+        if layout is None or self._comm.size == 1:
+            return ()
+        turns = layout.record.turns.copy()
+        for index, alias in layout.aliases.items():
+            turns[index] = turns[alias.owner]
+        return compared_earlier(turns.tolist(), np.flatnonzero(layout.per_rank).tolist(), turn, self._calls)
+
+    def classify(self, flat: FlatState, turn: int, step: int, fresh: bool, what: str) -> Classified:
         """Find the leaves that differ between ranks (collective).
 
         Where leaves have come to differ that were alike before, all that count as replicated are compared in full: what
-        has hit one may have hit others, at elements that were not sampled.
+        has hit one may have hit others, where nothing was compared this time.
 
         Args:
             fresh: whether the structure is new on some rank: everything is then compared in full.
@@ -232,32 +284,57 @@ class Classifier:
         """
         layout = self.layout
         assert layout is not None
+        known = self._known_before(layout, fresh)
         if fresh:
             layout.per_rank[:] = self._mode == "none"
             layout.per_rank_values[:] = self._mode == "none"
         if self._mode == "none":
-            _refresh(layout, flat)
+            _refresh(layout, flat, self._always)
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
-        self._drop_unequal_ties(layout, flat, what)
+        in_full = self._drop_unequal_ties(layout, flat, what) or fresh
         untyped = self._unequal(layout.type_digests, what) & ~layout.per_rank
         if self._mode == "all":
             _refuse_unequal_types(flat, untyped, what)
             return Classified((), ())
         layout.per_rank |= untyped
-        comparison = layout.comparison
-        found = comparison.in_full(flat) if fresh else comparison.by_leaf(flat, turn)
-        layout.per_rank |= self._unequal(found, what)
-        if not fresh and (layout.per_rank & ~before[0]).any():
-            layout.per_rank |= self._unequal(comparison.in_full(flat), what)
+        in_full = self._compare_leaves(layout, flat, turn, in_full, what)
         layout.per_rank_values |= self._unequal_values(flat, what)
-        _refresh(layout, flat)
-        leaves = np.flatnonzero(layout.per_rank & ~before[0]).tolist()
-        values = [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
-        own = values if not fresh else [flat.arrays[i].path for i in leaves] + values
-        return Classified(
-            tuple(readable(path) for path in own), () if fresh else self._divergences(flat, leaves[:_MOST_NAMED], what)
-        )
+        if in_full:
+            layout.record.all_of(layout.comparison.numbers, turn)
+        else:
+            self.alike(turn, unread_alike=False)
+        if fresh or (layout.per_rank & ~before[0]).any():
+            _refresh(layout, flat, self._always)
+        return self._classified(flat, before, known, (turn, step), what)
+
+    def _known_before(self, layout: Layout, fresh: bool) -> npt.NDArray[np.int64]:
+        """For each leaf the turn at which all of it was last found alike on all ranks."""
+        known = layout.record.turns.copy()
+        known[layout.per_rank] = NEVER
+        for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
+            earlier, turn = self._earlier.get(leaf.path, (kind, NEVER))
+            if earlier == kind and known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
+                known[leaf.index] = turn
+        here = {leaf.path for leaf in layout.arrays}
+        recent = int(known.max(initial=NEVER)) - TURNS
+        self._earlier = {path: each for path, each in self._earlier.items() if path not in here and each[1] > recent}
+        return known
+
+    def _compare_leaves(self, layout: Layout, flat: FlatState, turn: int, in_full: bool, what: str) -> bool:
+        """Find the leaves that differ (collective); returns whether all was compared in full for it."""
+        comparison = layout.comparison
+        if not in_full:
+            orders, training = np.zeros((2, len(layout.types)), dtype=np.int64)
+            orders[comparison.large], training[comparison.large] = comparison.orders, comparison.training
+            unequal = self._unequal(orders, what), self._unequal(training, what)
+            comparison.settle_ways(*(flags[comparison.large] for flags in unequal))
+            differing = self._unequal(comparison.by_leaf(flat, turn), what) & ~layout.per_rank
+            layout.per_rank |= differing
+            in_full = bool(differing.any())
+        if in_full:
+            layout.per_rank |= self._unequal(comparison.in_full(flat), what)
+        return in_full
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
         """What is compared of a value: its encoding, or that of its entries in canonical order."""
@@ -279,30 +356,39 @@ class Classifier:
             unequal[same] = False
         return unequal
 
-    def _divergences(self, flat: FlatState, leaves: list[int], what: str) -> tuple[Divergence, ...]:
-        """Which ranks hold the same bytes of leaves that have come to differ (collective)."""
-        mine = [f"{leaf_type(flat.data[leaf])} {full_digest(flat.data[leaf])}" for leaf in leaves]
-        if not mine:
-            return ()
-        texts = finish(self._comm, self._comm.allgather(json.dumps(mine).encode()), what, self._timeout)
-        everyone = [json.loads(text) for text in texts]
-        found = []
-        for column, leaf in enumerate(leaves):
-            groups: dict[str, list[int]] = {}
-            for rank, theirs in enumerate(everyone):
-                groups.setdefault(theirs[column], []).append(rank)
-            ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
-            found.append(Divergence(readable(flat.arrays[leaf].path), tuple(map(tuple, ordered))))
-        return tuple(found)
+    def _classified(
+        self,
+        flat: FlatState,
+        before: tuple[Flags, Flags],
+        known: npt.NDArray[np.int64],
+        now: tuple[int, int],
+        what: str,
+    ) -> Classified:
+        """What is new, with the ranks and the checkpoints that it concerns (collective)."""
+        layout = self.layout
+        assert layout is not None
+        most: npt.NDArray[np.int64] = finish(self._comm, self._comm.maximum(known), what, self._timeout)
+        news = layout.per_rank & ~before[0]
+        diverged = np.flatnonzero(news & (most != NEVER)).tolist()
+        own = [flat.arrays[i].path for i in np.flatnonzero(news & (most == NEVER))]
+        own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
+        groups = find_groups(
+            flat, diverged, lambda text: finish(self._comm, self._comm.allgather(text), what, self._timeout)
+        )
+        intervals: list[Interval | None] = [self._calls.interval(int(most[leaf]), *now) for leaf in diverged]
+        return Classified(tuple(readable(path) for path in own), describe_divergence(flat, diverged, groups, intervals))
 
-    def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> None:
-        """Ties that not all ranks have are not ties of the state."""
+    def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> bool:
+        """Ties that not all ranks have are not ties of the state (collective); returns whether there are any."""
         digests = np.zeros(len(layout.types), dtype=np.int64)
         for index, alias in layout.aliases.items():
             digests[index] = hash63(str(alias).encode())
-        for index in np.flatnonzero(self._unequal(digests, what)).tolist():
+        unequal = np.flatnonzero(self._unequal(digests, what)).tolist()
+        for index in unequal:
             layout.aliases.pop(index, None)
-        _refresh(layout, flat)
+        if unequal:
+            _refresh(layout, flat, self._always)
+        return bool(unequal)
 
     def _unequal(self, digests: npt.NDArray[np.int64], what: str) -> Flags:
         vector = np.concatenate([digests, -digests])

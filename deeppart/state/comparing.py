@@ -1,7 +1,16 @@
 """What is compared how: the digests by which ranks find out whether they hold a leaf alike.
 
 Which leaves are compared at all is the business of :mod:`deeppart.state.classify`; here stands what each of them costs
-and proves. Small leaves are compared in full at every checkpoint, large ones by samples.
+and proves:
+
+* Small leaves: in full at every checkpoint.
+* Large ones: in full whenever they may have changed, as far as torch knows.
+* Large ones that an optimizer is seen to train, which change at every step: in turn (:mod:`deeppart.state.turns`).
+* Those of which torch may not know, too: whatever lies without gaps in host memory takes part in the turns.
+* On a device: in full. Reading all of its memory costs it little.
+
+The second and the third are each rank's own view of its tensors. So the ranks agree on the *ways* first: where they
+differ, a leaf is compared in full.
 """
 
 from __future__ import annotations
@@ -10,14 +19,23 @@ from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from deeppart.state.fingerprint import SMALL_LEAF_BYTES, Sampler, SmallLeaves, full_digest
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
 from deeppart.state.flatten import FlatState
 from deeppart.state.leaves import LeafType
+from deeppart.state.remembered import Remembered
+from deeppart.state.training import TrainingWatch
+from deeppart.state.turns import Turns, memory_order
 
 Digests = npt.NDArray[np.int64]
-#: Names of the digests that :meth:`Comparison.digests` brings into the checkpoint's reduction.
-COMPARED = ("small", "samples")
+#: Names of the digests by which ranks tell whether they hold the same bytes.
+COMPARED = ("ways", "small", "full", "turns")
+#: In this ranks may differ without holding other bytes: which leaves were not read again.
+UNREAD = "unread"
+#: The way of a leaf: twice the order in which it lies in memory, and one more if an optimizer trains it. Without an
+#: order, a leaf is read in full every time.
+_TRAINED = 1
 
 
 class Comparison:
@@ -27,36 +45,122 @@ class Comparison:
         numbers: the leaves to compare, ascending.
         flat: the state; later ones have the same structure and types.
         types: type of every leaf of the state, by leaf number.
+        always: those of them that are read in full at every checkpoint, whatever is known of them.
+        remembered: digests known from before.
     """
 
-    def __init__(self, numbers: Collection[int], flat: FlatState, types: list[LeafType]) -> None:
-        small = [number for number in numbers if types[number].nbytes <= SMALL_LEAF_BYTES]
-        large = [number for number in numbers if types[number].nbytes > SMALL_LEAF_BYTES]
-        self._numbers, self._count = list(numbers), len(types)
-        self._large = frozenset(large)
-        self._small_leaves = SmallLeaves(small, flat.data, types)
-        self._sampler = Sampler(large, flat.data)
+    def __init__(
+        self,
+        numbers: Collection[int],
+        flat: FlatState,
+        types: list[LeafType],
+        always: Collection[int] = (),
+        remembered: Remembered | None = None,
+    ) -> None:
+        self.numbers = list(numbers)
+        self.remembered = remembered or Remembered()
+        self._types, self._always = types, frozenset(always)
+        self.small = [number for number in numbers if types[number].nbytes <= SMALL_LEAF_BYTES]
+        self.large = [number for number in numbers if types[number].nbytes > SMALL_LEAF_BYTES]
+        self._small_leaves = SmallLeaves(self.small, flat.data, types)
+        #: Of this rank, when it last looked.
+        self._own_ways = np.full(len(self.large), -1, dtype=np.int64)
+        self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
-    def digests(self, flat: FlatState, turn: int) -> dict[str, int]:
-        """One digest per name in :data:`COMPARED`, of all the leaves together; ``turn`` moves what is sampled."""
+    def digests(self, flat: FlatState, turn: int, watch: TrainingWatch | None) -> dict[str, int]:
+        """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`.
+
+        Args:
+            turn: decides what is compared of the leaves that are compared in turn.
+            watch: knows which leaves are trained; None if nobody does.
+        """
+        ways = self._look(flat, watch)
+        if not np.array_equal(ways, self._own_ways):
+            self._own_ways = ways
+            self._go_by(ways)
+        whole, turns = self._compute(flat, turn)
         return {
+            "ways": hash63(self.ways.tobytes()),
             "small": self._small_leaves.digest(flat.data, flat.pointers),
-            "samples": self._sampler.digest(flat.data, flat.pointers, turn),
+            "full": hash63(whole.tobytes()),
+            "turns": hash63(turns.tobytes()),
+            UNREAD: hash63(np.array(sorted(self.unread), dtype=np.int64).tobytes()),
         }
+
+    def settle_ways(self, orders_differ: npt.NDArray[np.bool_], training_differs: npt.NDArray[np.bool_]) -> None:
+        """The ranks' ways have been compared, :attr:`orders` and :attr:`training`: in doubt, all is read."""
+        ways = np.where(training_differs, self.ways & ~_TRAINED, self.ways)
+        self._go_by(np.where(orders_differ, 0, ways))
+
+    @property
+    def orders(self) -> Digests:
+        """How each large leaf lies in memory."""
+        return self.ways >> 1
+
+    @property
+    def training(self) -> Digests:
+        """1 for each large leaf that an optimizer trains."""
+        return self.ways & _TRAINED
 
     def by_leaf(self, flat: FlatState, turn: int) -> Digests:
         """What :meth:`digests` compares, leaf by leaf; 0 for leaves that are not compared."""
-        digests = np.zeros(self._count, dtype=np.int64)
-        for number in self._numbers:
-            if number not in self._large:
-                digests[number] = full_digest(flat.data[number])
-        for number, digest in self._sampler.digests(flat.data, flat.pointers, turn).items():
-            digests[number] = digest
-        return digests
+        found = np.zeros(len(self._types), dtype=np.int64)
+        for number in self.small:
+            found[number] = full_digest(flat.data[number])
+        whole, turns = self._compute(flat, turn)
+        found[self.full] = whole
+        for number, digest in zip(self.in_turn.tolist(), turns.tolist(), strict=True):
+            found[number] = hash63(f"{found[number]} {digest}".encode())
+        return found
 
     def in_full(self, flat: FlatState) -> Digests:
-        """Digests of all bytes of every leaf; 0 for leaves that are not compared."""
-        digests = np.zeros(self._count, dtype=np.int64)
-        for number in self._numbers:
-            digests[number] = full_digest(flat.data[number])
-        return digests
+        """Digests of all bytes of every leaf, read now; 0 for leaves that are not compared."""
+        self.remembered.forget()
+        found = np.zeros(len(self._types), dtype=np.int64)
+        for number in self.small:
+            found[number] = full_digest(flat.data[number])
+        digests, _ = self._whole(flat, self.large, frozenset(self.large))
+        found[self.large] = digests
+        return found
+
+    def _look(self, flat: FlatState, watch: TrainingWatch | None) -> Digests:
+        """The way of each large leaf, as far as this rank can tell."""
+        trained = {} if watch is None else watch.trained()
+        ways = np.zeros(len(self.large), dtype=np.int64)
+        for at, number in enumerate(self.large):
+            order = 0 if number in self._always else memory_order(flat.data[number])
+            is_trained = order and trained.get(flat.pointers[number]) == self._types[number].nbytes
+            ways[at] = 2 * order + (_TRAINED if is_trained else 0)
+        return ways
+
+    def _go_by(self, ways: Digests) -> None:
+        self.ways = ways
+        large = np.array(self.large, dtype=np.int64)
+        #: Leaves that are compared in turn, those that are read in full unless they have not changed, and of them those
+        #: that were not read the last time.
+        self.in_turn = large[ways > 0]
+        self.full = large[ways & _TRAINED == 0].tolist()
+        self.unread: frozenset[int] = frozenset()
+        self._turns = Turns(self.in_turn.tolist(), self._types)
+
+    def _compute(self, flat: FlatState, turn: int) -> tuple[Digests, Digests]:
+        """Digests of the leaves that are read in full, and of what is compared of those in turn."""
+        whole, self.unread = self._whole(flat, self.full, frozenset(self.in_turn.tolist()))
+        return whole, self._turns.digests(flat.pointers, turn)
+
+    def _whole(
+        self, flat: FlatState, numbers: list[int], may_be_known: frozenset[int]
+    ) -> tuple[Digests, frozenset[int]]:
+        """Digests of all bytes of leaves, and the leaves that were not read for it."""
+        on_devices = [number for number in numbers if is_on_device(flat.data[number])]
+        found = dict(zip(on_devices, device_digests([flat.data[number] for number in on_devices]), strict=True))
+        rest = [number for number in numbers if number not in found]
+        known, unread = self.remembered.digests(flat, [number for number in rest if number in may_be_known])
+        found |= known
+        found |= {number: full_digest(flat.data[number]) for number in rest if number not in known}
+        return np.array([found[number] for number in numbers], dtype=np.int64), unread
+
+
+def is_on_device(data: object) -> bool:
+    """Whether a leaf is read where it is, by the device that it is on."""
+    return isinstance(data, torch.Tensor) and not data.is_cpu

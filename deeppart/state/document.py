@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError
+from deeppart.model import ComparedEarlier
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 from deeppart.state.leaves import LeafType
@@ -37,6 +38,7 @@ class PartDocument:
         per_rank, per_rank_values: which leaves and values are this rank's own.
         values: encoded values, of this checkpoint.
         with_structure: whether this is rank 0, which carries the structure.
+        compared: for the manifest, the replicated leaves that were last compared in full before this step.
     """
 
     tree: Any
@@ -46,6 +48,7 @@ class PartDocument:
     per_rank_values: npt.NDArray[np.bool_]
     values: list[Encoded]
     with_structure: bool
+    compared: tuple[ComparedEarlier, ...] = ()
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""

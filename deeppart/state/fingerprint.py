@@ -1,12 +1,12 @@
 """Fingerprints of leaves, to tell whether ranks hold the same bytes.
 
-Small leaves are compared in full every time, by one hash over all of them. Large leaves are compared in full once, when
-the structure is new, and afterwards by elements sampled at positions that move from one checkpoint to the next. All
-fingerprints are 63-bit, so that a signed maximum of value and negated value tells whether all ranks agree.
+Of all bytes of a leaf, of many small leaves at once, and of elements sampled here and there. All fingerprints are
+63-bit, so that a signed maximum of value and negated value tells whether all ranks agree.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,16 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from deeppart.state.leaves import Bytes, LeafType, flat_bytes, in_a_row, is_flat, lies_flat_on_host
+from deeppart.state.leaves import (
+    Bytes,
+    HostMemory,
+    LeafType,
+    flat_bytes,
+    in_a_row,
+    is_flat,
+    lies_flat_on_host,
+    rectangles,
+)
 
 #: Leaves of at most this many bytes are compared in full at every checkpoint.
 SMALL_LEAF_BYTES = 64 << 10
@@ -29,6 +38,7 @@ _ROTATION = 0x9E3779B97F4A7C15
 _PIECE_ELEMENTS = 1 << 20
 #: torch cannot copy a large transposed tensor of this dtype, though it can copy its bytes.
 _NO_COPY = getattr(torch, "float4_e2m1fn_x2", None)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def hash63(data: Any) -> int:
@@ -79,7 +89,7 @@ class SmallLeaves:
         if len(self._in_place):
             starts = np.array(pointers, dtype=np.int64)[self._in_place]
             ends = starts + self._lengths
-            memory, first = _memory(starts, ends)
+            memory, first = memory_over(starts, ends)
             octets = memory.data  # slices of it cost less than those of an array
             for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True):
                 hasher.update(octets[start:end])
@@ -159,13 +169,13 @@ class Sampler:
         hasher = xxhash.xxh3_64()
         for _, rows in self._gather(pointers, turn):
             hasher.update(rows.data)
-        for samples in _together([_sample_boxes(arrays[number], turn) for number in self._others]):
+        for samples in _together([_sample_places(arrays[number], turn) for number in self._others]):
             hasher.update(samples)
         return int(hasher.intdigest()) >> 1
 
     def digests(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> dict[int, int]:
         """The fingerprint of each leaf's samples, by leaf number, to find the leaf that differs."""
-        found = {number: hash63(*_together([_sample_boxes(arrays[number], turn)])) for number in self._others}
+        found = {number: hash63(*_together([_sample_places(arrays[number], turn)])) for number in self._others}
         for numbers, rows in self._gather(pointers, turn):
             found |= {number: hash63(row.data) for number, row in zip(numbers.tolist(), rows, strict=True)}
         return found
@@ -175,7 +185,7 @@ class Sampler:
         addresses = np.array(pointers, dtype=np.int64)
         for itemsize, numbers, counts in self._groups:
             step = -(-counts // SAMPLED_PLACES)
-            first = (_fraction(turn) * step).astype(np.int64)
+            first = (fraction(turn) * step).astype(np.int64)
             places = first[:, None] + step[:, None] * np.arange(SAMPLED_PLACES)
             places = np.minimum(places, (counts - NEIGHBOURS)[:, None])
             yield numbers, _bytes_at(addresses[numbers][:, None] + places * itemsize, NEIGHBOURS * itemsize)
@@ -184,39 +194,36 @@ class Sampler:
 Numbers = npt.NDArray[np.int64]
 
 
-class _Memory:
-    """The process's memory between two addresses, for numpy to index. Nothing is read but what is indexed."""
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.__array_interface__ = {"version": 3, "data": (start, True), "shape": (stop - start,), "typestr": "|u1"}
-
-
-def _memory(starts: Numbers, ends: Numbers) -> tuple[npt.NDArray[np.uint8], int]:
+def memory_over(starts: Numbers, ends: Numbers) -> tuple[npt.NDArray[np.uint8], int]:
     """Memory that reaches over address ranges, which must be those of live arrays; and where it begins."""
     first = int(starts.min())
-    return np.asarray(_Memory(first, int(ends.max()))), first
+    return np.asarray(HostMemory(first, int(ends.max()) - first)), first
 
 
 def _bytes_at(addresses: Numbers, count: int) -> npt.NDArray[np.uint8]:
     """``count`` bytes from each address in this process."""
-    memory, first = _memory(addresses, addresses + count)
+    memory, first = memory_over(addresses, addresses + count)
     found: npt.NDArray[np.uint8] = memory[(addresses - first)[:, :, None] + np.arange(count)]
     return found
 
 
-def _fraction(turn: int) -> float:
+def fraction(turn: int) -> float:
     """Where the samples begin, from 0 to 1: in time close to every place."""
     return (turn * _ROTATION % (1 << 64)) / (1 << 64)
 
 
-def _sample_boxes(array: Any, turn: int) -> Any:
-    """About as many elements of any array, by slicing each dimension, as a flat array where the array is."""
-    per_dimension = max(1, round(SAMPLES_PER_LEAF ** (1 / max(1, len(array.shape)))))
-    index = []
-    for length in array.shape:
-        step = max(1, -(-length // per_dimension))
-        index.append(slice(int(_fraction(turn) * step), None, step))
-    return (array.detach() if isinstance(array, torch.Tensor) else array)[tuple(index)].reshape(-1)
+def _sample_places(array: Any, turn: int) -> Any:
+    """About as many elements of any array, wherever they lie in memory, as a flat array where the array is."""
+    count = math.prod(array.shape)
+    step = max(1, -(-count // SAMPLES_PER_LEAF))
+    places = np.arange(int(fraction(turn) * step), count, step)
+    index = np.unravel_index(places, array.shape) if array.shape else ()
+    if isinstance(array, torch.Tensor):
+        # As integers: torch cannot index all of its dtypes.
+        bits = _BITS.get(array.element_size())
+        plain = array.detach() if bits is None or array.is_conj() or array.is_neg() else array.detach().view(bits)
+        return plain[tuple(torch.from_numpy(each).to(array.device) for each in index)].reshape(-1)
+    return array[index].reshape(-1)
 
 
 def _together(samples: list[Any]) -> list[bytes]:
@@ -230,27 +237,71 @@ def _together(samples: list[Any]) -> list[bytes]:
 
 
 def full_digest(data: Any) -> int:
-    """Fingerprint of all elements of a leaf. Copies at most one row of its first dimension, if it is not flat."""
+    """Fingerprint of all elements of a leaf, in C order. Copies pieces of a few MiB, if it is not flat."""
     if isinstance(data, torch.Tensor) and data.device.type != "cpu":
-        return _device_digest(data.detach())
+        return device_digests([data])[0]
     if is_flat(data):
         return hash63(flat_bytes(data))
     hasher = xxhash.xxh3_64()
-    for row in data if data.ndim else [data]:
-        row = row.detach().contiguous() if isinstance(row, torch.Tensor) else np.ascontiguousarray(row)
-        hasher.update(flat_bytes(row).data)
+    array = data.detach() if isinstance(data, torch.Tensor) else data
+    count = math.prod(array.shape)
+    for start in range(0, count, _PIECE_ELEMENTS):
+        for index, _ in rectangles(tuple(array.shape), start, min(count, start + _PIECE_ELEMENTS)):
+            hasher.update(flat_bytes(_flat_copy(array[index])).data)
     return int(hasher.intdigest()) >> 1
 
 
-def _device_digest(tensor: torch.Tensor) -> int:
-    """Sums over the elements' bits, computed where the tensor is: exact and the same on every rank."""
-    if not tensor.is_contiguous():
-        return _device_digest(tensor.contiguous())
-    width = {8: torch.int64, 4: torch.int32, 2: torch.int16}.get(tensor.element_size(), torch.uint8)
-    bits = in_a_row(tensor).view(width)
-    total = torch.zeros(3, dtype=torch.int64, device=tensor.device)
-    for at in range(0, bits.numel(), _PIECE_ELEMENTS * 16):
-        piece = bits[at : at + _PIECE_ELEMENTS * 16].to(torch.int64)
-        position = torch.arange(at + 1, at + 1 + piece.numel(), device=tensor.device)
-        total += torch.stack([piece.sum(), (piece * position).sum(), (piece ^ (piece * position)).sum()])
-    return hash63(total.cpu().numpy())
+def _flat_copy(array: Any) -> Any:
+    if not isinstance(array, torch.Tensor):
+        return np.ascontiguousarray(array)
+    if array.dtype is _NO_COPY:
+        return array.view(torch.uint8).contiguous()
+    return array.resolve_conj().resolve_neg().contiguous()
+
+
+def device_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Fingerprints of all elements of tensors, computed where the tensors are, and fetched in one copy per device.
+
+    Each piece of :data:`_PIECE_ELEMENTS` words of 32 bits gives two sums of the words times random odd numbers of 64
+    bits (multilinear hashing: Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string hashing is fast",
+    2014). Two pieces that differ, whatever they hold, have one such sum in common with a probability of at most 2**-32
+    over the random numbers, and so both with at most 2**-64; two that differ in one word never have. The numbers are
+    fixed, so this holds for bytes that were not chosen knowing them. What is left is the 63-bit hash over the sums.
+    """
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        sums.setdefault(tensor.device, []).append(_piece_sums(tensor.detach()))
+    found = {}
+    for device, each in sums.items():
+        lengths = [len(one) for one in each]
+        found[device] = iter(torch.split(torch.cat(each).cpu(), lengths))
+    return [hash63(next(found[tensor.device]).numpy().tobytes()) for tensor in tensors]
+
+
+def _piece_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Two int64 sums per piece, and how many bytes there are, as one row of int64."""
+    words, rest = _words(tensor)
+    keys = _keys(tensor.device)
+    sums = []
+    for piece in (*torch.split(words, _PIECE_ELEMENTS), *torch.split(rest, _PIECE_ELEMENTS)):
+        wide = piece.to(torch.int64)
+        sums += [(wide * key[: len(wide)]).sum() for key in keys]
+    length = torch.tensor(tensor.numel() * tensor.element_size(), device=tensor.device)
+    return torch.stack([length, *sums])
+
+
+def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor's bytes as words of 32 bits as far as they go, and the bytes that are left."""
+    octets = in_a_row(_flat_copy(tensor)).view(torch.uint8)
+    whole = len(octets) // 4 * 4
+    if octets.storage_offset() % 4 or octets.data_ptr() % 4:
+        octets = octets.clone()
+    return octets[:whole].view(torch.int32), octets[whole:]
+
+
+@functools.lru_cache(maxsize=16)
+def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two rows of odd numbers of 64 bits, the same in every process."""
+    drawn = np.random.Generator(np.random.PCG64(0xD3E9)).integers(-(1 << 63), 1 << 63, (2, _PIECE_ELEMENTS), np.int64)
+    first, second = torch.from_numpy(drawn | 1).to(device)
+    return first, second

@@ -110,7 +110,7 @@ def simple_part(payload: bytes = bytes(range(200)), **wrong: Any) -> bytes:
     return part(payload, **{**rows, **wrong})
 
 
-def seal(document: Any, *, version: int = 2, digest: str | None = None, nbytes: int | None = None) -> bytes:
+def seal(document: Any, *, version: int = 3, digest: str | None = None, nbytes: int | None = None) -> bytes:
     """A manifest file around ``document``: bytes as they are, anything else as canonical JSON."""
     body = document
     if not isinstance(body, bytes):
@@ -132,6 +132,7 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
             "step": 1200,
             "world_size": world_size,
         },
+        "compared": [[None, [[0, 2]]], [1100, [[5, 1], [9, 40]]]],
         "created": "2026-11-21T04:05:06+00:00",
         "library": "deeppart 0.1.0",
         "parts": [

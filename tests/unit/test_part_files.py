@@ -29,7 +29,7 @@ from deeppart.part import (
     parse_part_file_name,
     part_file_name,
 )
-from tests.golden import forge, make_v1, make_v2
+from tests.golden import forge, make_v1, make_v2, make_v3
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 ONE_SPAN = [(0, 0, 0, 200, 0)]
@@ -71,11 +71,12 @@ def test_golden_raw_part_is_written_bit_for_bit() -> None:
     assert make_v1.make_part(0)[0] == (GOLDEN / part_file_name(0, 2)).read_bytes()
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_golden_manifest(version: int) -> None:
     data = (GOLDEN.parent / f"v{version}" / "manifest").read_bytes()
     manifest = decode_manifest(data, where="golden")
-    assert (encode_manifest(manifest) == data) == (version == 2)
+    assert (encode_manifest(manifest) == data) == (version == 3)
+    assert manifest.compared == (make_v3.COMPARED if version == 3 else None)
     assert manifest.attempt == make_v1.ATTEMPT
     assert (manifest.created, manifest.library) == ("2026-11-21T04:05:06+00:00", "deeppart 0.1.0")
     assert manifest.structure == {"kind": "dict", "leaves": [["w", 1, -2.5, None, True, "é☃"]]}

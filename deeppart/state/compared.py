@@ -1,0 +1,145 @@
+"""When each leaf was last compared in full, and which checkpoints are *suspect* when ranks turn out to differ.
+
+Counted in turns, the calls of one session at which ranks have compared their states: unlike steps they only grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.model import ComparedEarlier
+from deeppart.state.turns import TURNS, slice_of
+
+#: No turn: what was never compared.
+NEVER = -1
+_Turns = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Turns between the last comparison of all of a leaf and the one that found it to differ.
+
+    Attributes:
+        after, before: the two turns; those between them are suspect.
+        after_step, before_step: their steps.
+        steps: of the turns between them.
+    """
+
+    after: int
+    before: int
+    after_step: int
+    before_step: int
+    steps: tuple[int, ...]
+
+    def name_steps(self) -> str:
+        """``steps 11 to 15 are suspect``."""
+        if len(self.steps) == 1:
+            return f"step {self.steps[0]} is suspect"
+        return f"steps {self.steps[0]} to {self.steps[-1]} are suspect"
+
+
+class ComparedRecord:
+    """Keeps account for the leaves of one structure; the same on every rank.
+
+    Args:
+        leaves: how many.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self._full = np.full(leaves, NEVER, dtype=np.int64)
+        self._slices = np.full(TURNS, NEVER, dtype=np.int64)
+        #: The order in memory in which a leaf is compared in turn, and since when.
+        self._orders = np.zeros(leaves, dtype=np.int64)
+        self._since = np.full(leaves, NEVER, dtype=np.int64)
+
+    def all_of(self, numbers: Collection[int], turn: int) -> None:
+        """All bytes of these leaves were compared; nothing else is compared any more."""
+        at = list(numbers)
+        self._full[at] = turn
+        self._slices[:] = turn
+        self._since[:], self._orders[:] = NEVER, 0
+
+    def some_of(self, whole: Collection[int], in_turn: _Turns, orders: _Turns, turn: int) -> None:
+        """At a turn, all bytes of some leaves were compared, and the turn's slice of others.
+
+        Args:
+            whole: leaves that every rank has read in full.
+            in_turn, orders: the others, and how they lie in memory.
+        """
+        self._full[list(whole)] = turn
+        moved = self._orders[in_turn] != orders
+        out = np.ones(len(self._orders), dtype=np.bool_)
+        out[in_turn] = False
+        self._orders[out] = 0
+        self._since[in_turn[moved]] = turn
+        self._orders[in_turn] = orders
+        self._slices[slice_of(turn)] = turn
+        oldest = self._slices.min()
+        known = in_turn[self._since[in_turn] <= oldest]
+        self._full[known] = np.maximum(self._full[known], oldest)
+
+    def last(self, leaf: int) -> int:
+        """The turn at which all of a leaf was last compared, or :data:`NEVER`."""
+        return int(self._full[leaf])
+
+    @property
+    def turns(self) -> _Turns:
+        """The same of every leaf."""
+        return self._full
+
+
+class Calls:
+    """The turns of a session, for as long as an interval may reach back."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, tuple[int, bool]] = {}
+
+    def note(self, turn: int, step: int, *, saved: bool) -> None:
+        """The ranks have compared their states at a turn; ``saved``: and save them at some level."""
+        self._steps[turn] = step, saved
+
+    def forget_before(self, turn: int) -> None:
+        """Nothing reaches back further than to this turn."""
+        for old in [each for each in self._steps if each < turn]:
+            del self._steps[old]
+
+    def step(self, turn: int) -> int | None:
+        """The step of a turn; None if there was none."""
+        found = self._steps.get(turn)
+        return None if found is None else found[0]
+
+    def interval(self, after: int, before: int, before_step: int) -> Interval | None:
+        """What lies between two turns; None if no checkpoint does."""
+        steps = tuple(step for turn, (step, saved) in self._steps.items() if after < turn < before and saved)
+        after_step = self.step(after)
+        if not steps or after_step is None:
+            return None
+        return Interval(after, before, after_step, before_step, steps)
+
+
+def compared_earlier(
+    turns: Sequence[int], skipped: Collection[int], now: int, calls: Calls
+) -> tuple[ComparedEarlier, ...]:
+    """For the manifest: the leaves that were not compared in full at the turn of the checkpoint, by step.
+
+    Args:
+        turns: of each leaf, when it was last compared.
+        skipped: leaves that are not replicated.
+        now: the checkpoint's turn.
+    """
+    groups: dict[int | None, list[list[int]]] = {}
+    left_out = frozenset(skipped)
+    for leaf, turn in enumerate(turns):
+        if turn == now or leaf in left_out:
+            continue
+        ranges = groups.setdefault(calls.step(turn), [])
+        if ranges and sum(ranges[-1]) == leaf:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([leaf, 1])
+    ordered = sorted(groups.items(), key=lambda group: -1 if group[0] is None else group[0])
+    return tuple(ComparedEarlier(step, tuple((first, count) for first, count in ranges)) for step, ranges in ordered)

@@ -1,0 +1,82 @@
+"""Leaves that ranks no longer hold alike: which ranks differ, and which checkpoints are suspect for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deeppart.comm.base import rank_names
+from deeppart.state.compared import Interval
+from deeppart.state.fingerprint import full_digest
+from deeppart.state.flatten import FlatState, readable
+from deeppart.state.leaves import leaf_type
+
+#: Leaves that have come to differ whose ranks are found out.
+MOST_NAMED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A leaf that ranks held alike when all of it was last compared, and no longer do.
+
+    Attributes:
+        path: of the leaf.
+        groups: the ranks that hold the same bytes, largest group first; empty where that was not found out.
+        interval: the checkpoints since then: one rank's bytes, or a mixture, for all. None if there are none.
+    """
+
+    path: str
+    groups: tuple[tuple[int, ...], ...]
+    interval: Interval | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.ranks}{self._suspect()}"
+
+    @property
+    def ranks(self) -> str:
+        """Who differs from whom."""
+        if not self.groups:
+            return "ranks differ"
+        first, *rest = self.groups
+        if len(first) == 1 and len(self.groups) > 2:
+            return "every rank holds other bytes"
+        if len(rest) == 1 and len(rest[0]) == len(first):
+            return f"{rank_names(first)} hold other bytes than {rank_names(rest[0])}"
+        others = [rank for group in rest for rank in group]
+        return f"{rank_names(others)} differ{'s' if len(others) == 1 else ''} from {rank_names(first)}"
+
+    def _suspect(self) -> str:
+        found = self.interval
+        return "" if found is None else f"; {found.name_steps()}: last compared in full at step {found.after_step}"
+
+
+def find_groups(
+    flat: FlatState, leaves: Sequence[int], gather: Callable[[bytes], list[bytes]]
+) -> list[tuple[tuple[int, ...], ...]]:
+    """Which ranks hold the same bytes of each leaf (collective); leaves must be the same on every rank.
+
+    Args:
+        gather: a message of this rank -> the messages of all ranks.
+    """
+    mine = [f"{leaf_type(flat.data[leaf])} {full_digest(flat.data[leaf])}" for leaf in leaves[:MOST_NAMED]]
+    found: list[tuple[tuple[int, ...], ...]] = []
+    everyone = [json.loads(text) for text in gather(json.dumps(mine).encode())] if mine else []
+    for column in range(len(mine)):
+        groups: dict[str, list[int]] = {}
+        for rank, theirs in enumerate(everyone):
+            groups.setdefault(theirs[column], []).append(rank)
+        ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+        found.append(tuple(map(tuple, ordered)))
+    return found + [()] * (len(leaves) - len(mine))
+
+
+def describe(
+    flat: FlatState,
+    leaves: Sequence[int],
+    groups: Sequence[tuple[tuple[int, ...], ...]],
+    since: Sequence[Interval | None],
+) -> tuple[Divergence, ...]:
+    """One record per leaf."""
+    paths = [readable(flat.arrays[leaf].path) for leaf in leaves]
+    return tuple(Divergence(*each) for each in zip(paths, groups, since, strict=True))

@@ -1,0 +1,105 @@
+"""Large leaves that are compared a slice at a time: all of each leaf within :data:`TURNS` checkpoints.
+
+At every turn the ranks compare one slice of each leaf, 1/64 of its bytes, and single words at :data:`PLACES` places
+spread evenly over it. The slices are the proof: after any 64 turns in a row every byte has been compared. The words are
+there to find sooner what is concentrated in one run: the places of 16 turns in a row are nowhere further apart than
+0.6 % of the leaf.
+
+Bytes are hashed where they lie, so a leaf must fill its memory without gaps; in which order its dimensions lie does not
+matter as long as it is the same on all ranks (:func:`memory_order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from deeppart.state.fingerprint import fraction, hash63, memory_over
+from deeppart.state.leaves import LeafType
+
+Digests = npt.NDArray[np.int64]
+#: Checkpoints within which all of a leaf is compared.
+TURNS = 64
+#: Words of each leaf that are compared at every checkpoint, besides its slice.
+PLACES = 16
+_WORD_BYTES = 8
+#: Odd, and close to 64 over the golden ratio: successive multiples, modulo 64, visit all slices, far from each other.
+_STRIDE = 39
+
+
+class Turns:
+    """Compares leaves in turn.
+
+    Args:
+        numbers: leaf numbers, ascending; each lies without gaps in host memory and has at least ``TURNS`` words.
+        types: type of every leaf of the state, by leaf number.
+    """
+
+    def __init__(self, numbers: Sequence[int], types: Sequence[LeafType]) -> None:
+        self.numbers = np.array(numbers, dtype=np.int64)
+        self._lengths = np.array([types[number].nbytes for number in numbers], dtype=np.int64)
+
+    def digests(self, pointers: Sequence[int], turn: int) -> Digests:
+        """One fingerprint per leaf, of what is compared at a turn.
+
+        Args:
+            pointers: address of every leaf of the state, by leaf number. The leaves must be alive.
+            turn: which; what is compared repeats after :data:`TURNS` of them, but for the single words.
+        """
+        if not len(self.numbers):
+            return np.zeros(0, dtype=np.int64)
+        starts = np.array(pointers, dtype=np.int64)[self.numbers]
+        memory, first = memory_over(starts, starts + self._lengths)
+        words = self._words(memory, starts - first, turn)
+        width = -(-self._lengths // TURNS)
+        begins = np.minimum(slice_of(turn) * width, self._lengths)
+        ends = np.minimum(begins + width, self._lengths)
+        octets, digest = memory.data, xxhash.xxh3_64_intdigest
+        places = zip((starts - first + begins).tolist(), (starts - first + ends).tolist(), words, strict=True)
+        found = [digest(word.data, digest(octets[begin:end])) >> 1 for begin, end, word in places]
+        return np.array(found, dtype=np.int64)
+
+    def _words(self, memory: npt.NDArray[np.uint8], offsets: Digests, turn: int) -> Digests:
+        """A row of words for each leaf."""
+        spacing = self._lengths[:, None] / PLACES
+        places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
+        places = np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
+        # A word from every byte on: leaves do not lie at multiples of a word everywhere.
+        count = len(memory) - _WORD_BYTES + 1
+        everywhere: Digests = np.ndarray((count,), dtype=np.int64, buffer=memory.data, strides=(1,))
+        return np.ascontiguousarray(everywhere[offsets[:, None] + places])
+
+
+def slice_of(turn: int) -> int:
+    """Which of the :data:`TURNS` slices of each leaf is compared at a turn."""
+    return turn * _STRIDE % TURNS
+
+
+def memory_order(data: Any) -> int:
+    """How a leaf lies in host memory: the same number for the same order of dimensions; 0 where there are gaps.
+
+    Not 0 only if the leaf's bytes are exactly what lies from its address on, each once, in some order.
+    """
+    if isinstance(data, torch.Tensor):
+        if not data.is_cpu or data.is_conj() or data.is_neg():
+            return 0
+        if data.is_contiguous():
+            return 1
+        strides = data.stride()
+    else:
+        if data.flags.c_contiguous:
+            return 1
+        strides = tuple(stride // data.itemsize if stride % data.itemsize == 0 else -1 for stride in data.strides)
+    dimensions = [(stride, length, at) for at, (stride, length) in enumerate(zip(strides, data.shape, strict=True))]
+    reach, order = 1, []
+    for stride, length, at in sorted(each for each in dimensions if each[1] != 1):
+        if stride != reach or not length:
+            return 0
+        reach *= length
+        order.append(at)
+    return 2 + (hash63(str(order).encode()) >> 3)
