@@ -165,7 +165,8 @@ def _is_unicode(text: str) -> bool:
 
 def _decode_numpy(dtype_text: str, data: str) -> Any:
     dtype, octets = plain_dtype(dtype_text), bytes.fromhex(data)
-    if len(octets) != dtype.itemsize:
+    # An empty text of numpy has no bytes by its dtype, and one zero character by its memory.
+    if len(octets) != dtype.itemsize and (dtype.itemsize or len(octets) > 4 or any(octets)):
         raise ValueError(f"{len(octets)} bytes of a {dtype}")
     return np.frombuffer(octets, dtype=dtype, count=1)[0] if dtype.itemsize else dtype.type()
 

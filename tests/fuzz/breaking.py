@@ -1,0 +1,48 @@
+"""The library with one check taken out, to see that fuzzing notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import deeppart.part.format as fmt
+from deeppart.part import parity, reader
+from deeppart.part.reader import PartReader
+from deeppart.state import document, structure
+from deeppart.state.leaves import LeafType
+
+
+def _nothing(*arguments: Any, **named: Any) -> None:
+    """Finds nothing wrong."""
+
+
+def _without_digests() -> None:
+    for module in (fmt, reader, parity):
+        module.check_digest = _nothing  # type: ignore[attr-defined]
+    PartReader.check_chunk = _nothing  # type: ignore[method-assign]
+
+
+def _without_types() -> None:
+    LeafType.check = _nothing  # type: ignore[method-assign]
+
+
+def _without_aliases() -> None:
+    structure.check_aliases = document.check_aliases = _nothing  # type: ignore[attr-defined]
+
+
+def _without_places() -> None:
+    import deeppart.inspecting.verifying as verifying
+    import deeppart.reading as reading
+    import deeppart.restoring as restoring
+
+    for module in (reading, restoring, verifying):
+        module.check_places = _nothing  # type: ignore[attr-defined]
+
+
+#: What can be taken out, by name.
+BREAKAGES: dict[str, Callable[[], None]] = {
+    "digests": _without_digests,
+    "types": _without_types,
+    "aliases": _without_aliases,
+    "places": _without_places,
+}

@@ -1,0 +1,352 @@
+"""Cases made, run and kept: the part of fuzzing that never reads a case itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import edits
+from tests.fuzz.images import ManifestImage, PartImage
+from tests.fuzz.readers import lay_out
+from tests.fuzz.seeds import Files, Seed, make_seeds
+
+#: Wall time of one case, after which its process is ended: many times what is needed, for a machine that is busy.
+MOST_WALL_S = 300.0
+MOST_KEPT = 3000
+#: Runs that making one find smaller may take.
+MOST_TRIES = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """Files to be read.
+
+    Attributes:
+        seed: what they were made of.
+        files: path -> bytes.
+        exact: whether no digest was computed anew, so that nothing else than before may be loaded.
+        choice: number that decides which readers take part.
+    """
+
+    seed: str
+    files: Files
+    exact: bool
+    choice: int
+
+
+@dataclass
+class Answer:
+    """What a worker has told of a case; ``died`` where it has told nothing."""
+
+    signature: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    loaded: str | None = None
+
+
+class Worker:
+    """A process that runs cases; begun anew when one has ended it. A context manager.
+
+    Args:
+        scratch: where cases are laid out.
+        breakage: what to take out of the library, for its test.
+    """
+
+    def __init__(self, scratch: Path, breakage: str | None = None) -> None:
+        self._scratch, self._breakage = scratch, breakage
+        self._process: subprocess.Popen[str] | None = None
+        self._errors = scratch / "worker-stderr.txt"
+
+    def run(self, case: Case) -> Answer:
+        """Run a case; a process that dies or hangs is an answer, too."""
+        process = self._process or self._start()
+        directory = self._scratch / "case"
+        lay_out(directory, case.files)
+        request = {"directory": str(directory), "seed": case.seed, "choice": case.choice}
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            answer = self._line(process)
+        except (BrokenPipeError, EOFError, TimeoutError) as error:
+            code = self._end()
+            what = f"hangs for {MOST_WALL_S} s" if isinstance(error, TimeoutError) else f"ends its process with {code}"
+            last = self._errors.read_text(errors="replace")[-300:]
+            return Answer([what], [f"died: {what}: {last}"])
+        return Answer(answer["signature"], answer["problems"], answer["loaded"])
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz.worker"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("DEEPPART_")}
+        with self._errors.open("w") as errors:
+            self._process = process = subprocess.Popen(
+                command + ([self._breakage] if self._breakage else []),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=Path(__file__).parents[2],
+                env=environment | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self._scratch)},
+            )
+        try:
+            self._line(process)
+        except EOFError as error:
+            raise RuntimeError(f"no worker can be started: {self._errors.read_text()[-2000:]}") from error
+        return process
+
+    def _line(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], MOST_WALL_S)[0]:
+            raise TimeoutError
+        line = process.stdout.readline()
+        if not line:
+            raise EOFError
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.kill()
+        return process.wait()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+
+@dataclass
+class Find:
+    """A rule that is broken, and the smallest case known that does."""
+
+    problem: str
+    case: Case
+    number: int
+
+
+class Campaign:
+    """Cases one after another, all of them following from one number.
+
+    Args:
+        seed: that number.
+        worker: runs them.
+        only: names of the seeds to begin with; None for all.
+        smaller: whether to make finds smaller.
+    """
+
+    def __init__(self, seed: int, worker: Worker, *, only: list[str] | None = None, smaller: bool = True) -> None:
+        self._seed, self._worker, self._smaller = seed, worker, smaller
+        self.seeds: Mapping[str, Seed] = {
+            name: found for name, found in make_seeds().items() if only is None or name in only
+        }
+        self._corpus: list[Case] = [Case(name, seed.files, False, 0) for name, seed in self.seeds.items()]
+        self._known: set[str] = set()
+        self._sound: dict[str, set[str | None]] = {}
+        self.finds: dict[str, Find] = {}
+        self.runs = 0
+
+    def play(
+        self, *, cases: int | None = None, seconds: float | None = None, tell: Callable[[str], None] = print
+    ) -> None:
+        """Run cases until there have been enough, or time is up."""
+        began = told = time.monotonic()
+        for case in list(self._corpus):
+            answer = self._worker.run(case)
+            self._note(case, answer, -1, tell)
+            self._sound[case.seed] = {None, answer.loaded, *self._older(case)}
+        number = 0
+        while (cases is None or number < cases) and (seconds is None or time.monotonic() - began < seconds):
+            case = self.make(number)
+            answer = self._worker.run(case)
+            self.runs += 1
+            if case.exact and answer.loaded not in self._sound[case.seed]:
+                answer.problems.append("load: other bytes than were saved, from a file that was only damaged")
+            self._note(case, answer, number, tell)
+            number += 1
+            if time.monotonic() - told > 60:
+                told = time.monotonic()
+                tell(f"{self.runs} cases, {len(self._known)} ways to be refused, {len(self.finds)} finds")
+
+    @property
+    def ways(self) -> int:
+        """In how many ways, by error and place, cases were refused."""
+        return len(self._known)
+
+    def _older(self, case: Case) -> list[str | None]:
+        """What is loaded when the newest step cannot be."""
+        found = []
+        steps = sorted({name.split("/")[1] for name in case.files if name.startswith("ckpt/step-")})
+        for count in range(1, len(steps)):
+            files = {name: data for name, data in case.files.items() if name.split("/")[1] not in steps[count:]}
+            found.append(self._worker.run(Case(case.seed, files, False, 0)).loaded)
+        return found
+
+    def make(self, number: int) -> Case:
+        """Case number so-and-so, of those known so far."""
+        rng = random.Random(f"{self._seed}:{number}")
+        parent = rng.choice(self._corpus[-200:] if rng.random() < 0.3 else self._corpus)
+        choice = rng.randrange(1 << 30)
+        if rng.random() < 0.2:
+            parent = Case(parent.seed, self.seeds[parent.seed].files, False, 0)
+            name = rng.choice(sorted(parent.files))
+            files = {**parent.files, name: edits.edit_bytes(parent.files[name], rng)}
+            return Case(parent.seed, files, name.startswith("ckpt/step-"), choice)
+        files = dict(parent.files)
+        for _ in range(rng.choice((1, 1, 1, 2, 3))):
+            with contextlib.suppress(Exception):  # of a file that is too odd to be taken apart once more
+                _forge(files, rng)
+        return Case(parent.seed, files, False, choice)
+
+    def _note(self, case: Case, answer: Answer, number: int, tell: Callable[[str], None]) -> None:
+        new = set(answer.signature) - self._known
+        self._known |= new
+        if new and number >= 0 and len(self._corpus) < MOST_KEPT and not case.exact:
+            self._corpus.append(case)
+        for problem in answer.problems:
+            key = problem.partition(": ")[0] + problem.partition(": ")[2][:90]
+            if key not in self.finds:
+                tell(f"find in case {number} of seed {self._seed} ({case.seed}): {problem}")
+                small = self._made_smaller(case, problem) if self._smaller and number >= 0 else case
+                self.finds[key] = Find(problem, small, number)
+
+    def _made_smaller(self, case: Case, problem: str) -> Case:
+        """As few files changed as do it, and of these as few bytes."""
+        tries = [MOST_TRIES]
+
+        def still(files: Files) -> bool:
+            if tries[0] <= 0:
+                return False
+            tries[0] -= 1
+            found = self._worker.run(Case(case.seed, files, case.exact, case.choice))
+            wrong = case.exact and found.loaded not in self._sound[case.seed]
+            return any(each[:60] == problem[:60] for each in found.problems) or (
+                wrong and problem.startswith("load: other")
+            )
+
+        files, sound = dict(case.files), self.seeds[case.seed].files
+        for name in sorted(files):
+            if name in sound and files[name] != sound[name] and still({**files, name: sound[name]}):
+                files[name] = sound[name]
+        for name in sorted(files):
+            if still({other: data for other, data in files.items() if other != name}):
+                del files[name]
+        return Case(case.seed, files, case.exact, case.choice)
+
+    def keep(self, folder: Path) -> None:
+        """Write every find into a folder of its own."""
+        for count, find in enumerate(self.finds.values()):
+            directory = folder / f"{self._seed}-{find.number}-{count}"
+            lay_out(directory / "files", find.case.files)
+            text = {
+                "problem": find.problem,
+                "seed": find.case.seed,
+                "choice": find.case.choice,
+                "exact": find.case.exact,
+            }
+            (directory / "find.json").write_text(json.dumps(text, indent=1) + "\n")
+
+
+def _forge(files: Files, rng: random.Random) -> None:
+    """Edit a file and make all digests right again, in it and in the manifest that names it."""
+    step = rng.choice(sorted({name.rpartition("/")[0] for name in files}))
+    names = sorted(name for name in files if name.rpartition("/")[0] == step)
+    parts = [name for name in names if name.endswith(".dpp")]
+    manifests = [name for name in names if name.endswith("/manifest")]
+    kind = rng.randrange(10)
+    if not parts or (kind == 0 and not manifests):
+        name = rng.choice(names)
+        _forge_text(files, name, rng)
+        return
+    images = {name: PartImage.parse(files[name]) for name in parts}
+    manifest = ManifestImage.parse(files[manifests[0]]) if manifests else None
+    if kind < 2 and manifest is not None:
+        edits.edit_manifest(manifest, rng)
+    elif kind < 6:
+        _edit_structure(images, manifest, rng)
+    else:
+        image = images[rng.choice(parts)]
+        if kind == 6:
+            image.meta = edits.edit_json(image.meta, rng)
+        else:
+            edits.edit_part(image, rng)
+    for name, image in images.items():
+        files[name] = image.encode()
+    if manifest is not None:
+        if rng.random() < 0.95:
+            manifest.name({name.rpartition("/")[2]: files[name] for name in parts})
+        files[manifests[0]] = manifest.encode()
+
+
+def _edit_structure(images: dict[str, PartImage], manifest: ManifestImage | None, rng: random.Random) -> None:
+    """The same edit wherever the structure document stands, or different ones now and then."""
+    state = rng.getstate()
+    holders = [image.meta for image in images.values() if isinstance(image.meta, dict) and "structure" in image.meta]
+    if manifest is not None:
+        holders.append(manifest.document)
+    for holder in holders:
+        if rng.random() < 0.97:
+            rng.setstate(state)
+        part = rng.choice(("tree", "leaves", "values", "per_rank_values", None, "tree", "leaves"))
+        structure = holder["structure"]
+        if part is None or not isinstance(structure, dict) or part not in structure:
+            holder["structure"] = edits.edit_json(structure, rng)
+        else:
+            structure[part] = edits.edit_json(structure[part], rng)
+
+
+def _forge_text(files: Files, name: str, rng: random.Random) -> None:
+    """A small file: JSON, TOML, or parity, which is edited as bytes."""
+    data = files[name]
+    if name.endswith((".json", ".lock")):
+        document = edits.edit_json(json.loads(data), rng)
+        files[name] = json.dumps(document).replace('"@deep@"', "[" * 3000).encode()
+    elif name.endswith(".toml"):
+        lines = data.decode().splitlines()
+        at = rng.randrange(len(lines))
+        left, _, right = lines[at].partition(" = ")
+        number = (
+            f"{'9' * 5000}",
+            "1e400",
+            "nan",
+            "-1",
+            "9223372036854775808",
+            "1979-05-27",
+            "[" * 2000,
+            '"\\u0000"',
+            "{}",
+        )
+        lines[at] = rng.choice(
+            (f"{left} = {rng.choice(number)}", f"{rng.choice(edits.TEXTS)} = {right}", lines[at] * 2)
+        )
+        files[name] = "\n".join(lines).encode("utf-8", "surrogatepass")
+    else:
+        files[name] = edits.edit_bytes(data, rng)
+
+
+@contextlib.contextmanager
+def campaign(seed: int, *, breakage: str | None = None, only: list[str] | None = None, smaller: bool = True) -> Any:
+    """A campaign with a worker and a scratch directory of its own."""
+    memory = Path("/dev/shm")
+    base = memory if os.access(memory, os.W_OK) else None
+    scratch = Path(tempfile.mkdtemp(prefix="deeppart-fuzz-", dir=base))
+    try:
+        with Worker(scratch, breakage) as worker:
+            yield Campaign(seed, worker, only=only, smaller=smaller)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

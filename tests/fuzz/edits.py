@@ -1,0 +1,418 @@
+"""Edits: one field gets another value; a piece goes, or comes twice or elsewhere. All follows from random numbers."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import zstandard
+
+from tests.fuzz.images import RAW_JSON, TWICE, ManifestImage, PartImage, Row
+
+NUMBERS = (
+    *(0, 1, 2, 3, 63, 64, 65, 255, 256, 4095, 4096, 65535, 65536, 1 << 20, (1 << 24) - 1, 1 << 24, (1 << 24) + 1),
+    *((1 << 26) - 1, 1 << 26, (1 << 26) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 50, (1 << 50) + 1),
+    *((1 << 61), (1 << 62) - 1, 1 << 62, (1 << 62) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, -1, -2),
+    *(-(1 << 31), -(1 << 63), -(1 << 64)),
+)
+TEXTS = (
+    *(
+        "",
+        "a",
+        "0",
+        "00",
+        "-1",
+        "1_0",
+        " 1",
+        "\ud800",
+        "\0",
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "~/x",
+        "part",
+        "x" * 3000,
+    ),
+    *(
+        "é",
+        "ﬁ",
+        "fi",
+        "class",
+        "__class__",
+        "_x",
+        "$HOME",
+        "{rank}",
+        "%s",
+        "\x1b[31m",
+        "\n",
+        "model/*",
+        "torch",
+        "numpy",
+    ),
+    *("float32", "bfloat16", "qint8", "float4_e2m1fn_x2", "bool", "_inductor", "load", "float", "complex128", "uint64"),
+    *(
+        "<f4",
+        ">f4",
+        "=f4",
+        "f4",
+        "|O",
+        "<U0",
+        "<U3",
+        "<U268435455",
+        "|S67108864",
+        "|S67108865",
+        "|V8",
+        ",,,",
+        "(2,3)f4",
+    ),
+    *("(1000000000000,)f4", "<M8[ns]", "<M8[25s/3]", "<M8[9999999999s]", "<m8", "<f16", "<c32", "|b1", "i4,f8", "<f5"),
+    *(
+        "cpu",
+        "cuda:0",
+        "cuda:128",
+        "cuda:-1",
+        "meta",
+        "int",
+        "str",
+        "bytes",
+        "complex",
+        "tuple",
+        "dtype",
+        "device",
+        "size",
+    ),
+    *(
+        "a",
+        "v",
+        "d",
+        "o",
+        "c",
+        "l",
+        "t",
+        "n",
+        "s",
+        "z",
+        "ff" * 40,
+        "7ff8000000000001",
+        "====",
+        "AAA=",
+        "0" * 32,
+        "f" * 32,
+    ),
+)
+TAGGED: tuple[Any, ...] = (
+    *(["int", "f" * 3000], ["int", "-0"], ["int", "1"], ["int", "zz"], ["int", 5], ["int"], ["int", "1", "2"]),
+    *(["float", "7ff0000000000000"], ["float", "3ff0000000000000"], ["float", "00"], ["complex", "0" * 32]),
+    *(["bytes", "QUJD"], ["bytes", "QUI"], ["bytes", [[]]], ["str", "7aCA"], ["str", "/w=="], ["tuple", []]),
+    *(["tuple", [["tuple", [1, "a"]]]], ["tuple", "ab"], ["tuple", [[]]], ["dtype", "float32"], ["dtype", "_inductor"]),
+    *(["dtype", "nn"], ["dtype", ["a"]], ["device", "cpu"], ["device", 0], ["device", "cuda:128"], ["device", "nope"]),
+    *(
+        ["size", [1, 2]],
+        ["size", [1 << 70]],
+        ["size", [1.5]],
+        ["size", "ab"],
+        ["size", [-1]],
+        ["numpy", "<f4", "00000000"],
+    ),
+    *(["numpy", "<f4", "00"], ["numpy", "|O", "00" * 8], ["numpy", "<U1", "ffffffff"], ["numpy", "<U0", ""]),
+    *(["numpy", "<M8[ns]", "00" * 8], ["numpy", ",,,", ""], ["none"], [], [[]], [None], [["tuple"], []]),
+)
+
+
+def odd_value(rng: random.Random) -> Any:
+    """A value that some reader may not expect where it stands."""
+    kind = rng.randrange(9)
+    if kind < 3:
+        return rng.choice(NUMBERS)
+    if kind < 5:
+        return rng.choice(TEXTS)
+    if kind == 5:
+        return rng.choice(TAGGED)
+    if kind == 6:
+        return rng.choice(tuple(RAW_JSON))
+    if kind == 7:
+        return _nested(rng.choice((3, 90, 199, 201, 250)), rng.choice(("list", "node", "tuple")))
+    return rng.choice(
+        (True, False, None, 1.5, -0.0, 1e308, [], {}, [0], {"a": 1}, [[]], [None] * 70, [1] * 70, {"": {}})
+    )
+
+
+def _nested(depth: int, kind: str) -> Any:
+    found: Any = ["v", 0] if kind == "node" else 0
+    for _ in range(depth):
+        found = ["l", [found]] if kind == "node" else ["tuple", [found]] if kind == "tuple" else [found]
+    return found
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def edit_json(document: Any, rng: random.Random) -> Any:
+    """One edit somewhere in a document; what is given may be changed."""
+    places = list(_places(document))
+    if not places:
+        return odd_value(rng)
+    holder, key = rng.choice(places)
+    edit = rng.choice((_replace, _replace, _nudge, _nudge, _remove, _twice, _swap, _move, _wrap, _rename))
+    edit(holder, key, places, rng)
+    return document
+
+
+def _places(document: Any) -> list[tuple[Any, Any]]:
+    """(holder, key) of everything in a document."""
+    found: list[tuple[Any, Any]] = []
+    rest = [document]
+    while rest and len(found) < 20_000:
+        holder = rest.pop()
+        if isinstance(holder, (dict, list)):
+            keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+            found += [(holder, key) for key in keys]
+            rest += [holder[key] for key in keys]
+    return found
+
+
+def _replace(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    holder[key] = odd_value(rng)
+
+
+def _nudge(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    value = holder[key]
+    if type(value) is int:
+        holder[key] = rng.choice(
+            (value + 1, value - 1, value * 2, -value, value ^ (1 << rng.randrange(63)), value << 32)
+        )
+    elif type(value) is str and value:
+        at = rng.randrange(len(value))
+        other = rng.choice("0aAzfé\0/.~ \ud800")
+        holder[key] = rng.choice((value[:at] + other + value[at + 1 :], value[:at], value + value, value[at:] + other))
+    elif type(value) is bool:
+        holder[key] = not value
+    else:
+        holder[key] = odd_value(rng)
+
+
+def _remove(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    del holder[key]
+
+
+def _twice(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    if isinstance(holder, list):
+        holder.insert(rng.randrange(len(holder) + 1), holder[key])
+    else:
+        holder[rng.choice((TWICE, rng.choice(TEXTS)))] = holder[key]
+
+
+def _swap(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    other = rng.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+    holder[key], holder[other] = holder[other], holder[key]
+
+
+def _move(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    """A copy of something else in the document, so that nothing contains itself."""
+    source, name = rng.choice(places)
+    holder[key] = _copy(source[name])
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _wrap(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    value = holder[key]
+    holder[key] = rng.choice(
+        ([value], {"a": value}, ["l", [value]], ["tuple", [value]], ["s", "x", value], [value, value])
+    )
+
+
+def _rename(holder: Any, key: Any, places: list[tuple[Any, Any]], rng: random.Random) -> None:
+    if isinstance(holder, dict):
+        holder[rng.choice((*TEXTS, "0", "1", "2", "99"))] = holder.pop(key)
+    else:
+        holder[key] = odd_value(rng)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def edit_part(part: PartImage, rng: random.Random) -> None:
+    """One edit of anything in a part but its document."""
+    edits: list[Callable[[], None]] = [
+        lambda: _field(part.head, rng, ("version", "length", "sequence", "step", "rank", "world_size")),
+        lambda: _head_bytes(part.head, rng),
+        lambda: _rows(part.spans, rng, ("leaf", "table", "start", "length", "raw_offset")),
+        lambda: _rows(part.spans, rng, ("leaf", "table", "start", "length", "raw_offset")),
+        lambda: _shift_spans(part.spans, rng),
+        lambda: _rows(part.chunks, rng, ("offset", "encoded_length", "raw_length", "codec", "flags", "base")),
+        lambda: _chunk(part.chunks, rng),
+        lambda: _chunk(part.chunks, rng),
+        lambda: _rows(part.bases, rng, ("nbytes", "step")),
+        lambda: _claims(part, rng),
+    ]
+    rng.choice(edits)()
+
+
+def _number(value: int | None, rng: random.Random) -> int:
+    value = value or 0
+    return rng.choice(
+        (rng.choice(NUMBERS), value + 1, value - 1, value * 2, value ^ (1 << rng.randrange(64)), value + 64)
+    )
+
+
+def _field(row: Row, rng: random.Random, names: tuple[str, ...]) -> None:
+    name = rng.choice(names)
+    row[name] = _number(row[name], rng)
+
+
+def _head_bytes(head: Row, rng: random.Random) -> None:
+    name = rng.choice(("magic", "lineage", "session"))
+    data = bytearray(head[name])
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    head[name] = bytes(data)
+
+
+def _rows(rows: list[Row], rng: random.Random, names: tuple[str, ...]) -> None:
+    if not rows:
+        return
+    at = rng.randrange(len(rows))
+    kind = rng.randrange(8)
+    if kind == 0:
+        del rows[at]
+    elif kind == 1:
+        rows.insert(rng.randrange(len(rows) + 1), dict(rows[at]))
+    elif kind == 2:
+        other = rng.randrange(len(rows))
+        rows[at], rows[other] = rows[other], rows[at]
+    else:
+        _field(rows[at], rng, names)
+
+
+def _shift_spans(spans: list[Row], rng: random.Random) -> None:
+    """Two neighbours exchange bytes, or leaves, and still fill the raw stream."""
+    if len(spans) < 2:
+        return
+    at = rng.randrange(len(spans) - 1)
+    one, other = spans[at], spans[at + 1]
+    if rng.random() < 0.4:
+        name = rng.choice(("leaf", "table", "start"))
+        one[name], other[name] = other[name], one[name]
+        return
+    count = min(rng.choice((1, 2, 4, 8, 64)), other["length"] - 1)
+    one["length"] += count
+    other["length"] -= count
+    other["raw_offset"] += count
+    if rng.random() < 0.5:
+        other["start"] += count
+
+
+def _claims(part: PartImage, rng: random.Random) -> None:
+    """A length or count that is not what follows."""
+    name = rng.choice(("raw_bytes", "index_offset", "index_length", "file_length", "counts", "counts"))
+    if name == "counts":
+        part.counts[rng.randrange(4)] = _number(rng.choice((len(part.chunks), len(part.spans), 1)), rng)
+    else:
+        setattr(part, name, _number(rng.choice((4096, 5000)), rng))
+
+
+def _chunk(chunks: list[Row], rng: random.Random) -> None:
+    """Other encoded bytes, whose digest holds."""
+    if not chunks:
+        return
+    row = rng.choice(chunks)
+    kind = rng.randrange(6)
+    data = bytearray(row["encoded"])
+    if kind == 0 and data:
+        for _ in range(rng.choice((1, 1, 4))):
+            data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+    elif kind == 1:
+        data = bytearray(data[: rng.randrange(len(data) + 1)])
+    elif kind == 2:
+        data += rng.choice((b"\0", b"\xff" * 9, zstandard.compress(b"more"), bytes(data[:20])))
+    elif kind == 3:
+        data = bytearray(odd_frame(row["raw_length"], rng))
+        row["codec"] = 1
+    elif kind == 4:
+        data = bytearray(odd_planes(row["raw_length"], rng))
+        row["codec"] = 2
+    else:
+        row["codec"] = rng.choice((0, 1, 2, 3, 65535))
+    row["encoded"] = bytes(data)
+    row["raw_digest"] = None
+
+
+def odd_frame(raw_length: int, rng: random.Random) -> bytes:
+    """A Zstandard frame (RFC 8878) that is not what it should be, or not what it says."""
+    raw = bytes(min(raw_length, 64 << 20))
+    good = zstandard.compress(raw)
+    magic = b"\x28\xb5\x2f\xfd"
+    size = struct.pack("<Q", rng.choice((raw_length, raw_length + 1, 1 << 40, (1 << 64) - 1, 0)))
+    return rng.choice(
+        (
+            zstandard.ZstdCompressor(write_content_size=False).compress(raw),
+            good + good,
+            good + b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + b"skip",
+            b"\x50\x2a\x4d\x18" + struct.pack("<I", raw_length & 0xFFFFFFFF) + raw[:100],
+            magic + b"\xe0" + size + b"\x01\0\0",  # one segment, eight bytes of content size; a last block, raw, empty
+            magic + b"\xe0" + size + struct.pack("<I", 1 | 1 << 1 | (128 << 10) << 3)[:3] + b"\0",  # one byte repeated
+            magic + b"\xc0\xf8" + size + b"\x01\0\0",  # a window of 2^41 bytes
+            magic + b"\xc3\x00" + b"\x01\0\0\0" + size + b"\x01\0\0",  # a dictionary
+            good[: len(good) // 2],
+            zstandard.ZstdCompressor(write_checksum=True).compress(raw)[:-1] + b"\0",
+            magic,
+            b"",
+        )
+    )
+
+
+def odd_planes(raw_length: int, rng: random.Random) -> bytes:
+    """A chunk of planes with a head that may be wrong."""
+    layout, planes = rng.choice(
+        ((1, 2), (2, 4), (3, 8), (4, 2), (5, 3), (6, 4), (7, 4), (8, 8), (0, 0), (9, 2), (5, 255))
+    )
+    head = struct.pack("<BBH", layout, planes, rng.choice((0, 0, 0, 1)))
+    body = b""
+    for _ in range(min(planes, 8)):
+        stored = rng.choice((raw_length // 4, raw_length // 2, 0, 1, 0xFFFFFFFF, 9))
+        data = rng.choice((bytes(min(stored, raw_length)), zstandard.compress(bytes(raw_length // 4)), b""))
+        head += struct.pack("<B3xI", rng.choice((0, 1, 2, 3, 4)), rng.choice((stored, len(data))))
+        body += data
+    return head + body + bytes(rng.choice((0, raw_length % 4)))
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def edit_bytes(data: bytes, rng: random.Random) -> bytes:
+    """What storage may do to a file, or somebody who knows nothing of its digests."""
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 3, 10))):
+        at = (
+            rng.randrange(len(changed) + 1)
+            if rng.random() < 0.5
+            else rng.choice((0, len(changed))) + rng.randrange(-200, 200)
+        )
+        at = max(0, min(at, len(changed) - 1))
+        kind = rng.randrange(7)
+        if kind < 3 and changed:
+            changed[at] ^= 1 << rng.randrange(8)
+        elif kind == 3:
+            del changed[at : at + rng.choice((1, 8, 64, 1000, 1 << 30))]
+        elif kind == 4:
+            changed[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice((1, 8, 64))))
+        elif kind == 5 and changed:
+            length = rng.choice((1, 8, 16, 80))
+            start = rng.randrange(len(changed))
+            changed[at : at + length] = changed[start : start + length]
+        else:
+            changed[at : at + 8] = struct.pack("<Q", rng.choice(NUMBERS) & ((1 << 64) - 1))
+    return bytes(changed)
+
+
+def edit_manifest(manifest: ManifestImage, rng: random.Random) -> None:
+    """One edit of what is not the structure document, or of anything."""
+    if rng.random() < 0.1:
+        manifest.version = rng.choice((0, 1, 2, 3, 10**8))
+    else:
+        manifest.document = edit_json(manifest.document, rng)

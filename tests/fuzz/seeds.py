@@ -1,0 +1,195 @@
+"""What cases are made of: small checkpoints of odd states, and the golden files. The same bytes on every day."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tempfile
+import uuid
+from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+import deeppart
+from deeppart.levels import timestamps
+from tests.fuzz.images import ManifestImage, PartImage
+from tests.unit import cli_support
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+Point = namedtuple("Point", ["x", "y"])
+
+#: Path in the directory of a case -> bytes.
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A directory of files.
+
+    Attributes:
+        files: its contents.
+        live: a state to restore into, without one byte of what was saved; None where there is nothing to restore.
+    """
+
+    files: Files
+    live: Callable[[], Any] | None = None
+
+
+def _odd(fill: float) -> dict[str, Any]:
+    torch.manual_seed(int(fill * 10))
+    weight = torch.full((6, 5), fill)
+    numbers = np.arange(24, dtype=np.int16).reshape(4, 6) * int(fill)
+    return {
+        "model": {"weight": weight, "row": weight[1], "twin": weight, "wide": weight.t(), "half": weight.half()},
+        "numbers": numbers,
+        "corner": numbers[1:3, 2:4],
+        "texts": np.array(["ab", f"c{fill}"]),
+        "times": np.array([int(fill), 5], dtype="M8[ns]"),
+        "empty": torch.zeros(0, 3),
+        "scalar": torch.tensor(fill, dtype=torch.bfloat16),
+        "expanded": torch.full((1, 4), fill).expand(3, 4),
+        "values": [fill, int(fill), -0.0, float("inf"), 1 << 70, f"text {fill}", b"\0\xff", None, True, 1j * fill],
+        "more": (torch.float16, torch.device("cpu"), torch.Size([2, 3]), np.float32(fill), "\ud800", np.str_("x")),
+        "point": Point(torch.full((3,), fill), {"deep": [[(fill,)]]}),
+        7: "seven",
+        (1, "two"): Counter(a=int(fill)),
+        None: OrderedDict(b=fill, a=torch.full((2,), fill)),
+    }
+
+
+def _module(fill: float) -> dict[str, Any]:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * fill)
+    model(torch.full((5, 3), fill) + torch.arange(15.0).reshape(5, 3)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "step": int(fill)}
+
+
+def _large(fill: float) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(int(fill))
+    return {
+        "weights": torch.randn(3000, generator=generator) * 0.1,
+        "moments": torch.rand(2000, generator=generator).double() * fill,
+        "half": torch.randn(1500, generator=generator).bfloat16(),
+        "zeros": torch.zeros(20_000) + 0.0 * fill,
+        "ids": torch.arange(1000) * int(fill),
+        "bytes": torch.arange(3000, dtype=torch.uint8),
+    }
+
+
+def _save(root: Path, *states: Any, **options: Any) -> None:
+    config = deeppart.Config(persistent_dir=str(root), keep={"persistent": 0}, **options)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step, state in enumerate(states, start=1):
+            checkpointer.checkpoint(state, step=step).wait("persistent", timeout=600)
+
+
+def _with_ties(root: Path) -> None:
+    """Makes ``rng``, of which every rank has its own, an array of numpy that another leaf shares its memory with."""
+    for path in sorted(root.glob("step-*/part-*")):
+        part = PartImage.parse(path.read_bytes())
+        part.meta["leaves"] = {"2": ["numpy", "|u1", [16]], "3": ["numpy", "|u1", [4]]}
+        if "structure" in part.meta:
+            _tie(part.meta["structure"])
+        path.write_bytes(part.encode())
+    for path in root.glob("step-*/manifest"):
+        manifest = ManifestImage.parse(path.read_bytes())
+        _tie(manifest.document["structure"])
+        manifest.name({part.name: part.read_bytes() for part in path.parent.glob("part-*")})
+        path.write_bytes(manifest.encode())
+
+
+def _tie(structure: dict[str, Any]) -> None:
+    structure["leaves"][2] = ["numpy", "|u1", [16], 1]
+    structure["leaves"].append(["numpy", "|u1", [4], 1, [2, 8, [2]]])
+    structure["tree"][1].append("tied")
+    structure["tree"][2].append(["a", 3])
+
+
+def _of_ranks() -> dict[str, Any]:
+    rng = np.zeros(16, dtype=np.uint8)
+    return {
+        "a": torch.zeros(900),
+        "b": torch.zeros(100, dtype=torch.int64),
+        "rng": rng,
+        "position": 0,
+        "tied": rng[8:15:2],
+    }
+
+
+def _golden() -> Files:
+    files = {f"ckpt/step-000000001200/{path.name}": path.read_bytes() for path in (GOLDEN / "v1").iterdir()}
+    for path in (GOLDEN / "v2").iterdir():
+        files[f"ckpt/step-000000001300/{path.name}"] = path.read_bytes()
+    lineage = "000102030405060708090a0b0c0d0e0f"
+    parity = next(path for path in (GOLDEN / "v1").iterdir() if path.suffix == ".dpy")
+    files[f"local/{lineage}/parity/step-000000001200/{parity.name}"] = parity.read_bytes()
+    for rank in range(2):
+        name = f"part-{rank:05d}-of-00002.dpp"
+        files[f"local/{lineage}/step-000000001200/{name}"] = (GOLDEN / "v1" / name).read_bytes()
+    files["ckpt/deeppart.json"] = json.dumps({"format": "deeppart", "version": 1, "lineage": lineage}).encode()
+    return files
+
+
+def _settings() -> Files:
+    run = {"session": "ab" * 16, "began": "2026-11-20T01:02:03.000004Z", "nodes": 2, "restored": "local"}
+    runs = [run | {"seen": "2026-11-20T02:02:03.000004Z", "ended": None}, run | {"seen": None, "ended": run["began"]}]
+    owner = {"session": "cd" * 16, "who": "job 5, node7, process 77", "since": run["began"]}
+    toml = 'persistent_dir = "ckpt"\nevery = { local = 0, persistent = 2 }\nkeep = { persistent = 3 }\ntimeout = 30.5\n'
+    toml += 'compression = "zstd:3"\nnode_size = 2\nincremental = true\nmachine = "machine.toml"\n'
+    machine = 'name = "lab"\nsource = "measured"\nbase = "cpu-16"\n[memory]\ncopy = "9 GB/s"\ntensor = "20 us"\n'
+    return {
+        "ckpt/deeppart.json": json.dumps({"format": "deeppart", "version": 1, "lineage": "ef" * 16}).encode(),
+        "ckpt/deeppart-runs.json": json.dumps({"format": "deeppart-runs", "version": 1, "runs": runs}).encode(),
+        "ckpt/.deeppart.lock": json.dumps(owner).encode(),
+        "deeppart.toml": toml.encode(),
+        "machine.toml": machine.encode(),
+    }
+
+
+@dataclass
+class _Made:
+    """Seeds under way, in a directory of their own."""
+
+    scratch: Path
+    seeds: dict[str, Seed] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[Path], object], live: Callable[[], Any]) -> None:
+        root = self.scratch / name / "ckpt"
+        make(root)
+        paths = [path for path in root.rglob("*") if path.is_file() and path.name != ".deeppart.lock"]
+        self.seeds[name] = Seed({f"ckpt/{path.relative_to(root)}": path.read_bytes() for path in sorted(paths)}, live)
+
+
+def make_seeds() -> Mapping[str, Seed]:
+    """All seeds by name; identities and times in them are always the same."""
+    numbers = itertools.count(1)
+    scratch = Path(tempfile.mkdtemp(prefix="deeppart-fuzz-seeds-"))
+    clock = mock.Mock(time=lambda: 1.8e9)
+    identity = mock.patch.object(uuid, "uuid4", lambda: uuid.UUID(int=next(numbers)))
+    try:
+        with identity, mock.patch.object(timestamps, "time", clock):
+            made = _Made(scratch)
+            made.add("odd", lambda root: _save(root, _odd(3.0), compression="none"), lambda: _odd(0.0))
+            made.add("module", lambda root: _save(root, _module(2.0), compression="none"), lambda: _module(1.0))
+            made.add("planes", lambda root: _save(root, _large(2.0), compression="tensor"), lambda: _large(0.0))
+            made.add("frames", lambda root: _save(root, _large(2.0), compression="zstd"), lambda: _large(0.0))
+            made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))
+            made.add("ranks", lambda root: (cli_support.forge(root, 4, 2), _with_ties(root)), _of_ranks)
+            made.add("own", lambda root: (cli_support.forge(root, 4, 1), _with_ties(root)), _of_ranks)
+            return {**made.seeds, "golden": Seed(_golden()), "settings": Seed(_settings())}
+    finally:
+        shutil.rmtree(scratch)
+
+
+def _twice() -> list[dict[str, Any]]:
+    one = _large(2.0)
+    return [one, {**one, "weights": one["weights"] + 1}]

@@ -1,0 +1,106 @@
+"""Runs cases, a line of JSON each, in a process of its own with limits: ``python -m tests.fuzz.worker [BREAKAGE]``."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from tests.fuzz import readers
+from tests.fuzz.breaking import BREAKAGES
+from tests.fuzz.seeds import make_seeds
+
+#: Processor time of one case.
+MOST_CPU_S = 20.0
+#: Address space beyond what there is before the first case: a case that needs more ends in an error.
+ROOM_BYTES = 3 << 30
+#: Memory that a case may take: this, and so many bytes for each of its own (a chunk of zeros needs no more).
+PLAIN_BYTES, BYTES_PER_BYTE = 384 << 20, 1 << 15
+
+_OPENING = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate"})
+
+
+class _Watch:
+    """Which files are opened and which modules imported while a case runs."""
+
+    def __init__(self) -> None:
+        self.inside: Path | None = None
+        self.found: list[str] = []
+        self._harmless = tuple(map(str, {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]}))
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.inside is None:
+            return
+        if event == "import":
+            name = str(arguments[0]).partition(".")[0]
+            if name == "torch":
+                self.found.append(f"imports {arguments[0]}")
+        elif event in _OPENING:
+            for path in arguments[:2]:
+                if isinstance(path, (str, bytes)) and not self._may(path):
+                    self.found.append(f"{event} {path!a:.200}")
+
+    def _may(self, path: str | bytes) -> bool:
+        text = path.decode("utf-8", "replace") if isinstance(path, bytes) else path
+        whole = Path(text).absolute()
+        known = text in ("r", "rb", "w", "wb", "x", "a") or ".." in whole.parts
+        good = whole.is_relative_to(self.inside or "/") or str(whole).startswith(
+            (*self._harmless, "/proc/", "/dev/", "/sys/")
+        )
+        return (good and not (known and ".." in whole.parts)) or text in ("r", "rb", "w", "wb", "x", "a", "r+b")
+
+
+def _status(name: str) -> int:
+    """Bytes, of a line of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _out_of_time(number: int, frame: FrameType | None) -> NoReturn:
+    raise TimeoutError(f"more than {MOST_CPU_S} s of processor time")
+
+
+def main() -> None:
+    """Read a case per line, answer with a line."""
+    for name in sys.argv[1:]:
+        BREAKAGES[name]()
+    seeds = make_seeds()
+    watch = _Watch()
+    signal.signal(signal.SIGPROF, _out_of_time)
+    scratch = Path(tempfile.mkdtemp(prefix="deeppart-fuzz-"))
+    for seed in seeds.values():  # so that everything is imported, and memory is taken that is kept
+        readers.lay_out(scratch / "warm", seed.files)
+        for choice in range(2):
+            readers.run_case(scratch / "warm", seed.live, choice)
+    limit = _status("VmSize") + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        case = json.loads(line)
+        directory = Path(case["directory"])
+        nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        watch.inside, watch.found = directory, []
+        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
+        outcome = readers.run_case(directory, seeds[case["seed"]].live, case["choice"])
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        watch.inside = None
+        outcome.problems += [f"outside: {text}" for text in sorted(set(watch.found))]
+        grown = _status("VmHWM") - before
+        if grown > PLAIN_BYTES + BYTES_PER_BYTE * nbytes:
+            outcome.problems.append(f"memory: {grown >> 20} MiB for a case of {nbytes} bytes")
+        answer = {"signature": outcome.signature, "problems": outcome.problems, "loaded": outcome.loaded}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
