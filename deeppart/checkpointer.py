@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from deeppart.arguments import check_step, resolve_config
 from deeppart.assembling import cadence_for, pipeline_for, retention_for, scrubber_for
 from deeppart.cadence import CadenceReport
 from deeppart.collecting import collection_paused
@@ -25,13 +26,14 @@ from deeppart.errors import (
 )
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
+from deeppart.leaving import Background, settle
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
 from deeppart.pipeline import Repair
 from deeppart.recovery import Recovered, recover, take_inventory
 from deeppart.restart import Inventory
-from deeppart.restoring import PerRank, restore_state
+from deeppart.restoring import PerRank, refusal_of, restore_state
 from deeppart.saving import Saver
 from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
@@ -39,10 +41,10 @@ from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
 from deeppart.writing import Job
 
-#: Largest step number that a step directory's name can hold.
-LAST_STEP = 10**18
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02
+#: A start waits for what this process has left before; shorter than the other ranks wait for this one.
+_SETTLE_SHARE = 0.8
 
 
 class Checkpointer:
@@ -64,9 +66,8 @@ class Checkpointer:
     """
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
-        if config is not None and settings:
-            raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
-        self.config = Config(**settings) if config is None else config
+        self.config = resolve_config(config, settings)
+        settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm
         self._every = self._session.protection.every
@@ -75,12 +76,16 @@ class Checkpointer:
         self._retention = retention_for(self._session)
         self._pipeline = pipeline_for(self._session, self._retention)
         self._scrubber = scrubber_for(self._session, self._pipeline)
+        self._background = Background(self._session, self._pipeline, self._scrubber, self._staging)
+        # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
+        self._dropped = weakref.finalize(self, self._background.leave)
+        self._dropped.atexit = False
         self._auto = cadence_for(self._session)
         self._sequence = 0
         self._known_steps = set(self._session.committed)
         self._used_steps: set[int] = set()
         self._recent: list[Pending] = []
-        self._closed = False
+        self._closed, self._restored = False, False
         self.failures = 0
         self.explanation: tuple[str, ...] = ()
 
@@ -138,6 +143,7 @@ class Checkpointer:
         if self._auto is not None and not due:
             return Pending(step, due, self._pipeline.poll)
         refusal = self._refusal_of(step)
+        self._warn_not_restored(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
         self._retention.protect(step)
@@ -188,7 +194,9 @@ class Checkpointer:
         session, timeout = self._session, self.config.timeout
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
-        self._wait_for_background()
+        step = None if step is None else check_step(step, "restore(state, step)")
+        self._restored = True
+        self._wait_for_background(refusal_of(per_rank))
         self._saver.restored()
         inventory = take_inventory(
             self._comm,
@@ -229,17 +237,19 @@ class Checkpointer:
             return
         self._closed = True
         self._saver.close()
-        if self._scrubber is not None:
-            self._scrubber.close(self.config.timeout)
-        finished = self._pipeline.drain(self.config.timeout)
-        self._report_failures()
-        self._pipeline.close(0.0)
-        self._session.drop_spares()
-        self._staging.release()
-        if self._auto is not None:
-            self._auto.end(failed=False)
-            self._warn_unsaved(self._auto.unsaved_step)
-        self._session.close(together=True, finished=finished)
+        self._dropped.detach()
+        try:
+            finished = self._background.finish(self.config.timeout)
+        except BaseException:  # an interrupt
+            self._background.leave()
+            raise
+        try:
+            self._report_failures()
+            if self._auto is not None:
+                self._auto.end(failed=False)
+                self._warn_unsaved(self._auto.unsaved_step)
+        finally:
+            self._background.give_back()
         if not finished:
             raise CheckpointError(
                 "the last checkpoint was not finished when the checkpointer was closed",
@@ -257,14 +267,13 @@ class Checkpointer:
             self.close()
             return
         # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
-        self._closed = True
-        self._saver.close()
-        if self._scrubber is not None:
-            self._scrubber.abandon()
-        self._pipeline.close(0.0)
-        if self._auto is not None:
-            self._auto.end(failed=True)
-        self._session.close()
+        if not self._closed:
+            self._closed = True
+            self._dropped.detach()
+            self._saver.close()
+            self._background.leave()
+            if self._auto is not None:
+                self._auto.end(failed=True)
 
     def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
@@ -289,10 +298,13 @@ class Checkpointer:
 
     # --- the steps of checkpoint() ---
 
-    def _wait_for_background(self) -> None:
-        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it (collective)."""
-        error: DeeppartError | None = None
-        if not self._pipeline.drain(self.config.timeout):
+    def _wait_for_background(self, error: DeeppartError | None) -> None:
+        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it (collective).
+
+        Args:
+            error: what else this rank has to say against the restore.
+        """
+        if error is None and not self._pipeline.drain(self.config.timeout):
             error = CheckpointError(
                 "restore: an earlier checkpoint is still being written",
                 found=f"not finished after {self.config.timeout:g} s",
@@ -301,9 +313,7 @@ class Checkpointer:
         raise_together(self._comm, error, "restore", 2 * self.config.timeout)
 
     def _check_call(self, step: int) -> int:
-        number = operator.index(step)
-        if isinstance(step, bool) or not 0 <= number < LAST_STEP:
-            raise ValueError(f"step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
+        number = check_step(step, "checkpoint(state, step)")
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="checkpoint inside the `with` block")
         return number
@@ -316,7 +326,8 @@ class Checkpointer:
                 f"step {step} is already in the checkpoint directory",
                 expected="a step that has not been committed",
                 where=f"step {step}, {self._session.persistent.root}",
-                todo="count on from the restored step, give the job a directory of its own, or remove newer steps with "
+                todo=("" if self._restored else "call restore(state) before the loop, and ")
+                + "count on from the restored step, give the job a directory of its own, or remove newer steps with "
                 "`deeppart prune --after` (with --local for the copies on nodes)",
             )
         return None
@@ -380,6 +391,20 @@ class Checkpointer:
             warn_caller(note, category)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))
+
+    def _warn_not_restored(self, step: int) -> None:
+        """Training that has begun anew beside what an earlier run has left, once."""
+        newest = max(self._session.committed, default=-1)
+        if self._restored or step >= newest:
+            return
+        self._restored = True
+        if self.rank == 0:
+            warn_caller(
+                f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
+                "restored: the next restore will take that step. Call restore(state) before the loop; or give this run "
+                "a directory of its own, or remove the old steps with `deeppart prune --after`",
+                DeeppartWarning,
+            )
 
     def _warn_unsaved(self, step: int | None) -> None:
         if step is not None and self.rank == 0:
