@@ -77,7 +77,7 @@ class Checkpointer:
         self._scrubber = scrubber_for(self._session, self._pipeline)
         self._auto = cadence_for(self._session)
         self._sequence = 0
-        self._known_steps = set(self._session.committed)
+        self._known_steps = {key.step for key in self._session.committed}
         self._used_steps: set[int] = set()
         self._recent: list[Pending] = []
         self._closed = False
@@ -140,7 +140,6 @@ class Checkpointer:
         refusal = self._refusal_of(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
-        self._retention.protect(step)
         looking = time.monotonic()
         try:
             with collection_paused():
@@ -274,7 +273,7 @@ class Checkpointer:
             self._pipeline.ledger.restored(recovered.attempt)
             return
         step, session = recovered.attempt.step, self._session
-        self._retention.adopt(step)
+        self._retention.adopt(recovered.attempt.key)
         self.explanation += (f"step {step}: rebuilding redundancy in the background: {healing.describe()}",)
 
         def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
@@ -283,7 +282,7 @@ class Checkpointer:
             self._pipeline.ledger.restored(recovered.attempt)
 
         mine = any(write.rank == self.rank for write in healing.writes)
-        self._pipeline.submit_repair(Repair(step, f"rebuilding the redundancy of step {step}", run, mine))
+        self._pipeline.submit_repair(Repair(recovered.attempt, f"rebuilding the redundancy of step {step}", run, mine))
 
     # --- the steps of checkpoint() ---
 
