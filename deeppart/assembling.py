@@ -24,7 +24,8 @@ def retention_for(session: Session) -> Retention:
         session.persistent if session.comm.rank == 0 else None,
         session.config.keep,
         session.protection.every,
-        session.leftovers,
+        session.earlier,
+        session.owner,
     )
 
 

@@ -82,7 +82,7 @@ class Checkpointer:
         self._dropped.atexit = False
         self._auto = cadence_for(self._session)
         self._sequence = 0
-        self._known_steps = set(self._session.committed)
+        self._known_steps = {key.step for key in self._session.committed}
         self._used_steps: set[int] = set()
         self._recent: list[Pending] = []
         self._closed, self._restored = False, False
@@ -146,7 +146,6 @@ class Checkpointer:
         self._warn_not_restored(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
-        self._retention.protect(step)
         looking = time.monotonic()
         try:
             with collection_paused():
@@ -285,7 +284,7 @@ class Checkpointer:
             self._pipeline.ledger.restored(recovered.attempt)
             return
         step, session = recovered.attempt.step, self._session
-        self._retention.adopt(step)
+        self._retention.adopt(recovered.attempt.key)
         self.explanation += (f"step {step}: rebuilding redundancy in the background: {healing.describe()}",)
 
         def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
@@ -294,7 +293,7 @@ class Checkpointer:
             self._pipeline.ledger.restored(recovered.attempt)
 
         mine = any(write.rank == self.rank for write in healing.writes)
-        self._pipeline.submit_repair(Repair(step, f"rebuilding the redundancy of step {step}", run, mine))
+        self._pipeline.submit_repair(Repair(recovered.attempt, f"rebuilding the redundancy of step {step}", run, mine))
 
     # --- the steps of checkpoint() ---
 
@@ -394,7 +393,7 @@ class Checkpointer:
 
     def _warn_not_restored(self, step: int) -> None:
         """Training that has begun anew beside what an earlier run has left, once."""
-        newest = max(self._session.committed, default=-1)
+        newest = max((key.step for key in self._session.committed), default=-1)
         if self._restored or step >= newest:
             return
         self._restored = True

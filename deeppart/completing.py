@@ -16,13 +16,19 @@ from deeppart.collecting import collection_paused
 from deeppart.comm.base import Comm
 from deeppart.commit import commit_round
 from deeppart.driving import Driver
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    DeeppartError,
+    DirectoryInUseError,
+    KeepNotice,
+)
 from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.timestamps import now
-from deeppart.model import REDUNDANT_LEVELS, Manifest, PartRecord
+from deeppart.model import REDUNDANT_LEVELS, Manifest, PartRecord, StepKey
 from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED
 from deeppart.retention import Retention
@@ -60,7 +66,7 @@ class Completer:
         retention: Retention,
         driver: Driver,
         ledger: Ledger,
-        may_go: Callable[[Job, str, set[int]], set[int]],
+        may_go: Callable[[Job, str, set[StepKey]], set[StepKey]],
     ) -> None:
         self._channels, self._rank = channels, rank
         self._local, self._persistent, self._owner = local, persistent, owner
@@ -94,7 +100,7 @@ class Completer:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
             # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
-            self._retention.abandon(level, job.attempt.step, self._written(job, level, outcome) if known else [])
+            self._retention.abandon(level, job.attempt.key, self._written(job, level, outcome) if known else [])
             job.pending.note_level(level, FAILED, error=level_error(job, level, problem or str(outcome)))
         return complete
 
@@ -117,19 +123,29 @@ class Completer:
             self._incremental.completed(level, self._part_path(job, level).parent, job.attempt, outcome)
 
     def _commit(self, job: Job, parts: list[PartRecord]) -> None:
-        """Rank 0: make the step a checkpoint."""
+        """Rank 0: make the step a checkpoint.
+
+        Where another job took the directory over meanwhile without having seen the commit, it is taken back: that job
+        goes on from an older step, and this one's must not be found beside its own later.
+        """
         assert self._owner is not None and job.document is not None
         self._owner.check()
         with collection_paused():
             document = job.document
             manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), document.structure(), document.compared)
             data = encode_manifest(manifest)
-        self._persistent.commit(job.attempt.step, data)
+        self._persistent.commit(job.attempt.key, data)
+        try:
+            self._owner.check_commit(job.attempt.key)
+        except DirectoryInUseError:
+            self._persistent.withdraw(job.attempt.key)
+            raise
 
     def _retire(self, job: Job, level: str) -> None:
         """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
         try:
-            self._retention.committed(level, job.attempt.step, partial(self._may_go, job, level))
+            for notice in self._retention.committed(level, job.attempt.key, partial(self._may_go, job, level)):
+                self._ledger.note(notice, KeepNotice)
         except (DeeppartError, OSError) as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"

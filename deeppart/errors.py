@@ -177,6 +177,10 @@ class ScrubNotice(DeeppartWarning):
     """Files on nodes were found damaged or missing when they were read again, and have been repaired, or not."""
 
 
+class KeepNotice(DeeppartWarning):
+    """A committed step of an earlier run cannot be restored from its directory, and does not count for ``keep``."""
+
+
 class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 

@@ -2,6 +2,8 @@
 
 Three phases, each ended by a commit round, since each works on the files of the one before: parts to their home nodes,
 copies to other nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
+They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
+name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class Healer:
             if write.rank == self._comm.rank:
                 local, part = self._levels["local"], memory[write.part]
                 for name, path in part.bases():
-                    fill(local.open_base(attempt, name), sound_pieces(path))
-                fill(local.open_part(attempt, write.part), part.pieces())
+                    fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
+                fill(local.open_part(attempt, write.part, mend=True), part.pieces())
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         rank = self._comm.rank
@@ -116,8 +118,8 @@ class Healer:
         def opened(incoming: Incoming, _: tuple[str, ...]) -> DurableFile:
             level = self._levels[levels[incoming.part]]
             if incoming.name:
-                return level.open_base(attempt, incoming.name)
-            return level.open_part(attempt, incoming.part)
+                return level.open_base(attempt, incoming.name, mend=True)
+            return level.open_part(attempt, incoming.part, mend=True)
 
         self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
         if problem is not None:
@@ -139,7 +141,7 @@ class Healer:
             for member, stored, path in zip(each.which.members, each.members, each.paths, strict=True):
                 if member.rank == self._comm.rank:
                     sets.append((each.which, self._part_file(attempt, stored, path)))
-        opened = self._levels["parity"].open_parity
+        opened = partial(self._levels["parity"].open_parity, mend=True)
         self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
 
     def _part_file(self, attempt: Attempt, stored: ParityMember, path: str) -> PartFile | None:

@@ -50,8 +50,6 @@ class Incremental:
         holdings = self._holdings[level]
         if digests is None or holdings is None or (level == "local" and "parity" in due):
             return Unchanged(digests)
-        if directory == holdings.directory:  # the step is saved once more: what is there is about to be replaced
-            return Unchanged(digests)
         allowed = self._copied if level == "local" and "partner" in due else None
         references = choose(digests, layout.chunks, holdings, allowed)
         kept, names = link_bases(references, holdings, directory)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from deeppart.errors import DeeppartWarning
-from deeppart.model import Attempt
+from deeppart.model import Attempt, StepKey
 
 #: Checkpoints that are remembered as complete: ranks learn of that one after the other.
 _REMEMBERED = 3
@@ -22,7 +22,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._notes: deque[tuple[str, type[DeeppartWarning]]] = deque()
         self._complete: dict[int, Attempt] = {}
-        self._held: list[int] = []
+        self._held: list[Attempt] = []
 
     def note(self, text: str, category: type[DeeppartWarning]) -> None:
         """Something to tell the caller at the next call."""
@@ -45,24 +45,25 @@ class Ledger:
         with self._lock:
             return dict(self._complete)
 
-    def hold(self, step: int) -> None:
-        """Keep a step's files on nodes from being retired until :meth:`release`."""
+    def hold(self, attempt: Attempt) -> None:
+        """Keep a checkpoint's files on nodes from being retired until :meth:`release`."""
         with self._lock:
-            self._held.append(step)
+            self._held.append(attempt)
 
-    def release(self, step: int) -> None:
+    def release(self, attempt: Attempt) -> None:
         """See :meth:`hold`."""
         with self._lock:
-            self._held.remove(step)
+            self._held.remove(attempt)
 
-    def retire(self, steps: Iterable[int]) -> set[int]:
+    def retire(self, keys: Iterable[StepKey]) -> set[StepKey]:
         """Those of the steps that nobody holds: their files may go, and they do not count as complete from here on.
 
         So whoever holds a step, and finds it complete on all ranks afterwards, finds its files, too.
         """
         with self._lock:
-            retired = set(steps).difference(self._held)
-            self._complete = {at: each for at, each in self._complete.items() if each.step not in retired}
+            retired = {key for key in keys if not any(key.may_hold(attempt) for attempt in self._held)}
+            gone = {at for at, each in self._complete.items() if any(key.may_hold(each) for key in retired)}
+            self._complete = {at: each for at, each in self._complete.items() if at not in gone}
             return retired
 
     def _remember(self, sequence: int, attempt: Attempt) -> None:

@@ -37,11 +37,29 @@ class LoadedPart:
         reader: index, spans and meta; its source is closed, or in memory.
         raw: the raw stream.
         source: where the bytes of the file can be had again, if they are not those of ``raw``: its path, or memory.
+        used_in_place: the file whose own memory ``raw`` is, or None.
     """
 
     reader: PartReader
     raw: Bytes
     source: str | MemorySource | None
+    used_in_place: FileSource | None = None
+
+    def problem(self) -> CorruptFileError | None:
+        """To be asked when the bytes have been used: whether they may have changed since they were checked.
+
+        A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
+        the file another name then, before it writes over it (:mod:`deeppart.levels.spares`): what still has its name
+        has not changed.
+        """
+        if self.used_in_place is None or self.used_in_place.has_its_name():
+            return None
+        return CorruptFileError(
+            "a part file was taken away while it was being used",
+            found="another job that runs on this node retires the step",
+            where=self.used_in_place.path,
+            todo="end the other job, build the state anew and restore again",
+        )
 
     def chunk(self, index: int) -> Bytes:
         """The raw bytes of a chunk, where they lie."""
@@ -52,12 +70,14 @@ class LoadedPart:
         """The bytes of the whole file, in order; those of an encoded part are read once more, and checked.
 
         Raises:
-            FormatError, StorageError: they cannot be had again.
+            FormatError, StorageError: they cannot be had again, or may have changed meanwhile.
         """
         head, tail = self.reader.frame()
         yield head
         if self.source is None:
             yield self.raw.data
+            if (changed := self.problem()) is not None:
+                raise changed
         elif isinstance(self.source, MemorySource):
             yield self.source.read_at(len(head), self.source.size - len(head) - len(tail))
         else:
@@ -93,7 +113,7 @@ class OpenedPart:
     """
 
     def __init__(self, source: FileSource | MemorySource, read: Read, attempt: Attempt) -> None:
-        self._source = source
+        self._source, self._is_on_a_node = source, read.source.is_on_a_node
         self._reader = PartReader(
             source,
             where=read.source.path,
@@ -147,7 +167,10 @@ class OpenedPart:
 
         again = None if self._is_payload else self._source
         path = again.path if isinstance(again, FileSource) else again
-        part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path)
+        in_place = None  # on the persistent level, files are removed and never written over
+        if mapped is not None and isinstance(self._source, FileSource) and self._is_on_a_node:
+            in_place = self._source
+        part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path, in_place)
         with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
             try:
                 for _ in pool.map(bring, range(len(chunks))):

@@ -82,6 +82,31 @@ class Attempt:
     step: int
     world_size: int
 
+    @property
+    def key(self) -> StepKey:
+        """What its step directories are named by."""
+        return StepKey(self.step, self.session, self.sequence)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepKey:
+    """What a step directory is named by, at every level: no two sessions ever write under one name.
+
+    Attributes:
+        step: the user's step number.
+        session: 32 hex digits of the run of the job that writes there; "" in the older layout, where directories were
+            named by step number alone.
+        sequence: count of checkpoints in that session, from 0; 0 in the older layout.
+    """
+
+    step: int
+    session: str = ""
+    sequence: int = 0
+
+    def may_hold(self, attempt: Attempt) -> bool:
+        """Whether files of an attempt belong into the directory of this name."""
+        return self == attempt.key or (not self.session and self.step == attempt.step)
+
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:

@@ -37,7 +37,7 @@ from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.transfer import Staged
 from deeppart.levels.workers import Workers
-from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Attempt, StepKey
 from deeppart.part import PartSummary, parse_base_file_name
 from deeppart.pending import FAILED, RUNNING
 from deeppart.protecting import Protector
@@ -54,13 +54,13 @@ class Repair:
     """Redundancy to rebuild.
 
     Attributes:
-        step: whose; it is not retired meanwhile.
+        attempt: whose; it is not retired meanwhile.
         what: for messages.
         run: does it: given a channel, what drives operations on it, and what gives the staging memory back.
         needs_staging: whether it begins with parts that lie there.
     """
 
-    step: int
+    attempt: Attempt
     what: str
     run: Callable[[Comm, Callable[..., Any], Callable[[], None]], None]
     needs_staging: bool
@@ -163,7 +163,7 @@ class Pipeline:
         """Take over the rebuilding of redundancy; if it needs the staging memory, that is the pipeline's until then."""
         self._staging_free = self._staging_free and not repair.needs_staging
         self._repairs.append(repair)
-        self.ledger.hold(repair.step)
+        self.ledger.hold(repair.attempt)
         self._to_protect.put(repair)
 
     @property
@@ -259,7 +259,7 @@ class Pipeline:
             self.ledger.note(text, BackgroundFailureWarning)
         finally:
             self._release(repair)
-            self.ledger.release(repair.step)
+            self.ledger.release(repair.attempt)
             with self._room:
                 self._repairs.remove(repair)
                 self._room.notify_all()
@@ -324,10 +324,10 @@ class Pipeline:
         self._settle(job, level)
         return complete
 
-    def _retire(self, job: Job, level: str, steps: set[int]) -> set[int]:
+    def _retire(self, job: Job, level: str, keys: set[StepKey]) -> set[StepKey]:
         """Those of the steps whose files on nodes may go when a level of a job is complete: not in work, nor in use."""
         others = [other for other in list(self._in_flight) if other is not job or job.open_levels != {level}]
-        return self.ledger.retire(steps.difference(other.attempt.step for other in others))
+        return self.ledger.retire(keys.difference(other.attempt.key for other in others))
 
     def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
         for level in levels:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from deeppart.arguments import check_step
-from deeppart.errors import RestoreError, StorageError, StructureMismatchError
-from deeppart.levels.persistent import committed_steps, read_manifest, read_manifests
+from deeppart.errors import FormatError, RestoreError, StorageError, StructureMismatchError
+from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests
 from deeppart.levels.recognizing import recognize
-from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
+from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
@@ -78,13 +78,12 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest]
     """
     step = None if step is None else check_step(step, "load(path, step)")
     for look in range(MOST_LOOKS):
-        manifest = find_manifest(root, step)
-        directory = step_directory(root, manifest.attempt.step)
+        found = find_step(root, step)
         try:
-            return use(directory, manifest)
+            return use(found.directory, found.manifest)
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
-            retired = error.errno == errno.ENOENT and not (directory / MANIFEST_NAME).exists()
+            retired = error.errno == errno.ENOENT and not (found.directory / MANIFEST_NAME).exists()
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")
@@ -195,31 +194,27 @@ def _chunks_of_leaves(pieces: list[list[Piece]]) -> dict[int, list[int]]:
     return chunks
 
 
-def find_manifest(root: Path, step: int | None) -> Manifest:
-    """The manifest of a step, or of the newest step that has a sound one.
+def find_step(root: Path, step: int | None) -> CommittedStep:
+    """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last.
 
     Raises:
         RestoreError: there is none; the reasons are listed.
-        FormatError, StorageError: the step asked for has a damaged one.
+        FormatError, StorageError: the step asked for has a damaged manifest.
     """
     if step is not None:
-        try:
-            return read_manifest(root, step)
-        except (FileNotFoundError, NotADirectoryError):
-            _check_place(root)
-            raise _nothing(root, f"step {step} is not a committed checkpoint", committed_steps(root)) from None
+        return _find_exactly(root, step)
     if not root.is_dir():
         _check_place(root)
         raise _nothing(root, "there is no such checkpoint directory", [])
     for _ in range(MOST_LOOKS):
-        manifests, problems = read_manifests(root)
-        if manifests:
-            return manifests[max(manifests)]
+        found, problems = read_manifests(root)
+        if found:
+            return found[-1]
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
             break
     if not problems:
         _check_place(root)
-    reasons = "; ".join(f"step {number}: {reason}" for number, reason in sorted(problems.items()))
+    reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in sorted(problems.items()))
     raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
 
 
@@ -228,6 +223,26 @@ def _check_place(root: Path) -> None:
     mistaken = recognize(root)
     if mistaken is not None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
+
+
+def _find_exactly(root: Path, step: int) -> CommittedStep:
+    found: list[CommittedStep] = []
+    refusal: FormatError | StorageError | None = None
+    for key, directory in list_steps(root).items():
+        if key.step == step:
+            try:
+                found.append(CommittedStep(key, directory, read_manifest(root, key)))
+            except FileNotFoundError:
+                continue
+            except (FormatError, StorageError) as error:
+                refusal = error
+    if found:
+        return max(found, key=lambda each: each.order)
+    if refusal is not None:
+        raise refusal
+    _check_place(root)
+    committed = sorted({key.step for key in committed_steps(root)})
+    raise _nothing(root, f"step {step} is not a committed checkpoint", committed)
 
 
 def _nothing(root: Path, summary: str, committed: list[int], found: str | None = None) -> RestoreError:

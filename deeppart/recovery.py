@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
-from deeppart.levels.steps import step_directory
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import LEVELS, Attempt, PartRecord
 from deeppart.part import FileSource, MemorySource
@@ -91,8 +90,8 @@ def take_inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, _, _ in gathered),
         node_of=node_of,
         committed=tuple(
-            Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records))
-            for identity, directory, records in committed
+            Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
+            for identity, directory, records, created in committed
         ),
         problems=tuple(line for *_, lines in gathered for line in lines) + tuple(unfinished),
         damaged=tuple(damaged),
@@ -103,30 +102,17 @@ def take_inventory(
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str]]:
     """(committed checkpoints, lines about steps never completed, lines about damaged ones)"""
     try:
-        manifests, problems = read_manifests(persistent.root)
+        found, problems = read_manifests(persistent.root)
     except StorageError as error:
         return [], [], [one_line(error)]
-    committed = []
-    for step, manifest in sorted(manifests.items()):
-        attempt = manifest.attempt
-        identity = [attempt.lineage, attempt.session, attempt.sequence, attempt.step, attempt.world_size]
-        records = [
-            [
-                part.rank,
-                part.file,
-                part.nbytes,
-                part.raw_bytes,
-                part.digest,
-                part.index_digest,
-                part.node_index_digest,
-                part.referenced_bytes,
-            ]
-            for part in manifest.parts
-        ]
-        committed.append([identity, str(step_directory(persistent.root, step)), records])
-    lines = {step: f"step {step} (persistent): {reason}" for step, reason in sorted(problems.items())}
-    unfinished = [line for step, line in lines.items() if problems[step] == UNFINISHED]
-    return committed, unfinished, [line for line in lines.values() if line not in unfinished]
+    committed = [
+        [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
+        for each in found
+        for created in (each.manifest.created,)
+    ]
+    lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
+    unfinished = [line for key, line in lines.items() if problems[key] == UNFINISHED]
+    return committed, unfinished, [line for key, line in lines.items() if problems[key] != UNFINISHED]
 
 
 def recover(

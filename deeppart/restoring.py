@@ -280,6 +280,9 @@ class _Restoring:
 
     def finish(self) -> DeeppartError | None:
         """Tie what was tied and hand everything to its containers and objects."""
+        for part in self._recovered.mine.values():
+            if (changed := part.problem()) is not None:
+                return changed
         try:
             tie(self._target, self._arrays)
             put(self._target, self._arrays, self._flat)

@@ -2,11 +2,12 @@
 
 Invariants
 ----------
-* Nothing is removed at a level before a newer step is committed there.
+* A session removes only directories that carry its own name, and those that were there when it started: nothing that
+  another session writes later is ever a candidate, however late this one acts.
+* Nothing is removed at a level before a newer step is committed there; on the persistent level, nothing by a session
+  that another has taken the directory from.
 * A local part is not removed while it is being drained, copied or encoded, nor as long as copies or parity of its step
   are kept: each is only worth something together with the other.
-* What another rank may be writing is never taken for a leftover: only steps this rank has itself submitted, or that
-  were there at start-up and have not been named since, are candidates.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from deeppart.errors import StorageError
+from deeppart.levels.keeping import Keeping
 from deeppart.levels.node import NodeLevel
-from deeppart.levels.persistent import PersistentLevel
-from deeppart.model import REDUNDANT_LEVELS
+from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
+from deeppart.model import REDUNDANT_LEVELS, StepKey
 
 
 class Retention:
@@ -30,7 +32,9 @@ class Retention:
         persistent: the persistent level on rank 0, otherwise None.
         keep: level name -> how many committed steps stay; 0 keeps all.
         every: level name -> 0 where the level is off: what earlier runs left there then goes with the local level.
-        leftovers: level name -> steps that earlier sessions left there; they go when a newer step is committed.
+        earlier: level name -> what was there when this session started; it goes when a newer step is committed, on the
+            persistent level by what ``keep`` says.
+        owner: of the persistent directory, on rank 0.
     """
 
     def __init__(
@@ -39,34 +43,26 @@ class Retention:
         persistent: PersistentLevel | None,
         keep: Mapping[str, int],
         every: Mapping[str, int],
-        leftovers: Mapping[str, set[int]],
+        earlier: Mapping[str, set[StepKey]],
+        owner: DirectoryOwner | None = None,
     ) -> None:
-        self._node_levels, self._persistent = node_levels, persistent
+        self._node_levels, self._persistent, self._owner = node_levels, persistent, owner
         self._keep, self._every = keep, every
-        self._steps: dict[str, list[int]] = {level: [] for level in leftovers}
-        self._leftovers = {level: set(steps) for level, steps in leftovers.items()}
-        self._lock = threading.Lock()
-        # A file system may take seconds to remove a step: what happens on nodes does not wait for that. Taken first.
-        self._removing = threading.Lock()
+        self._steps: dict[str, list[StepKey]] = {level: [] for level in earlier}
+        self._leftovers = {level: set(keys) for level, keys in earlier.items() if level != "persistent"}
+        self._abandoned: set[StepKey] = set()
+        self._lock = threading.Lock()  # guards the three above
+        # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
+        self._removing = threading.Lock()  # guards the next; taken first
+        self._keeping = Keeping(persistent.root, keep["persistent"], earlier["persistent"]) if persistent else None
 
-    def protect(self, step: int) -> None:
-        """Keep what other ranks write for ``step`` from being removed as a leftover.
-
-        Called before the ranks agree on the step, so before any of them can write it.
-        """
-        if any(step in steps for steps in self._leftovers.values()):
-            with self._removing, self._lock:
-                for steps in self._leftovers.values():
-                    steps.discard(step)
-
-    def adopt(self, step: int) -> None:
+    def adopt(self, key: StepKey) -> None:
         """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""
         with self._lock:
-            for name, steps in self._leftovers.items():
-                if name != "persistent":
-                    steps.add(step)
+            for keys in self._leftovers.values():
+                keys.add(key)
 
-    def abandon(self, level: str, step: int, files: Iterable[Path]) -> None:
+    def abandon(self, level: str, key: StepKey, files: Iterable[Path]) -> None:
         """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
 
         Args:
@@ -76,42 +72,52 @@ class Retention:
             with contextlib.suppress(OSError):
                 file.unlink()
         with self._lock:
-            self._leftovers[level].add(step)
+            (self._abandoned if level == "persistent" else self._leftovers[level]).add(key)
 
-    def committed(self, level: str, step: int, retire: Callable[[set[int]], set[int]]) -> None:
+    def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> list[str]:
         """A step is complete at a level: remove what ``keep`` no longer wants.
 
         Args:
             retire: given steps whose files on nodes are not wanted, those that are not needed either. Asked when it is
                 this call's turn: both levels come here, and the last one must not act on what was before the other.
 
+        Returns:
+            Lines about committed steps that turn out not to be restorable; each is told once.
+
         Raises:
             StorageError: a removal was refused. The commit stands.
         """
+        notices: list[str] = []
         try:
             with self._lock:  # first: the next checkpoint writes over what is retired on a node
                 if level != "persistent":
-                    self._steps[level].append(step)
+                    self._steps[level].append(key)
                 self._retire_nodes(retire)
         finally:
             if level == "persistent" and self._persistent is not None:
-                self._remove_persistent(self._persistent, step)
+                notices = self._remove_persistent(self._persistent, key)
+        return notices
 
-    def _remove_persistent(self, persistent: PersistentLevel, newest: int) -> None:
+    def _remove_persistent(self, persistent: PersistentLevel, newest: StepKey) -> list[str]:
         with self._removing:
+            assert self._keeping is not None
+            self._keeping.committed(newest)
             with self._lock:
-                found = set(self._leftovers["persistent"])
-            dropped = persistent.removable(self._keep["persistent"], found, newest)
-            with self._lock:  # stays on record if it is refused: it may have lost its manifest by then
-                self._leftovers["persistent"] |= dropped
-            persistent.remove(dropped)
-            with self._lock:
-                self._leftovers["persistent"] -= found | dropped
+                abandoned = set(self._abandoned)
+            dropped = self._keeping.removable(abandoned)
+            if dropped:
+                if self._owner is not None:
+                    self._owner.check()
+                persistent.remove(dropped)  # what is refused stays on record: it may have lost its manifest by then
+                self._keeping.forget(dropped)
+                with self._lock:
+                    self._abandoned -= dropped
+            return self._keeping.take_notices()
 
-    def _retire_nodes(self, retire: Callable[[set[int]], set[int]]) -> None:
+    def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
         """The redundant levels first: what they keep, the local level keeps too."""
         refusal: StorageError | None = None
-        protected: set[int] = set()
+        protected: set[StepKey] = set()
         for name in (*REDUNDANT_LEVELS, "local"):
             level = self._node_levels.get(name)
             if level is None:
@@ -131,6 +137,6 @@ class Retention:
                 refusal = refusal or error
                 continue
             leftovers -= dropped
-            self._steps[name] = [step for step in steps if step not in dropped]
+            self._steps[name] = [key for key in steps if key not in dropped]
         if refusal is not None:
             raise refusal

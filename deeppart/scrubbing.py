@@ -233,14 +233,14 @@ class Scrubber:
 
     def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
         """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
-        self._pipeline.ledger.hold(attempt.step)
+        self._pipeline.ledger.hold(attempt)
         try:
             self._meet_about_it(done=False)  # it was not retired before all ranks held it
             self._repair(attempt, damage)
         except _Over:
             pass
         finally:
-            self._pipeline.ledger.release(attempt.step)
+            self._pipeline.ledger.release(attempt)
 
     def _repair(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
         staging = Staging()

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committe
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import list_steps
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, StepKey
 from deeppart.protection import Protection, protect
 from deeppart.redundancy import Nodes
 
@@ -89,8 +89,9 @@ class Session:
         persistent: the persistent level.
         protection: which nodes protect each other.
         limit: of what leaves this rank in the background, or None.
-        committed: steps on the persistent level at start-up.
-        leftovers: level name -> steps that earlier sessions left there.
+        committed: steps committed on the persistent level at start-up.
+        earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
+            session may ever remove.
         processors: what there is to encode chunks with.
     """
 
@@ -105,8 +106,8 @@ class Session:
     persistent: PersistentLevel
     protection: Protection
     limit: RateLimit | None
-    committed: set[int]
-    leftovers: dict[str, set[int]]
+    committed: set[StepKey]
+    earlier: dict[str, set[StepKey]]
     processors: Processors
 
     @property
@@ -158,7 +159,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         taken.callback(owner.close)
     shared = _shared_directories(main, config, topology, welcome)
     protection = protect(config, topology.nodes, topology.node_names, shared)
-    levels, leftovers, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
+    levels, earlier, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
     raise_together(main, error, _WHAT, timeout)
     busy = [level for level in LEVELS if protection.every[level]]
     if config.scrub_bandwidth is not None and (protection.copies or protection.sets):
@@ -169,8 +170,9 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         taken.callback(channels[name].give_back)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
-    leftovers["persistent"] = set(welcome["steps"]) - set(welcome["committed"])
-    return Session(
+    committed = {StepKey(*key) for key in welcome["committed"]}
+    earlier["persistent"] = {StepKey(*key) for key in welcome["steps"]}
+    session = Session(
         config,
         main,
         channels,
@@ -182,10 +184,14 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         PersistentLevel(directory, limit),
         protection,
         limit,
-        set(welcome["committed"]),
-        leftovers,
+        committed,
+        earlier,
         processors,
     )
+    if session.leads_directory:
+        for level in levels.values():
+            level.drop_foreign_spares()
+    return session
 
 
 def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, Processors]:
@@ -254,8 +260,8 @@ def _open_persistent(
             welcome = {
                 "lineage": owner.lineage,
                 "session": owner.session,
-                "committed": committed_steps(root),
-                "steps": sorted(list_steps(root)),
+                "committed": [astuple(key) for key in committed_steps(root)],
+                "steps": [astuple(key) for key in list_steps(root)],
             }
         except DeeppartError as refusal:
             error = refusal
@@ -282,7 +288,7 @@ def _check_place(root: Path) -> None:
 
 def _open_levels(
     comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any], *, parity: bool
-) -> tuple[dict[str, NodeLevel], dict[str, set[int]], DeeppartError | None]:
+) -> tuple[dict[str, NodeLevel], dict[str, set[StepKey]], DeeppartError | None]:
     """This rank's view of both directories, and the steps on its node; an error is for every rank to hear of."""
     node, rank = topology.names[comm.rank], comm.rank
     try:
@@ -301,7 +307,7 @@ def _open_levels(
             check_available()
         local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
         # All of them, also those that are off: what earlier runs left there is to be found and retired.
-        levels = {name: NodeLevel(local, welcome["lineage"], name) for name in NODE_FOLDERS}
+        levels = {name: NodeLevel(local, welcome["lineage"], name, welcome["session"]) for name in NODE_FOLDERS}
         return levels, {name: level.steps() for name, level in levels.items()}, None
     except DeeppartError as refusal:
         return {}, {}, refusal

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from deeppart.cli.options import local_option
-from deeppart.cli.output import console, moment, printable, some, state_text
+from deeppart.cli.output import console, moment, printable, some, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
@@ -24,7 +24,8 @@ from deeppart.units import show_bytes
 def ls(directory: Path, local_dirs: tuple[Path, ...], as_json: bool) -> int:
     """List the steps in DIR: when, how large, by how many ranks, where, and whether they are whole.
 
-    Reads manifests and file lengths only: `deeppart verify` checks the bytes. Exit code 0 if there is a step that can
+    Complete: every part that the manifest names is there, by its length, header
+    and index. `deeppart verify` checks the bytes. Exit code 0 if there is a step that can
     be restored, else 1.
     """
     listing = list_directory(directory, local_dirs)
@@ -73,8 +74,8 @@ def _step_document(step: StepSummary) -> dict[str, Any]:
         "raw_bytes": step.raw_bytes,
         "referenced_bytes": step.referenced_bytes,
         "library": step.library,
-        "session": attempt.session if attempt else None,
-        "sequence": attempt.sequence if attempt else None,
+        "session": attempt.session if attempt else step.key.session or None,
+        "sequence": attempt.sequence if attempt else step.key.sequence if step.key.session else None,
         "places": [
             {"level": place.level, "directory": place.directory, "parts": list(place.parts)} for place in step.places
         ],
@@ -90,12 +91,13 @@ def _print(directory: Path, listing: Listing) -> None:
         table.add_column("created (UTC)", no_wrap=True)
         table.add_column("parts at", overflow="fold")
         table.add_column("state", overflow="fold")
+        names = step_names(step.key for step in listing.steps)
         for step in listing.steps:
             state = state_text(step.state)
             if step.reasons:
                 state.append(printable(f": {some(step.reasons, 3)}"), "default not bold")
             table.add_row(
-                str(step.step),
+                names[step.key],
                 str(step.attempt.world_size) if step.attempt else "?",
                 show_bytes(step.nbytes),
                 "?" if step.raw_bytes is None else show_bytes(step.raw_bytes),

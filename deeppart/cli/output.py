@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
 from deeppart.commanding import end_quietly
+from deeppart.model import StepKey
 
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000
@@ -56,6 +58,18 @@ def count(number: int, noun: str) -> str:
     """``1 part``, ``2 parts``."""
     plural = noun[:-1] + "ves" if noun.endswith("leaf") else noun + "s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def step_names(keys: Iterable[StepKey]) -> dict[StepKey, str]:
+    """``100``; ``100 (session 3f2a..., 7)`` for each of several attempts at one step."""
+    listed = list(keys)
+    several = {step for step, number in Counter(key.step for key in listed).items() if number > 1}
+    return {key: name_step(key) if key.step in several else str(key.step) for key in listed}
+
+
+def name_step(key: StepKey) -> str:
+    """Step and session, the latter by its first digits, and its sequence."""
+    return f"{key.step} (session {key.session[:8]}..., {key.sequence})" if key.session else f"{key.step} (older layout)"
 
 
 def some(texts: Sequence[str], most: int) -> str:

@@ -11,12 +11,13 @@ from rich.table import Table
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import local_option
-from deeppart.cli.output import console, count, printable, state_text
+from deeppart.cli.output import console, count, printable, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.errors import CheckpointError
 from deeppart.inspecting.ownership import hold_directory, read_owner
 from deeppart.inspecting.pruning import PrunePlan, PruneResult, Selection, plan_prune
 from deeppart.inspecting.pruning import prune as prune_planned
+from deeppart.model import StepKey
 from deeppart.units import show_bytes
 
 _STEP = click.IntRange(min=0)
@@ -113,16 +114,17 @@ def _document(directory: Path, plan: PrunePlan, result: PruneResult, *, dry_run:
         "owner": owner_document(read_owner(directory)),
         "selected": [
             {
-                "step": removal.step,
+                "step": removal.key.step,
+                "session": removal.key.session or None,
                 "state": removal.state,
                 "bytes": removal.nbytes,
                 "directories": [str(place) for place in removal.directories],
             }
             for removal in plan.remove
         ],
-        "kept": list(plan.kept),
-        "removed": list(result.removed),
-        "failed": [{"step": step, "reason": reason} for step, reason in result.failed.items()],
+        "kept": [key.step for key in plan.kept],
+        "removed": [key.step for key in result.removed],
+        "failed": [{"step": key.step, "reason": reason} for key, reason in result.failed.items()],
         "left_behind": [str(place) for place in result.left],
     }
 
@@ -135,9 +137,10 @@ def _print_plan(plan: PrunePlan) -> None:
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("directories", overflow="fold")
+    names = _names(plan)
     for removal in plan.remove:
         places = "\n".join(printable(str(place)) for place in removal.directories)
-        table.add_row(str(removal.step), show_bytes(removal.nbytes), state_text(removal.state or "local only"), places)
+        table.add_row(names[removal.key], show_bytes(removal.nbytes), state_text(removal.state or "local only"), places)
     console().print(table)
 
 
@@ -146,17 +149,23 @@ def _print_result(plan: PrunePlan, result: PruneResult) -> None:
     if not plan.remove:
         out.print(f"nothing to remove; {_kept(plan)}")
         return
-    freed = sum(removal.nbytes for removal in plan.remove if removal.step in result.removed)
+    freed = sum(removal.nbytes for removal in plan.remove if removal.key in result.removed)
     out.print(f"removed {count(len(result.removed), 'step')} ({show_bytes(freed)}); {_kept(plan)}")
-    for step, reason in result.failed.items():
-        out.print(printable(f"step {step} could not be removed: {reason}"), style="red")
+    names = _names(plan)
+    for key, reason in result.failed.items():
+        out.print(printable(f"step {names[key]} could not be removed: {reason}"), style="red")
     for place in result.left:
         out.print(printable(f"{place} stays: it holds files that are not deeppart's"))
+
+
+def _names(plan: PrunePlan) -> dict[StepKey, str]:
+    return step_names([*(removal.key for removal in plan.remove), *plan.kept])
 
 
 def _kept(plan: PrunePlan) -> str:
     if not plan.kept:
         return "no step stays"
+    names = _names(plan)
     more = ", ..." if len(plan.kept) > 8 else ""
     noun = "step" if len(plan.kept) == 1 else "steps"
-    return f"{noun} {', '.join(map(str, plan.kept[:8]))}{more} {'stays' if len(plan.kept) == 1 else 'stay'}"
+    return f"{noun} {', '.join(names[key] for key in plan.kept[:8])}{more} {'stays' if len(plan.kept) == 1 else 'stay'}"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import local_option
-from deeppart.cli.output import console, count, printable, state_text
+from deeppart.cli.output import console, count, printable, state_text, step_names
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.naming import DamagedLeaf
@@ -71,15 +71,16 @@ def _verify(
     timed: list[tuple[Verdict, float]] = []
     out = console()
     subjects = choose_steps(directory, step, every=every) if not local_dirs or list_steps(directory) else []
+    names = step_names(subject.key for subject in subjects)
     with progress_bar(out, shown=not as_json) as progress:
         task = progress.add_task("", total=sum(subject.nbytes for subject in subjects))
         for subject in subjects:
-            progress.update(task, description=f"step {subject.step}")
+            progress.update(task, description=f"step {names[subject.key]}")
             began = time.monotonic()
             verdict = verify_subject(subject, lambda nbytes: progress.advance(task, nbytes))
             timed.append((verdict, time.monotonic() - began))
             if not as_json:
-                _print(out, *timed[-1])
+                _print(out, names[subject.key], *timed[-1])
         nodes = verify_nodes(local_dirs, lineage_on_nodes(directory), step) if local_dirs else None
     repaired = _repair(directory, [verdict for verdict, _ in timed], nodes) if repair else []
     if as_json:
@@ -93,7 +94,7 @@ def _verify(
 
 def _repair(directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None) -> list[Repaired]:
     """Repair what can be: parts on the persistent level, and files on nodes."""
-    damaged = [step_directory(directory, verdict.step) / file for verdict in verdicts for file in verdict.damaged_files]
+    damaged = [step_directory(directory, verdict.key) / file for verdict in verdicts for file in verdict.damaged_files]
     repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged)
     return repairer.repair_nodes() + repairer.repair(damaged)
 
@@ -131,6 +132,7 @@ def _document(
         "steps": [
             {
                 "step": verdict.step,
+                "session": verdict.session,
                 "state": verdict.state,
                 "parts": verdict.parts,
                 "bytes": verdict.nbytes,
@@ -187,8 +189,8 @@ def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]
         out.print(Text(printable(f"{done.path}: {what}"), "green" if done.problem is None else "red"), soft_wrap=True)
 
 
-def _print(out: Console, verdict: Verdict, seconds: float) -> None:
-    line = Text.assemble((f"step {verdict.step}", "bold"), "  ", state_text(verdict.state))
+def _print(out: Console, name: str, verdict: Verdict, seconds: float) -> None:
+    line = Text.assemble((f"step {name}", "bold"), "  ", state_text(verdict.state))
     if verdict.parts:
         rate = f", {show_bytes(round(verdict.nbytes / seconds))}/s" if seconds > 0 else ""
         line.append(f"  {count(verdict.parts, 'part')}, {show_bytes(verdict.nbytes)} read in {seconds:.2f} s{rate}")

@@ -20,7 +20,7 @@ from deeppart.inspecting.parts import StepFiles
 from deeppart.levels.node import one_line
 from deeppart.model import Manifest
 from deeppart.part import OWN_TABLE
-from deeppart.reading import find_manifest
+from deeppart.reading import find_step
 from deeppart.state.document import OwnDocument
 from deeppart.state.flatten import Path as KeyPath
 from deeppart.state.flatten import readable
@@ -136,7 +136,8 @@ def read_contents(root: Path, step: int | None = None, keys: Sequence[str] = ())
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    files = StepFiles(root, find_manifest(root, step))
+    found = find_step(root, step)
+    files = StepFiles(found.directory, found.manifest)
     describing = _Describing(files, tuple(keys))
     tree = describing.node(files.structure.tree, ())
     if tree is None:

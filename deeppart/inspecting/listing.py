@@ -1,6 +1,7 @@
 """What is in a checkpoint directory and, if asked, on node-local storage: which steps, whole or why not.
 
-Cheap: manifests, file lengths, and the headers and indexes of node-local parts are read; no chunk is. That the bytes
+Cheap: manifests, and the lengths, headers, footers and indexes of parts are read; no chunk is. "Complete" means that
+every part is there and is the one that the manifest names, and so are the older files that it refers to. That the bytes
 are sound is for :mod:`deeppart.inspecting.verifying` to find.
 """
 
@@ -15,20 +16,21 @@ from pathlib import Path
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
-from deeppart.levels.node import NODE_FOLDERS, Found, one_line, take_stock
+from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
+from deeppart.levels.presence import file_length, part_problem
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
-from deeppart.model import Attempt, Manifest
-from deeppart.part import FileSource, PartReader, is_hex32, parse_part_file_name
+from deeppart.model import Attempt, Manifest, StepKey
+from deeppart.part import is_hex32, parse_part_file_name
 from deeppart.restart import Inventory, Source, Stock
 
-#: Every part is on the persistent level.
+#: Every part that the manifest names is on the persistent level.
 COMPLETE = "complete"
 #: Not complete there, but whole together with the node-local directories that were given.
 RECOVERABLE = "recoverable"
 #: Never committed: no manifest.
 UNFINISHED_STATE = "unfinished"
-#: Committed, but the manifest is damaged, or a part is missing or has another length.
+#: Committed, but the manifest is damaged, or a part is missing or is not the one that it names.
 DAMAGED = "damaged"
 #: Written by a newer version of the library.
 NEWER = "newer"
@@ -39,20 +41,25 @@ class PersistentStep:
     """A step directory on the persistent level.
 
     Attributes:
-        step: its number.
+        key: what its name says.
         state: COMPLETE, UNFINISHED_STATE, DAMAGED or NEWER.
         reasons: why it is not complete.
         manifest: None where there is no sound one.
-        parts: ranks whose part is there with the right length; of an unfinished step, ranks whose file is there.
+        parts: ranks whose part is there and is the right one; of an unfinished step, ranks whose file is there.
         nbytes: length of all part files in the directory.
     """
 
-    step: int
+    key: StepKey
     state: str
     reasons: tuple[str, ...]
     manifest: Manifest | None
     parts: tuple[int, ...]
     nbytes: int
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self.key.step
 
     @property
     def is_committed(self) -> bool:
@@ -80,7 +87,7 @@ class StepSummary:
     """One line of ``deeppart ls``: one attempt at one step.
 
     Attributes:
-        step: its number.
+        key: which attempt; without its session where nothing tells it.
         state: COMPLETE, RECOVERABLE, UNFINISHED_STATE, DAMAGED or NEWER.
         reasons: why it is not complete on the persistent level.
         attempt: None where neither a sound manifest nor a node-local part tells.
@@ -92,7 +99,7 @@ class StepSummary:
         places: where its parts are.
     """
 
-    step: int
+    key: StepKey
     state: str
     reasons: tuple[str, ...]
     attempt: Attempt | None
@@ -102,6 +109,11 @@ class StepSummary:
     raw_bytes: int | None
     referenced_bytes: int | None
     places: tuple[Place, ...]
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self.key.step
 
     @property
     def is_restorable(self) -> bool:
@@ -120,7 +132,7 @@ class Listing:
     Attributes:
         lineage: of the directory, or None where it has no record.
         owner: the job that took the directory last.
-        steps: by ascending step.
+        steps: by ascending step; of several attempts at one step, the one that a restore would prefer comes last.
         problems: lines about what could not be looked at.
     """
 
@@ -149,10 +161,12 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
         problems += found.problems
         stocks.append((directory, found))
     local = _OnNodes(stocks)
-    persistent = {entry.step: entry for entry in examine(root)}
+    persistent: dict[int, list[PersistentStep]] = {}
+    for entry in examine(root):
+        persistent.setdefault(entry.step, []).append(entry)
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
-        steps += _summaries(root, step, persistent.get(step), local)
+        steps += _summaries(root, step, persistent.get(step, ()), local)
     return Listing(lineage, read_owner(root), tuple(steps), tuple(problems))
 
 
@@ -185,56 +199,36 @@ def examine(root: Path) -> list[PersistentStep]:
     Raises:
         StorageError: the directory cannot be listed.
     """
-    return [examine_step(root, step) for step in sorted(list_steps(root))]
+    return sorted((examine_step(root, key) for key in list_steps(root)), key=_order)
 
 
-def examine_step(root: Path, step: int) -> PersistentStep:
-    """One step directory: its manifest is read; parts are looked at whether they are there, with length and bases."""
-    directory = step_directory(root, step)
+def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
+    """By step; of several at one step unfinished ones first, then by the time of the commit."""
+    return (entry.step, entry.is_committed, entry.manifest.created if entry.manifest else "", entry.key.sequence)
+
+
+def examine_step(root: Path, key: StepKey) -> PersistentStep:
+    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.levels.presence`)."""
+    directory = step_directory(root, key)
     try:
-        manifest = read_manifest(root, step)
+        manifest = read_manifest(root, key)
     except FileNotFoundError:
         ranks, nbytes = _part_files(directory)
-        return PersistentStep(step, UNFINISHED_STATE, (UNFINISHED,), None, ranks, nbytes)
+        return PersistentStep(key, UNFINISHED_STATE, (UNFINISHED,), None, ranks, nbytes)
     except NewerFormatError as error:
-        return PersistentStep(step, NEWER, (error.summary,), None, *_part_files(directory))
+        return PersistentStep(key, NEWER, (error.summary,), None, *_part_files(directory))
     except (FormatError, StorageError) as error:
         reason = f"manifest: {error.summary}" + (f": {error.found}" if error.found else "")
-        return PersistentStep(step, DAMAGED, (reason,), None, *_part_files(directory))
+        return PersistentStep(key, DAMAGED, (reason,), None, *_part_files(directory))
     parts, reasons, nbytes = [], [], 0
     for record in manifest.parts:
-        found, length = _part_length(directory / record.file)
+        problem, length = part_problem(directory, manifest, record)
         nbytes += length
-        if found is None and length != record.nbytes:
-            found = f"has {length} bytes instead of {record.nbytes}"
-        if found is None and record.referenced_bytes:
-            found = _lacks_a_base(directory / record.file)
-        if found is None:
+        if problem is None:
             parts.append(record.rank)
         else:
-            reasons.append(f"part {record.rank} {found}")
-    return PersistentStep(step, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
-
-
-def _part_length(path: Path) -> tuple[str | None, int]:
-    """(what is wrong, or None; bytes) of a part file."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return "is missing", 0
-    except OSError as error:
-        return f"cannot be looked at: {error.strerror}", 0
-    return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
-
-
-def _lacks_a_base(path: Path) -> str | None:
-    """What is wrong with the older files that a part refers to, or None."""
-    try:
-        with FileSource(path) as source:
-            PartReader(source, where=str(path)).check_bases()
-    except (FormatError, StorageError) as error:
-        return f"refers to a file that cannot be used: {one_line(error)}"
-    return None
+            reasons.append(f"part {record.rank} {problem}")
+    return PersistentStep(key, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
 
 
 def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
@@ -247,7 +241,7 @@ def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
     for name in names:
         parsed = parse_part_file_name(name)
         if parsed is not None:
-            found, length = _part_length(directory / name)
+            found, length = file_length(directory / name)
             nbytes += length
             if found is None:
                 ranks.add(parsed[0])
@@ -330,24 +324,24 @@ class _OnNodes:
         return sum(each.values())
 
 
-def _summaries(root: Path, step: int, persistent: PersistentStep | None, local: _OnNodes) -> list[StepSummary]:
+def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: _OnNodes) -> list[StepSummary]:
     """One summary per attempt at a step; parts of different attempts never count together."""
     rest = [attempt for attempt in local.attempts if attempt.step == step]
-    rest.sort(key=lambda attempt: (attempt.sequence, attempt.session))
+    rest.sort(key=lambda attempt: attempt.sequence)
     summaries: list[StepSummary] = []
-    if persistent is not None and persistent.manifest is not None:
-        attempt = persistent.manifest.attempt
-        summaries.append(_summary(root, step, attempt, persistent, local))
+    for entry in entries:
+        attempt = entry.manifest.attempt if entry.manifest is not None else None
+        if attempt is None and entry.state == UNFINISHED_STATE:
+            # Its own files cannot be restored from, but those of the same attempt on nodes can. In the older layout,
+            # most likely the drain of the newest attempt was cut short.
+            attempt = next((each for each in reversed(rest) if entry.key.may_hold(each)), None)
+        summaries.append(_summary(root, entry.key, attempt, entry, local))
         rest = [other for other in rest if other != attempt]
-    elif persistent is not None:
-        # Most likely the drain of the newest attempt was cut short; its own files cannot be restored from anyway.
-        newest = rest.pop() if rest and persistent.state == UNFINISHED_STATE else None
-        summaries.append(_summary(root, step, newest, persistent, local))
-    return [*(_summary(root, step, attempt, None, local) for attempt in rest), *summaries]
+    return [*(_summary(root, attempt.key, attempt, None, local) for attempt in rest), *summaries]
 
 
 def _summary(
-    root: Path, step: int, attempt: Attempt | None, persistent: PersistentStep | None, local: _OnNodes
+    root: Path, key: StepKey, attempt: Attempt | None, persistent: PersistentStep | None, local: _OnNodes
 ) -> StepSummary:
     manifest = persistent.manifest if persistent else None
     places = [Place("persistent", str(root), persistent.parts)] if persistent and persistent.parts else []
@@ -367,7 +361,7 @@ def _summary(
                 reasons = (*reasons, f"found nowhere: {'most parts' if few else f'part {name_ranks(lacking)}'}")
     on_nodes_bytes = local.nbytes(attempt) if attempt is not None else 0
     return StepSummary(
-        step=step,
+        key=attempt.key if attempt is not None else key,
         state=state,
         reasons=reasons,
         attempt=attempt,

@@ -9,6 +9,7 @@ from pathlib import Path
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import read_lineage
+from deeppart.levels.steps import parse_step_directory_name
 from deeppart.part import FileSource, ParityReader, PartReader
 
 Advance = Callable[[int], None]
@@ -80,7 +81,7 @@ def verify_nodes(
         stock = take_stock(directory, lineage)
         stocks.append((directory, stock))
         remarks += [line for line in stock.problems if ": in the wrong place: " in line or ": ignored: " in line]
-        unsound = [path for path in stock.damaged if step is None or path.parent.name == f"step-{step:012d}"]
+        unsound = [path for path in stock.damaged if _is_of(path, step)]
         lines = {path: line for path in unsound for line in stock.problems if line.startswith(str(path))}
         damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened"), False) for path in unsound]
         for path, length in _sound(stock, step):
@@ -95,11 +96,17 @@ def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:
     files = [(Path(part.path), part.nbytes) for part in stock.parts if step in (None, part.attempt.step)]
     for base in stock.bases:
         path = Path(base.path)
-        if step is None or path.parent.name == f"step-{step:012d}":
+        if _is_of(path, step):
             files.append((path, base.nbytes))
     return files + [
         (Path(each.path), each.nbytes) for each in stock.parity if step in (None, each.identity.attempt.step)
     ]
+
+
+def _is_of(path: Path, step: int | None) -> bool:
+    """Whether a file lies in a directory of a step; None for any."""
+    key = parse_step_directory_name(path.parent.name)
+    return step is None or (key is not None and key.step == step)
 
 
 def _check(path: Path, advance: Advance) -> str | None:

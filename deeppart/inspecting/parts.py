@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError
-from deeppart.levels.steps import step_directory
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader
 from deeppart.state.document import OwnDocument, decode_meta
@@ -40,21 +39,19 @@ class StepFiles:
     """A committed step: its manifest, its structure, and its parts on demand.
 
     Args:
-        root: the persistent directory.
+        directory: the step's directory.
         manifest: of the step.
 
     Attributes:
-        manifest: as given.
-        directory: the step's directory.
+        directory, manifest: as given.
         structure: the decoded structure document.
 
     Raises:
         FormatError: the structure document cannot be read.
     """
 
-    def __init__(self, root: Path, manifest: Manifest) -> None:
-        self.manifest = manifest
-        self.directory = step_directory(root, manifest.attempt.step)
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory, self.manifest = directory, manifest
         self.structure: Structure = decode_structure(manifest.structure, str(self.directory))
 
     @contextmanager

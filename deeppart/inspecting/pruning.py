@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
 from deeppart.inspecting.node_files import lineage_on_nodes
+from deeppart.levels.keeping import in_order_of_commits
 from deeppart.levels.node import NODE_FOLDERS, node_root
+from deeppart.levels.persistent import CommittedStep
 from deeppart.levels.steps import list_steps, remove_step, step_directory
+from deeppart.model import StepKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,13 @@ class Removal:
     """One step to remove.
 
     Attributes:
-        step: its number.
+        key: which attempt at which step.
         state: as of ``deeppart ls``; None where it is on node-local storage only.
         nbytes: length of its part files on the persistent level.
         directories: what is removed: its directory on the persistent level, and on node-local storage.
     """
 
-    step: int
+    key: StepKey
     state: str | None
     nbytes: int
     directories: tuple[Path, ...]
@@ -67,7 +70,7 @@ class PrunePlan:
     """
 
     remove: tuple[Removal, ...]
-    kept: tuple[int, ...]
+    kept: tuple[StepKey, ...]
 
     @property
     def nbytes(self) -> int:
@@ -85,8 +88,8 @@ class PruneResult:
         left: directories that stay because they hold files which are not this library's.
     """
 
-    removed: tuple[int, ...]
-    failed: dict[int, str]
+    removed: tuple[StepKey, ...]
+    failed: dict[StepKey, str]
     left: tuple[Path, ...]
 
 
@@ -103,10 +106,10 @@ def plan_prune(root: Path, selection: Selection, local_dirs: Sequence[Path] = ()
     """
     require_directory(root)
     steps = examine(root)
-    chosen = {entry.step: entry for entry in _choose(steps, selection)}
-    left = [entry for entry in steps if entry.state == COMPLETE and entry.step not in chosen]
+    chosen = {entry.key: entry for entry in _choose(root, steps, selection)}
+    stay = [entry for entry in steps if entry.key not in chosen]
     lost = [entry.step for entry in chosen.values() if entry.state == COMPLETE]
-    if lost and not left and not selection.allow_empty:
+    if lost and not any(entry.state == COMPLETE for entry in stay) and not selection.allow_empty:
         raise CheckpointError(
             "that would remove the last complete checkpoint; nothing was removed",
             expected="at least one complete checkpoint to stay",
@@ -114,16 +117,29 @@ def plan_prune(root: Path, selection: Selection, local_dirs: Sequence[Path] = ()
             where=str(root),
             todo="select less, or use --allow-empty",
         )
-    local = _local_steps(root, local_dirs)
-    ranged = selection.after is not None or selection.before is not None
-    numbers = set(chosen) | {step for step in local if selection.keep is None and ranged and selection.has_number(step)}
+    places = {key: [step_directory(root, key)] for key in chosen}
+    for key, found in _local_steps(root, local_dirs).items():
+        if _goes_too(key, selection, chosen.values(), stay):
+            places.setdefault(key, []).extend(found)
     removals = []
-    for step in sorted(numbers):
-        entry = chosen.get(step)
-        places = [step_directory(root, step)] if entry else []
-        places += local.get(step, []) if entry is None or entry.is_committed else []
-        removals.append(Removal(step, entry.state if entry else None, entry.nbytes if entry else 0, tuple(places)))
-    return PrunePlan(tuple(removals), tuple(entry.step for entry in steps if entry.step not in chosen))
+    for key in sorted(places):
+        entry = chosen.get(key)
+        state, nbytes = (entry.state, entry.nbytes) if entry else (None, 0)
+        removals.append(Removal(key, state, nbytes, tuple(places[key])))
+    return PrunePlan(tuple(removals), tuple(entry.key for entry in stay))
+
+
+def _goes_too(
+    key: StepKey, selection: Selection, chosen: Iterable[PersistentStep], stay: Iterable[PersistentStep]
+) -> bool:
+    """Whether a directory on node-local storage goes: with the committed steps of its number, unless its own stays."""
+    if any(entry.manifest is not None and key.may_hold(entry.manifest.attempt) for entry in stay):
+        return False
+    of_step = [entry for entry in chosen if entry.step == key.step]
+    if of_step:
+        return any(entry.is_committed for entry in of_step)
+    ranged = selection.after is not None or selection.before is not None
+    return selection.keep is None and ranged and selection.has_number(key.step)
 
 
 def prune(plan: PrunePlan) -> PruneResult:
@@ -131,8 +147,8 @@ def prune(plan: PrunePlan) -> PruneResult:
 
     Hold the directory (:func:`deeppart.inspecting.ownership.hold_directory`) from planning to the end of this.
     """
-    removed: list[int] = []
-    failed: dict[int, str] = {}
+    removed: list[StepKey] = []
+    failed: dict[StepKey, str] = {}
     left: list[Path] = []
     # A restore takes the newest: going back that is cut short has gone back some of the way.
     for removal in reversed(plan.remove):
@@ -140,46 +156,48 @@ def prune(plan: PrunePlan) -> PruneResult:
             try:
                 remove_step(directory)
             except StorageError as error:
-                failed[removal.step] = f"{error.summary}: {error.found}: {error.where}"
+                failed[removal.key] = f"{error.summary}: {error.found}: {error.where}"
                 continue
             if directory.exists():
                 left.append(directory)
-        if removal.step not in failed:
-            removed.append(removal.step)
+        if removal.key not in failed:
+            removed.append(removal.key)
     return PruneResult(tuple(sorted(removed)), dict(sorted(failed.items())), tuple(sorted(left)))
 
 
-def _choose(steps: Sequence[PersistentStep], selection: Selection) -> list[PersistentStep]:
+def _choose(root: Path, steps: Sequence[PersistentStep], selection: Selection) -> list[PersistentStep]:
     chosen = [entry for entry in steps if selection.incomplete and not entry.is_committed]
     if not selection.wants_committed:
         return chosen
     committed = [entry for entry in steps if entry.is_committed and selection.has_number(entry.step)]
     if selection.keep is not None:
-        complete = [entry for entry in steps if entry.state == COMPLETE]
-        ranking = sorted((_committed_at(entry) for entry in complete), reverse=True)
         # Ones without a readable manifest have no time: whether they are older cannot be told, so they stay.
-        oldest_kept = ranking[min(selection.keep, len(ranking)) - 1] if ranking else None
-        committed = [
-            entry
-            for entry in committed
-            if entry.manifest is not None and oldest_kept is not None and _committed_at(entry) < oldest_kept
-        ]
+        older = _older_than_kept(root, steps, selection.keep)
+        committed = [entry for entry in committed if entry.key in older]
     return chosen + committed
 
 
-def _committed_at(entry: PersistentStep) -> tuple[str, int]:
-    """The order in which ``Config.keep`` counts."""
-    return (entry.manifest.created if entry.manifest else "", entry.step)
+def _older_than_kept(root: Path, steps: Sequence[PersistentStep], keep: int) -> set[StepKey]:
+    """What was committed before the ``keep`` complete ones committed last, in the order of ``Config.keep``."""
+    state = {entry.key: entry.state for entry in steps}
+    found = [
+        CommittedStep(entry.key, step_directory(root, entry.key), entry.manifest)
+        for entry in steps
+        if entry.manifest is not None
+    ]
+    ordered = [each.key for each in in_order_of_commits(found)]
+    complete = [place for place, key in enumerate(ordered) if state[key] == COMPLETE]
+    return set(ordered[: complete[-keep:][0]]) if complete else set()
 
 
-def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[int, list[Path]]:
+def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[StepKey, list[Path]]:
     """step -> its directories on node-local storage."""
-    found: dict[int, list[Path]] = {}
+    found: dict[StepKey, list[Path]] = {}
     if not local_dirs:
         return found
     lineage = lineage_on_nodes(root)
     for directory in local_dirs:
         for level in NODE_FOLDERS:
-            for step, place in list_steps(node_root(directory, lineage, level)).items():
-                found.setdefault(step, []).append(place)
+            for key, place in list_steps(node_root(directory, lineage, level)).items():
+                found.setdefault(key, []).append(place)
     return found

@@ -25,9 +25,9 @@ from deeppart.inspecting.node_files import NodeFiles
 from deeppart.levels.files import DurableFile, fill
 from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
-from deeppart.levels.steps import list_steps, step_directory
+from deeppart.levels.steps import list_steps, parse_step_directory_name
 from deeppart.loading import LoadedPart, load_part, sound_pieces
-from deeppart.model import Attempt, Manifest, ParityIdentity, PartRecord
+from deeppart.model import Attempt, ParityIdentity, PartRecord
 from deeppart.part import (
     FileSource,
     MemorySource,
@@ -75,12 +75,17 @@ class Repairer:
 
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path]) -> None:
         self._root, self._nodes = root, nodes
-        self._manifests, _ = read_manifests(root)
+        steps, _ = read_manifests(root)
+        self._steps = {step.key: step for step in steps}
+        self._manifests = {step.manifest.attempt: step.manifest for step in steps}
         self._bad = {str(path) for path in damaged} | {str(each.path) for each in nodes.damage}
         self._inventory = Inventory(
             found=(tuple(part for _, found in nodes.stocks for part in found.parts),),
             node_of=(0,),
-            committed=tuple(self._committed(manifest) for manifest in self._manifests.values()),
+            committed=tuple(
+                Committed(step.manifest.attempt, str(step.directory), step.manifest.parts, step.manifest.created)
+                for step in steps
+            ),
             parity=(tuple(each for _, found in nodes.stocks for each in found.parity),),
         )
         self._stock = Stock(self._inventory)
@@ -94,10 +99,6 @@ class Repairer:
     def repair(self, paths: Sequence[Path]) -> list[Repaired]:
         """Files of committed steps."""
         return [self._attempted(path) for path in sorted(paths, key=_order)]
-
-    def _committed(self, manifest: Manifest) -> Committed:
-        directory = step_directory(self._root, manifest.attempt.step)
-        return Committed(manifest.attempt, str(directory), manifest.parts)
 
     def _attempted(self, path: Path) -> Repaired:
         try:
@@ -122,7 +123,7 @@ class Repairer:
         record = self._record(attempt, rank)
         for name, other in part.bases():
             if not path.with_name(name).exists():
-                fill(DurableFile(path.with_name(name)), sound_pieces(other))
+                fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
         _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
 
@@ -144,7 +145,7 @@ class Repairer:
                 with FileSource(other) as source:
                     if PartReader(source, where=str(other)).index_digest != index_digest:
                         continue
-                fill(DurableFile(path), sound_pieces(other))
+                fill(DurableFile(path, over="damaged"), sound_pieces(other))
                 return str(other)
             except (FormatError, StorageError) as error:
                 tried.append(one_line(error))
@@ -161,10 +162,10 @@ class Repairer:
             for part in found.parts:
                 if part.path == str(path):
                     return part.attempt
-        step = int(path.parent.name.removeprefix("step-"))
-        if step in self._manifests and path.parent.parent == self._root:
-            return self._manifests[step].attempt
-        known = [a for a in self._stock.attempts() if a.step == step and a.world_size == world_size]
+        key = parse_step_directory_name(path.parent.name)
+        if key in self._steps and path.parent.parent == self._root:
+            return self._steps[key].manifest.attempt
+        known = [a for a in self._stock.attempts() if key and key.may_hold(a) and a.world_size == world_size]
         committed = [attempt for attempt in known if self._stock.is_committed(attempt)]
         if len(committed or known) != 1:
             raise CorruptFileError(
@@ -217,13 +218,13 @@ class Repairer:
 
     def _record(self, attempt: Attempt, rank: int) -> PartRecord | None:
         """What a manifest says of a part, if there is one of this attempt."""
-        manifest = self._manifests.get(attempt.step)
-        return manifest.parts[rank] if manifest is not None and manifest.attempt == attempt else None
+        manifest = self._manifests.get(attempt)
+        return manifest.parts[rank] if manifest is not None else None
 
     def _repair_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""
         identity = self._identity_of(path)
-        file = DurableFile(path)
+        file = DurableFile(path, over="damaged")
         with ExitStack() as stack:
             parts = {
                 place: self._open(identity.attempt, member.part, path, stack)
@@ -313,7 +314,7 @@ def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
                 where=str(path),
             )
 
-    fill(DurableFile(path), pieces())
+    fill(DurableFile(path, over="damaged"), pieces())
 
 
 def _order(path: Path) -> int:

@@ -23,7 +23,7 @@ from deeppart.inspecting.naming import DamagedLeaf, LeafNames
 from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spans
 from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
-from deeppart.model import Manifest, PartRecord
+from deeppart.model import Manifest, PartRecord, StepKey
 from deeppart.part import HEADER_BYTES
 from deeppart.part.json_text import parse_json
 from deeppart.state.scatter import check_places
@@ -70,7 +70,7 @@ class Verdict:
     """What verifying one step found.
 
     Attributes:
-        step: its number.
+        key: what the name of its directory says.
         state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
         parts: number of parts that the manifest names.
         nbytes: bytes of them and of their bases that were read.
@@ -79,13 +79,23 @@ class Verdict:
         manifest: of the step; None where there is no sound one.
     """
 
-    step: int
+    key: StepKey
     state: str
     parts: int
     nbytes: int
     raw_bytes: int
     damage: tuple[Damage, ...]
     manifest: Manifest | None = None
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self.key.step
+
+    @property
+    def session(self) -> str | None:
+        """Of the attempt; None where neither the name of the directory nor a manifest tells."""
+        return self.key.session or (self.manifest.attempt.session if self.manifest is not None else None)
 
     @property
     def damaged_leaves(self) -> tuple[str, ...]:
@@ -116,14 +126,14 @@ class Subject:
     """A step to verify.
 
     Attributes:
-        root: the persistent directory.
-        step: its number.
+        directory: the step's directory.
+        key: what its name says.
         manifest: None if there is no sound one.
         error: why there is none; None if it was never committed.
     """
 
-    root: Path
-    step: int
+    directory: Path
+    key: StepKey
     manifest: Manifest | None
     error: DeeppartError | None
 
@@ -136,32 +146,39 @@ class Subject:
 def choose_steps(root: Path, step: int | None = None, *, every: bool = False) -> list[Subject]:
     """What to verify: one step, every step directory, or by default the newest commit, sound or not.
 
+    Of a step that there are several attempts at, all of them.
+
     Raises:
         RestoreError: there is no such step.
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    present = sorted(list_steps(root))
-    steps = present if every else committed_steps(root)[-1:]
+    present = list(list_steps(root))
+    keys = present
     if step is not None:
-        steps = [number for number in present if number == step]
-    if not steps:
+        keys = [key for key in present if key.step == step]
+    elif not every:
+        committed = committed_steps(root)
+        keys = [key for key in committed if key.step == committed[-1].step]
+    if not keys:
+        numbers = sorted({key.step for key in present})
         raise RestoreError(
             "there is no committed checkpoint" if step is None else f"there is no step {step}",
-            found=f"steps {', '.join(map(str, present[-8:]))}" if present else "no step directory",
+            found=f"steps {', '.join(map(str, numbers[-8:]))}" if numbers else "no step directory",
             where=str(root.absolute()),
             todo="`deeppart ls DIR` shows what is there",
         )
-    return [_subject(root, number) for number in steps]
+    return [_subject(root, key) for key in keys]
 
 
-def _subject(root: Path, step: int) -> Subject:
+def _subject(root: Path, key: StepKey) -> Subject:
+    directory = step_directory(root, key)
     try:
-        return Subject(root, step, read_manifest(root, step), None)
+        return Subject(directory, key, read_manifest(root, key), None)
     except FileNotFoundError:
-        return Subject(root, step, None, None)
+        return Subject(directory, key, None, None)
     except (FormatError, StorageError) as error:
-        return Subject(root, step, None, error)
+        return Subject(directory, key, None, error)
 
 
 def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
@@ -176,25 +193,25 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
     if manifest is None:
         return _without_manifest(subject)
     try:
-        checking = _Checking(StepFiles(subject.root, manifest), advance)
+        checking = _Checking(StepFiles(subject.directory, manifest), advance)
     except FormatError as error:
         state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
         damage = Damage("manifest", _text(error), MANIFEST_NAME)
-        return Verdict(subject.step, state, len(manifest.parts), 0, 0, (damage,))
+        return Verdict(subject.key, state, len(manifest.parts), 0, 0, (damage,))
     damage_found = checking.run()
     state = DAMAGED if damage_found else SOUND
-    if damage_found and not (step_directory(subject.root, subject.step) / MANIFEST_NAME).exists():
+    if damage_found and not (subject.directory / MANIFEST_NAME).exists():
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
-    return Verdict(subject.step, state, *counts, tuple(damage_found), manifest)
+    return Verdict(subject.key, state, *counts, tuple(damage_found), manifest)
 
 
 def _without_manifest(subject: Subject) -> Verdict:
     if subject.error is None:
         damage = Damage("manifest", UNFINISHED)
-        return Verdict(subject.step, UNFINISHED_STATE, 0, 0, 0, (damage,))
+        return Verdict(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
     state = NEWER if isinstance(subject.error, NewerFormatError) else DAMAGED
-    return Verdict(subject.step, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
+    return Verdict(subject.key, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
 
 
 class _Checking:

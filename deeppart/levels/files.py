@@ -1,9 +1,9 @@
 """Files of a storage level: written so that a crash never shows half of one, and read.
 
 A file appears under its name only when all of it is on stable storage: temporary name, write, sync, rename, sync of
-the directory. Large sequential writes bypass the page cache (``O_DIRECT``) where asked for and possible: on the
-machines measured this is 2-3 times faster than buffered writes and takes no processor time from training
-(docs/benchmarks.md).
+the directory. What has the name already stays (:mod:`deeppart.levels.exclusive`), unless the caller says otherwise.
+Large sequential writes bypass the page cache (``O_DIRECT``) where asked for and possible: on the machines measured this
+is 2-3 times faster than buffered writes and takes no processor time from training (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, StorageError
+from deeppart.levels.exclusive import rename_new
 from deeppart.levels.mapped import bytes_in_memory, file_memory
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.spares import take_spare
@@ -32,6 +34,9 @@ AS_IT_LIES_BYTES = 1 << 20
 ALIGNMENT = 4096
 #: Writeback of buffered files is started this often, so that the final sync has little left to do.
 SYNC_EVERY_BYTES = 256 << 20
+
+#: What a new file may take the place of. "damaged": of a file that is not the same byte for byte.
+Over = Literal["nothing", "damaged", "anything"]
 
 #: Refusals that mean "not with O_DIRECT here" rather than "not at all".
 _NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -46,6 +51,7 @@ def storage_error(summary: str, error: OSError, path: Path | str, **answers: str
         errno.EPERM: "check the directory's owner and permissions",
         errno.EROFS: "the file system is mounted read-only, often after an error: look at the system log",
         errno.ENOENT: "the directory is gone: check that the file system is mounted",
+        errno.EEXIST: "nothing was replaced; two processes that write one file take themselves for the same rank",
     }.get(error.errno or 0, "look at the system log and the file system's state")
     text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
     return StorageError(summary, errno=error.errno, found=text, where=str(path), **{"todo": todo, **answers})
@@ -92,11 +98,13 @@ class DurableFile:
     """A file being written; a sink for :class:`deeppart.part.PartWriter`.
 
     Args:
-        path: final name. Nothing exists under it before :meth:`commit`.
+        path: final name. Nothing of this file is under it before :meth:`commit`.
         direct: bypass the page cache if the file system can.
         limit: bandwidth limit to obey, or None.
         spares: directory of files that are not needed any more (:mod:`deeppart.levels.spares`); one is written over, if
             there is one: its memory or blocks need not be found and cleared again.
+        over: what the file may take the place of.
+        make_parent: whether to make the directory, if it is not there.
 
     Attributes:
         nbytes: bytes written so far.
@@ -107,21 +115,30 @@ class DurableFile:
     """
 
     def __init__(
-        self, path: Path, *, direct: bool = False, limit: RateLimit | None = None, spares: Path | None = None
+        self,
+        path: Path,
+        *,
+        direct: bool = False,
+        limit: RateLimit | None = None,
+        spares: Path | None = None,
+        over: Over = "nothing",
+        make_parent: bool = True,
     ) -> None:
         self.path = path
+        self._over = over
         self.nbytes = 0
         self.busy_s = 0.0
-        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        # Process numbers of two hosts may be the same: nobody else has this name, or can open the file by it.
+        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
         self._limit = limit
         self._since_sync = 0
         self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
         self._filled = 0
         self._mappable, self._fd = 0, -1
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
-            if not path.parent.is_dir():
+            if make_parent and not path.parent.is_dir():
                 path.parent.mkdir(exist_ok=True)
                 sync_directory(path.parent.parent)
             if spares is not None and take_spare(spares, self.temporary):
@@ -171,7 +188,11 @@ class DurableFile:
                 self._flush_block(BLOCK_BYTES)
 
     def commit(self) -> None:
-        """Make the file durable and give it its name."""
+        """Make the file durable and give it its name.
+
+        Raises:
+            StorageError: the operating system refused; ``EEXIST`` if something has the name that must not be replaced.
+        """
         began = time.monotonic()
         try:
             if self._block is not None and self._filled:
@@ -190,13 +211,29 @@ class DurableFile:
             os.fsync(self._fd)
             descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
             os.close(descriptor)
-            os.rename(self.temporary, self.path)
-            self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
+            if self._take_name():
+                self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
             sync_directory(self.path.parent)
         except OSError as error:
             self.abort()
             raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
         self.busy_s += time.monotonic() - began
+
+    def _take_name(self) -> bool:
+        """Rename the file; False if the same bytes are under its name already, which then stay."""
+        if self._over == "anything":
+            os.rename(self.temporary, self.path)
+            return True
+        try:
+            rename_new(self.temporary, self.path)
+        except FileExistsError:
+            if self._over == "nothing":
+                raise
+            if _are_alike(self.temporary, self.path):
+                os.unlink(self.temporary)
+                return False
+            os.rename(self.temporary, self.path)
+        return True
 
     def restart(self) -> None:
         """Forget what was written and begin again.
@@ -306,12 +343,35 @@ class DurableFile:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file durably and atomically.
+    """Write a small file durably and atomically, in place of what has the name.
 
     Raises:
         StorageError: the operating system refused.
     """
-    fill(DurableFile(path), [data])
+    fill(DurableFile(path, over="anything"), [data])
+
+
+def create_file(path: Path, data: bytes) -> None:
+    """Write a small file durably and atomically, in a directory that is there, if nothing has the name.
+
+    Raises:
+        StorageError: the operating system refused; ``EEXIST`` if something has the name.
+    """
+    fill(DurableFile(path, make_parent=False), [data])
+
+
+def _are_alike(path: Path, other: Path) -> bool:
+    """Whether two files have the same bytes; False for one that cannot be read."""
+    try:
+        with path.open("rb") as one, other.open("rb") as two:
+            if os.fstat(one.fileno()).st_size != os.fstat(two.fileno()).st_size:
+                return False
+            while piece := one.read(BLOCK_BYTES):
+                if piece != two.read(len(piece)):
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 def fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:

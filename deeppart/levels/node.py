@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart.errors import DeeppartError, FormatError, StorageError
-from deeppart.levels.files import DurableFile, make_directory, storage_error, write_file
+from deeppart.levels.files import DurableFile, Over, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
-from deeppart.levels.spares import drop_spares
+from deeppart.levels.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
 from deeppart.levels.steps import list_steps, remove_steps, step_directory
 from deeppart.levels.unchanged import link, remove_links
-from deeppart.model import Attempt, ParityIdentity
+from deeppart.model import Attempt, ParityIdentity, StepKey
 from deeppart.part import (
     FileSource,
     ParityReader,
@@ -33,8 +33,6 @@ from deeppart.part import (
 )
 from deeppart.restart import StoredParity, StoredPart
 
-#: Folder of files that are not needed any more, and whose storage is.
-SPARES_NAME = ".spare"
 #: Folder of a level below ``local_dir/<lineage>/``.
 NODE_FOLDERS = {"local": "", "partner": "partner", "parity": "parity"}
 
@@ -51,15 +49,17 @@ class NodeLevel:
         directory: the node-local directory of this rank.
         lineage: 32 hex digits of the persistent directory's lineage.
         name: "local", "partner" or "parity".
+        session: 32 hex digits of this run of the job.
 
     Raises:
         StorageError: the directory cannot be created or written.
     """
 
-    def __init__(self, directory: Path, lineage: str, name: str) -> None:
+    def __init__(self, directory: Path, lineage: str, name: str, session: str) -> None:
         self.name = name
         self.root = node_root(directory, lineage, name)
-        self._spares = self.root / SPARES_NAME
+        self._session = session
+        self._spares = spares_directory(self.root, session)
         make_directory(self.root)
         probe = self.root / f".probe-{os.getpid()}"
         try:
@@ -69,21 +69,25 @@ class NodeLevel:
             raise storage_error("local_dir is not writable", error, self.root) from error
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
-        return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
+        return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
 
-    def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
-        return self._open(self.part_path(attempt, rank))
+    def open_part(self, attempt: Attempt, rank: int, *, mend: bool = False) -> DurableFile:
+        """Begin a part file.
 
-    def open_base(self, attempt: Attempt, name: str) -> DurableFile:
-        """Begin a file in which chunks of a part of a step lie.
+        Args:
+            mend: whether it may take the place of a damaged one.
 
         Raises:
             StorageError: it cannot be created.
         """
-        return self._open(step_directory(self.root, attempt.step) / name)
+        return self._open(self.part_path(attempt, rank), mend)
+
+    def open_base(self, attempt: Attempt, name: str, *, mend: bool = False) -> DurableFile:
+        """Begin a file in which chunks of a part of a step lie; see :meth:`open_part`."""
+        return self._open(step_directory(self.root, attempt.key) / name, mend)
 
     def adopt_bases(self, attempt: Attempt, names: Iterable[str]) -> list[Path]:
-        """Give files that lie here, in other steps, a name beside a part that refers to them.
+        """Give files that lie here, in other steps of this session, a name beside a part that refers to them.
 
         Returns:
             The names that were made.
@@ -91,7 +95,7 @@ class NodeLevel:
         Raises:
             StorageError: one of them is not here, or cannot be looked for. No name was made.
         """
-        directory = step_directory(self.root, attempt.step)
+        directory = step_directory(self.root, attempt.key)
         made: list[Path] = []
         for name in names:
             try:
@@ -113,12 +117,13 @@ class NodeLevel:
         return made
 
     def _holders(self, name: str) -> Iterator[Path]:
-        """Files that are the base of a name, those of the newest steps first."""
+        """Files of this session that are the base of a name, those of the newest steps first."""
         parsed = parse_base_file_name(name)
         if parsed is None:
             return
         rank, world_size, index_digest = parsed
-        for _, directory in sorted(list_steps(self.root).items(), reverse=True):
+        own = {key.sequence: path for key, path in list_steps(self.root).items() if key.session == self._session}
+        for _, directory in sorted(own.items(), reverse=True):
             if (directory / name).exists():
                 yield directory / name
             path = directory / part_file_name(rank, world_size)
@@ -130,21 +135,18 @@ class NodeLevel:
 
     def parity_path(self, identity: ParityIdentity) -> Path:
         """Where a share of parity lies."""
-        return step_directory(self.root, identity.attempt.step) / parity_file_name(identity)
+        return step_directory(self.root, identity.attempt.key) / parity_file_name(identity)
 
-    def open_parity(self, identity: ParityIdentity) -> DurableFile:
-        """Begin a parity file.
+    def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
+        """Begin a parity file; see :meth:`open_part`."""
+        return self._open(self.parity_path(identity), mend)
 
-        Raises:
-            StorageError: it cannot be created.
-        """
-        return self._open(self.parity_path(identity))
-
-    def _open(self, path: Path) -> DurableFile:
+    def _open(self, path: Path, mend: bool) -> DurableFile:
         forget_removed()  # others of this node may have removed files that this process has mapped
-        return DurableFile(path, spares=self._spares)
+        over: Over = "damaged" if mend else "nothing"
+        return DurableFile(path, spares=self._spares, over=over)
 
-    def steps(self) -> set[int]:
+    def steps(self) -> set[StepKey]:
         """Steps that have anything here.
 
         Raises:
@@ -152,14 +154,21 @@ class NodeLevel:
         """
         return set(list_steps(self.root))
 
-    def retire(self, steps: set[int]) -> None:
-        """Remove steps from this node; the files of the newest are kept to be written over by the next checkpoint.
+    def retire(self, keys: set[StepKey]) -> None:
+        """Remove steps from this node; the files of this session's newest are kept for its next checkpoint.
 
         Raises:
             StorageError: a removal was refused; the others are still tried.
         """
-        remove_steps(self.root, steps, self._spares)
+        own = [key for key in keys if key.session == self._session]
+        if own:
+            set_aside(step_directory(self.root, max(own, key=lambda key: key.sequence)), self._spares)
+        remove_steps(self.root, keys)
         forget_removed()
+
+    def drop_foreign_spares(self) -> None:
+        """Give back the storage of files that earlier sessions kept to be written over."""
+        drop_foreign_spares(self.root, self._session)
 
     def drop_spares(self) -> None:
         """Give back the storage of files that were kept to be written over."""
@@ -199,7 +208,7 @@ def _take_stock(root: Path, level: str, lineage: str, found: Found) -> None:
     except StorageError as error:
         found.problems.append(f"{error.summary}: {error.found}: {root}")
         return
-    for step, directory in steps.items():
+    for key, directory in steps.items():
         try:
             names = sorted(os.listdir(directory))
         except OSError as error:
@@ -207,17 +216,17 @@ def _take_stock(root: Path, level: str, lineage: str, found: Found) -> None:
             continue
         for name in names:
             try:
-                _look_at(directory / name, step, level, lineage, found)
+                _look_at(directory / name, key, level, lineage, found)
             except (FormatError, StorageError) as error:
                 found.problems.append(one_line(error))
                 found.damaged.append(directory / name)
 
 
-def _look_at(path: Path, step: int, level: str, lineage: str, found: Found) -> None:
+def _look_at(path: Path, key: StepKey, level: str, lineage: str, found: Found) -> None:
     if parse_part_file_name(path.name) is not None:
         part = stored_part(path, level)
         name = part_file_name(part.rank, part.attempt.world_size)
-        if _is_ours(path, part.attempt, step, name, lineage, found):
+        if _is_ours(path, part.attempt, key, name, lineage, found):
             found.parts.append(part)
     elif parse_base_file_name(path.name) is not None:
         base = stored_part(path, level)
@@ -228,17 +237,17 @@ def _look_at(path: Path, step: int, level: str, lineage: str, found: Found) -> N
             found.problems.append(f"{path}: ignored: by its contents it is {name}, or of another lineage")
     elif is_parity_file_name(path.name):
         parity = stored_parity(path)
-        if _is_ours(path, parity.identity.attempt, step, parity_file_name(parity.identity), lineage, found):
+        if _is_ours(path, parity.identity.attempt, key, parity_file_name(parity.identity), lineage, found):
             found.parity.append(parity)
 
 
-def _is_ours(path: Path, attempt: Attempt, step: int, name: str, lineage: str, found: Found) -> bool:
+def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: Found) -> bool:
     """Whether a sound file lies where the library would have put it; somebody may have moved or copied it.
 
     What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
     used as what it is. One of another lineage is not.
     """
-    if (attempt.step, attempt.lineage, name) != (step, lineage, path.name):
+    if (attempt.lineage, name) != (lineage, path.name) or not key.may_hold(attempt):
         whose = f"{name} of step {attempt.step}"
         if attempt.lineage != lineage:
             found.problems.append(f"{path}: ignored: by its contents it is {whose} of another lineage")
@@ -259,7 +268,8 @@ def stored_part(path: Path, level: str) -> StoredPart:
         if parse_base_file_name(path.name) is None:
             reader.check_bases()
             bases = reader.base_names
-        return StoredPart(level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
+        what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
+        return StoredPart(*what, written=source.written)
 
 
 def stored_parity(path: Path) -> StoredParity:

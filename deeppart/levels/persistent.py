@@ -2,8 +2,10 @@
 
 The manifest is the commit: a step directory without one is not a checkpoint. Rank 0 alone commits and retires.
 
-One job at a time: the directory is locked (``flock``) for as long as the job lives, and every commit first checks that
-the lock file still names this session, for file systems on which locks do not reach other nodes.
+One job at a time: the directory is locked (``flock``) for as long as the job lives, and every commit checks before and
+after that the lock file still names this session, for file systems on which locks do not reach other nodes. That is for
+order, not for safety: no session can replace or remove what another has committed, whatever it takes itself for
+(docs/decisions/0010-fencing.md).
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import json
 import os
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
-from deeppart.levels.files import DurableFile, make_directory, read_file, storage_error, write_file
+from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error, sync_directory
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.timestamps import now
-from deeppart.model import Attempt, Manifest
+from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import decode_manifest, is_hex32, part_file_name
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
@@ -31,9 +34,12 @@ LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
 MANIFEST_LIMIT_BYTES = 1 << 30
 _SMALL_FILE_BYTES = 64 << 10
+#: Length of the lock file, and how many sessions' commits it names at most.
+_RECORD_BYTES, _MOST_FOUND = 16 << 10, 200
 #: `deeppart ls` holds the lock for microseconds to see whether a job does.
 _LOCK_PATIENCE_S = 0.5
 _LOCK_PAUSE_S = 0.02
+_LOOKS = 5
 #: Why a step directory without a manifest is no checkpoint.
 UNFINISHED = "no manifest: the checkpoint was not completed"
 #: The file system has no locks at all: the check at commit must do.
@@ -55,7 +61,7 @@ class PersistentLevel:
         self._limit = limit
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
-        return step_directory(self.root, attempt.step) / part_file_name(rank, attempt.world_size)
+        return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
         self._check_mounted()
@@ -75,91 +81,121 @@ class PersistentLevel:
                 "persistent_dir has lost its lineage record", error, self.root / LINEAGE_NAME, todo=todo
             ) from error
 
-    def commit(self, step: int, manifest: bytes) -> None:
+    def commit(self, key: StepKey, manifest: bytes) -> None:
         """Make a step a checkpoint: its manifest appears, complete and durable, or not at all.
 
         Args:
             manifest: as :func:`deeppart.part.encode_manifest` gives it.
 
         Raises:
-            StorageError: the manifest cannot be written.
+            StorageError: the manifest cannot be written, or there is one.
         """
-        write_file(step_directory(self.root, step) / MANIFEST_NAME, manifest)
+        create_file(step_directory(self.root, key) / MANIFEST_NAME, manifest)
 
-    def removable(self, keep_count: int, abandoned: set[int], newest: int) -> set[int]:
-        """All steps but the ``keep_count`` most recent commits (0 keeps all), and those that were never committed.
-
-        Args:
-            abandoned: steps left behind unfinished; those that have a manifest after all are kept.
-            newest: the step committed last. It stays, whatever the clocks that dated the commits say.
+    def withdraw(self, key: StepKey) -> None:
+        """Take a commit of this session back.
 
         Raises:
-            StorageError: the directory cannot be read.
+            StorageError: the manifest cannot be removed.
         """
-        committed = committed_steps(self.root)
-        dropped = abandoned - set(committed)
-        if 0 < keep_count < len(committed):
-            manifests, _ = read_manifests(self.root)
-            found = [(step == newest, manifest.created, step) for step, manifest in manifests.items()]
-            dropped |= {step for _, _, step in sorted(found)[:-keep_count]}
-        return dropped
+        path = step_directory(self.root, key) / MANIFEST_NAME
+        try:
+            os.unlink(path)
+            sync_directory(path.parent)
+        except OSError as error:
+            raise storage_error("cannot take a commit back", error, path) from error
 
-    def remove(self, steps: set[int]) -> None:
+    def remove(self, keys: set[StepKey]) -> None:
         """Remove steps.
 
         Raises:
             StorageError: a removal was refused; the others are still tried.
         """
-        remove_steps(self.root, steps)
+        remove_steps(self.root, keys)
 
 
-def read_manifest(root: Path, step: int) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class CommittedStep:
+    """A step directory with a sound manifest.
+
+    Attributes:
+        key: what the directory is named by.
+        directory: the directory.
+        manifest: its manifest.
+    """
+
+    key: StepKey
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """By which the newest is the last: step, then time of the commit, then sequence. Sessions are random."""
+        return (self.key.step, self.manifest.created, self.manifest.attempt.sequence)
+
+
+def read_manifest(root: Path, key: StepKey) -> Manifest:
     """The manifest of a committed step.
 
     Raises:
-        FileNotFoundError: the step is not committed.
+        FileNotFoundError: the step is not committed; its manifest is not there, or empty.
         FormatError, StorageError: the manifest is damaged or cannot be read.
     """
-    path = step_directory(root, step) / MANIFEST_NAME
-    manifest = decode_manifest(read_file(path, MANIFEST_LIMIT_BYTES), where=str(path))
-    if manifest.attempt.step != step:
+    path = step_directory(root, key) / MANIFEST_NAME
+    data = read_file(path, MANIFEST_LIMIT_BYTES)
+    if not data:  # claimed, and never written: see levels/exclusive.py
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    manifest = decode_manifest(data, where=str(path))
+    if not key.may_hold(manifest.attempt):
+        other = manifest.attempt.key
         raise CorruptFileError(
             "a manifest lies in the directory of another step",
-            expected=f"step {step}",
-            found=f"step {manifest.attempt.step}",
+            expected=_describe(key),
+            found=_describe(other),
             where=str(path),
         )
     return manifest
 
 
-def read_manifests(root: Path) -> tuple[dict[int, Manifest], dict[int, str]]:
-    """Every committed step's manifest, and the reason for each step directory that is not a sound checkpoint.
+def _describe(key: StepKey) -> str:
+    return f"step {key.step}" + (f" of session {key.session}, sequence {key.sequence}" if key.session else "")
+
+
+def read_manifests(root: Path) -> tuple[list[CommittedStep], dict[StepKey, str]]:
+    """Every committed step, oldest first, and the reason for each step directory that is not a sound checkpoint.
 
     Raises:
         StorageError: the root cannot be listed.
     """
-    manifests: dict[int, Manifest] = {}
-    problems: dict[int, str] = {}
-    for step in list_steps(root):
+    found: list[CommittedStep] = []
+    problems: dict[StepKey, str] = {}
+    for key, directory in list_steps(root).items():
         try:
-            manifests[step] = read_manifest(root, step)
+            found.append(CommittedStep(key, directory, read_manifest(root, key)))
         except FileNotFoundError:
-            problems[step] = UNFINISHED
+            problems[key] = UNFINISHED
         except (FormatError, StorageError) as error:
-            problems[step] = f"{error.summary}: {error.found}" if error.found else error.summary
-    return manifests, problems
+            problems[key] = f"{error.summary}: {error.found}" if error.found else error.summary
+    return sorted(found, key=lambda each: each.order), problems
 
 
-def committed_steps(root: Path) -> list[int]:
+def committed_steps(root: Path) -> list[StepKey]:
     """Steps with a manifest, ascending, without reading them.
 
     Raises:
         StorageError: the root cannot be listed.
     """
     try:
-        return [step for step, directory in list_steps(root).items() if (directory / MANIFEST_NAME).exists()]
+        return [key for key, directory in list_steps(root).items() if _has_manifest(directory)]
     except OSError as error:
         raise storage_error("cannot look for manifests", error, root) from error
+
+
+def _has_manifest(directory: Path) -> bool:
+    try:
+        return os.stat(directory / MANIFEST_NAME).st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 class DirectoryOwner:
@@ -185,9 +221,10 @@ class DirectoryOwner:
             raise storage_error("persistent_dir is not writable", error, directory) from error
         try:
             self._lock()
-            owner = {"session": self.session, "who": who, "since": now()}
+            owner = {"session": self.session, "who": who, "since": now(), "found": _newest_commits(directory)}
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, json.dumps(owner).encode(), 0)
+            # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
+            os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0)
             os.fsync(self._fd)
             self.lineage = _lineage(directory)
         except OSError as error:
@@ -232,14 +269,7 @@ class DirectoryOwner:
             DirectoryInUseError: naming it.
             StorageError: the lock file is gone or cannot be read.
         """
-        try:
-            owner = lock_record(read_file(self._path, _SMALL_FILE_BYTES))
-        except FileNotFoundError as error:
-            raise storage_error("persistent_dir has lost its lock file", error, self._path) from error
-        except CorruptFileError as error:
-            raise StorageError(
-                "the lock file is not one of this library", found=error.summary, where=error.where
-            ) from error
+        owner, _ = self._read()
         if owner.get("session") != self.session:
             raise DirectoryInUseError(
                 "another job has taken this directory over; nothing is committed to it from here",
@@ -248,6 +278,39 @@ class DirectoryOwner:
                 where=str(self.directory),
                 todo="end one of the two jobs; the other goes on from the last commit",
             )
+
+    def check_commit(self, key: StepKey) -> None:
+        """After a commit: see that it stands. It does not if another job took the directory over before it was there.
+
+        Raises:
+            DirectoryInUseError: it does not stand; naming that job.
+        """
+        try:
+            self.check()
+        except DirectoryInUseError:
+            _, found = self._read()
+            if found.get(key.session, -1) < key.sequence:
+                raise
+        except StorageError:
+            pass  # nobody is known to have taken it over: the next commit will find out
+
+    def _read(self) -> tuple[dict[str, str], dict[str, int]]:
+        """What the lock file says now, and the commits that its writer found; empty if that cannot be understood for
+        longer than it takes to be written.
+        """
+        try:
+            for _ in range(_LOOKS):
+                data = read_file(self._path, _SMALL_FILE_BYTES)
+                if record := lock_record(data):
+                    return record, _found_commits(data)
+                time.sleep(_LOCK_PAUSE_S)
+        except FileNotFoundError as error:
+            raise storage_error("persistent_dir has lost its lock file", error, self._path) from error
+        except CorruptFileError as error:
+            raise StorageError(
+                "the lock file is not one of this library", found=error.summary, where=error.where
+            ) from error
+        return {}, {}
 
     def close(self) -> None:
         """Let the next job in."""
@@ -269,15 +332,50 @@ def lock_record(data: bytes) -> dict[str, str]:
     return {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in texts.items()}
 
 
+def _found_commits(data: bytes) -> dict[str, int]:
+    """What :func:`_newest_commits` found when the lock file was written; {} if nothing that can be read."""
+    try:
+        found = parse_json(data)["found"]
+        return {session: sequence for session, sequence in found.items() if type(sequence) is int}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _newest_commits(root: Path) -> dict[str, int]:
+    """Session -> the last of its checkpoints that is committed, by sequence. A session commits in that order.
+
+    An overtaken session finds here which of its commits its successor knows of, and goes on from.
+
+    Raises:
+        StorageError: the directory cannot be listed.
+    """
+    newest: dict[str, int] = {}
+    for key in sorted(committed_steps(root), reverse=True):
+        if key.session and (key.session in newest or len(newest) < _MOST_FOUND):
+            newest[key.session] = max(key.sequence, newest.get(key.session, 0))
+    return newest
+
+
 def _lineage(directory: Path) -> str:
-    """The directory's lineage, made on first use."""
+    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them."""
     found = read_lineage(directory)
     if found is not None:
         return found
-    lineage = uuid.uuid4().hex
-    record = {"format": "deeppart", "version": 1, "lineage": lineage, "created": now()}
-    write_file(directory / LINEAGE_NAME, json.dumps(record, indent=1).encode() + b"\n")
-    return lineage
+    record = {"format": "deeppart", "version": 1, "lineage": uuid.uuid4().hex, "created": now()}
+    try:
+        create_file(directory / LINEAGE_NAME, json.dumps(record, indent=1).encode() + b"\n")
+    except StorageError as error:
+        if error.errno != errno.EEXIST:
+            raise
+    for _ in range(_LOOKS):
+        with contextlib.suppress(CorruptFileError):  # claimed by another job, which is about to fill it
+            if (found := read_lineage(directory)) is not None:
+                return found
+        time.sleep(_LOCK_PAUSE_S)
+    found = read_lineage(directory)
+    if found is None:
+        raise StorageError("persistent_dir has lost its lineage record", where=str(directory / LINEAGE_NAME))
+    return found
 
 
 def read_lineage(directory: Path) -> str | None:

@@ -1,4 +1,9 @@
-"""Spares: files of a retired step that the next checkpoint writes over (docs/decisions/0006)."""
+"""Spares: files of a retired step that the next checkpoint writes over (docs/decisions/0006).
+
+They are written in place, so it matters who else may have the file. A session sets aside only files of directories that
+carry its own name, in a folder that does, too, and takes them from there alone. Second names of a file, bases, are
+given within a session as well. So no other session can have named what is written over, or be writing to it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,22 @@ from pathlib import Path
 
 from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
 
+#: Folder of a level; followed by the session. Without it in the older layout.
+SPARES_NAME = ".spare"
+
+
+def spares_directory(root: Path, session: str) -> Path:
+    """Where a session keeps files of a level, below its root, that are not needed any more, and whose storage is."""
+    return root / f"{SPARES_NAME}-{session}"
+
+
+def drop_foreign_spares(root: Path, session: str) -> None:
+    """Remove what other sessions have kept to be written over, as far as the system lets us: nothing refers to it."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if name == SPARES_NAME or (name.startswith(f"{SPARES_NAME}-") and name != f"{SPARES_NAME}-{session}"):
+                drop_spares(root / name)
+
 
 def is_checkpoint_file(name: str) -> bool:
     """Whether a name is that of a part, a base or parity."""
@@ -16,7 +37,7 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def take_spare(spares: Path, name: Path) -> bool:
-    """Give one of the spare files another name; False if there is none. Several processes may take them.
+    """Give one of the spare files another name; False if there is none. Several ranks of a session may take them.
 
     A file that has yet another name is a base, which a newer step needs: it must not be written over. Its names are
     looked at last, when nobody can give it more: bases are named after files in step directories.

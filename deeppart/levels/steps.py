@@ -1,4 +1,10 @@
-"""Step directories: how they are named, listed, and removed so that a crash leaves a whole checkpoint or none."""
+"""Step directories: how they are named, listed, and removed so that a crash leaves a whole checkpoint or none.
+
+The name carries the attempt: ``step-000000000100-<session>-000007``. So no two sessions ever write under one name, and
+whatever a rank of an older job does when it wakes up late, it does in directories of its own
+(docs/decisions/0010-fencing.md). Directories of the older layout, ``step-000000000100``, are read and removed, and
+never written.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +15,60 @@ from pathlib import Path
 
 from deeppart.errors import StorageError
 from deeppart.levels.files import storage_error, sync_directory
-from deeppart.levels.spares import is_checkpoint_file, set_aside
+from deeppart.levels.spares import is_checkpoint_file
+from deeppart.model import StepKey
 
 MANIFEST_NAME = "manifest"
-_STEP = re.compile(r"step-([0-9]{12,19})", re.ASCII)
-_TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+", re.ASCII)
+_STEP = re.compile(r"step-([0-9]{12,19})(?:-([0-9a-f]{32})-([0-9]{6,19}))?", re.ASCII)
+_TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
 
 
-def step_directory(root: Path, step: int) -> Path:
-    """Directory of a step under a level's root."""
-    return root / f"step-{step:012d}"
+def step_directory(root: Path, key: StepKey) -> Path:
+    """The directory of one attempt at a step, under a level's root."""
+    return root / step_directory_name(key)
 
 
-def list_steps(root: Path) -> dict[int, Path]:
-    """Step number -> directory, of everything under ``root`` that is named like a step; {} if there is no root.
+def step_directory_name(key: StepKey) -> str:
+    """``step-000000000100-<session, 32 hex digits>-000007``; without the last two in the older layout."""
+    name = f"step-{key.step:012d}"
+    return f"{name}-{key.session}-{key.sequence:06d}" if key.session else name
+
+
+def parse_step_directory_name(name: str) -> StepKey | None:
+    """Inverse of :func:`step_directory_name`; None for any other name."""
+    match = _STEP.fullmatch(name)
+    if match is None:
+        return None
+    key = StepKey(int(match[1]), match[2] or "", int(match[3] or 0))
+    return key if step_directory_name(key) == name else None
+
+
+def list_steps(root: Path) -> dict[StepKey, Path]:
+    """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
 
     Raises:
         StorageError: the directory cannot be read.
     """
     try:
-        names = sorted(os.listdir(root))
+        names = os.listdir(root)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise storage_error("cannot list a checkpoint directory", error, root) from error
-    steps = {}
-    for name in names:
-        match = _STEP.fullmatch(name)
-        if match and step_directory(root, int(match[1])).name == name:
-            steps[int(match[1])] = root / name
-    return steps
+    keys = {parse_step_directory_name(name) for name in names} - {None}
+    return {key: step_directory(root, key) for key in sorted(key for key in keys if key is not None)}
 
 
-def remove_steps(root: Path, steps: Collection[int], spares: Path | None = None) -> None:
+def remove_steps(root: Path, keys: Collection[StepKey]) -> None:
     """Remove step directories; see :func:`remove_step`.
-
-    Args:
-        spares: where the files of the newest of them are kept to be written over; None to remove them all.
 
     Raises:
         StorageError: a removal was refused; the others are still tried.
     """
     first: StorageError | None = None
-    if spares is not None and steps:
-        set_aside(step_directory(root, max(steps)), spares)
-    for step in sorted(steps):
+    for key in sorted(keys):
         try:
-            remove_step(step_directory(root, step))
+            remove_step(step_directory(root, key))
         except StorageError as error:
             first = first or error
     if first is not None:

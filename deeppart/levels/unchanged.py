@@ -147,11 +147,13 @@ def link_bases(
 
 
 def link(path: Path, name: Path) -> bool:
-    """Give a file a second name, in place of what may have it; False if that cannot be done."""
-    with contextlib.suppress(OSError):
-        name.unlink()
+    """Give a file a second name; False if that cannot be done, or another file has it."""
     try:
         os.link(path, name, follow_symlinks=False)
+    except FileExistsError:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.lstat(path), os.lstat(name))
+        return False
     except OSError:
         return False
     return True

@@ -51,6 +51,10 @@ class FileSource:
     Args:
         path: the file.
 
+    Attributes:
+        size: length in bytes.
+        written: when it was last written to, in seconds since 1970.
+
     Raises:
         StorageError: the file cannot be opened, ``errno`` says why; or others could have had a hand in it.
         CorruptFileError: it is a symbolic link, a directory, a device, a FIFO or a socket.
@@ -71,7 +75,8 @@ class FileSource:
         except OSError as error:
             self.close()
             raise self._storage_error("cannot open a part file", error) from error
-        self.size = status.st_size
+        self.size, self.written = status.st_size, status.st_mtime
+        self._identity = status.st_dev, status.st_ino
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``.
@@ -98,6 +103,14 @@ class FileSource:
                 raise self._too_short(offset + len(rest), offset)
             rest = rest[count:]
             offset += count
+
+    def has_its_name(self) -> bool:
+        """Whether the file that was opened still is the one of this name; asks the file system."""
+        try:
+            status = os.lstat(self.path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
 
     def mapped(self) -> memoryview:
         """The whole file as memory, read-only; stays valid when the source is closed.

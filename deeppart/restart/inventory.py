@@ -20,6 +20,7 @@ class StoredPart:
         nbytes: length of the file.
         index_digest: xxh3-128 of the index, 32 hex digits.
         bases: names of the files beside it in which chunks of it lie; they are there.
+        written: when it was written, in seconds since 1970, as far as its file tells.
     """
 
     level: str
@@ -29,6 +30,7 @@ class StoredPart:
     nbytes: int
     index_digest: str
     bases: tuple[str, ...] = ()
+    written: float = 0.0
 
     @property
     def base_paths(self) -> tuple[str, ...]:
@@ -37,14 +39,14 @@ class StoredPart:
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        rest = [self.rank, self.path, self.nbytes, self.index_digest, self.bases]
+        rest = [self.rank, self.path, self.nbytes, self.index_digest, self.bases, self.written]
         return [self.level, _attempt_to_json(self.attempt), *rest]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
         """Inverse of :meth:`to_json`."""
-        level, identity, rank, path, nbytes, index_digest, bases = document
-        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases))
+        level, identity, rank, path, nbytes, index_digest, bases, written = document
+        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases), written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,13 @@ class Committed:
         attempt: which checkpoint.
         directory: its step directory.
         parts: what its manifest says of each part, in rank order.
+        created: UTC time of the commit, ISO 8601, as its manifest says.
     """
 
     attempt: Attempt
     directory: str
     parts: tuple[PartRecord, ...]
+    created: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,10 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
         step: only this one; None for all.
 
     Returns:
-        Candidates by descending step; of two attempts at one step the committed one comes first.
+        Candidates by descending step. Of several attempts at one step committed ones come first, the later first.
     """
     stock = Stock(inventory)
-    candidates: list[tuple[int, int, int, str, Candidate]] = []
+    candidates: list[Candidate] = []
     rejected: list[tuple[int, str]] = []
     notes: list[str] = []
     lost: list[int] = []
@@ -100,12 +100,27 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
             lost += [attempt.step] if stock.was_complete(attempt) else []
             continue
         notes += [f"step {attempt.step}: {remark}" for finding in findings for remark in finding.contradictions]
-        order = (attempt.step, int(stock.is_committed(attempt)), attempt.sequence, attempt.session)
-        candidates.append((*order, Candidate(attempt, tuple(finding.sources for finding in findings))))
-    candidates.sort(key=lambda entry: entry[:4], reverse=True)
-    return Outlook(
-        tuple(entry[4] for entry in candidates), tuple(sorted(rejected, reverse=True)), tuple(notes), tuple(lost)
-    )
+        candidates.append(Candidate(attempt, tuple(finding.sources for finding in findings)))
+    candidates.sort(key=lambda each: (each.attempt.step, stock.age(each.attempt)), reverse=True)
+    notes += _told_apart(stock, [each.attempt for each in candidates])
+    return Outlook(tuple(candidates), tuple(sorted(rejected, reverse=True)), tuple(notes), tuple(lost))
+
+
+def _told_apart(stock: Stock, attempts: Sequence[Attempt]) -> list[str]:
+    """A line about each step at which several attempts are complete; they are in the order of preference."""
+    by_step: dict[int, list[Attempt]] = {}
+    for attempt in attempts:
+        by_step.setdefault(attempt.step, []).append(attempt)
+    lines = []
+    for step, found in by_step.items():
+        if len(found) > 1:
+            names = "; ".join(
+                f"session {each.session}, sequence {each.sequence}"
+                + (f", committed {stock.age(each)[1]}" if stock.is_committed(each) else ", on nodes only")
+                for each in found
+            )
+            lines.append(f"step {step}: there are {len(found)} checkpoints of it; the first of these is taken: {names}")
+    return lines
 
 
 def assign(candidate: Candidate, ranks: int) -> tuple[Read, ...]:

@@ -172,6 +172,16 @@ class Stock:
         lacking = attempt.world_size - len(self.known_parts(attempt))
         return lacking > MOST_LOOKED_FOR and not self.is_committed(attempt)
 
+    def age(self, attempt: Attempt) -> tuple[bool, str, float, int]:
+        """By which the latest attempt at a step is the greatest; which session it belongs to says nothing about that.
+
+        Committed or not, the time of the commit, the time at which the last of its files was written, and the sequence.
+        """
+        committed = self._committed.get(attempt)
+        files = (each.file.written for placed in self._parts.get(attempt, {}).values() for each in placed)
+        created = committed.created if committed is not None else ""
+        return committed is not None, created, max(files, default=0.0), attempt.sequence
+
     def was_complete(self, attempt: Attempt) -> bool:
         """Whether the attempt was complete at some level once. Copies and parity are made of complete ones only."""
         copies = (each for files in self._parts.get(attempt, {}).values() for each in files)

@@ -11,12 +11,19 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
+from deeppart.levels import exclusive
+
 #: Functions of ``os`` that are watched; what the first argument is.
-BY_PATH = ("open", "rename", "unlink", "mkdir", "rmdir", "listdir", "stat")
+BY_PATH = ("open", "rename", "link", "unlink", "mkdir", "rmdir", "listdir", "stat")
 BY_DESCRIPTOR = ("write", "pwrite", "fsync", "fdatasync", "ftruncate", "lseek", "fstat", "preadv", "close")
+#: ``renameat2(2)``, which :mod:`os` does not have.
+_WATCHED: tuple[tuple[ModuleType, str], ...] = (
+    *((os, name) for name in (*BY_PATH, *BY_DESCRIPTOR)),
+    (exclusive, "rename_noreplace"),
+)
 
 
 class StorageFaults:
@@ -58,16 +65,16 @@ class StorageFaults:
             self._only = frozenset(only)
 
     def __enter__(self) -> StorageFaults:
-        for name in (*BY_PATH, *BY_DESCRIPTOR):
-            self._real[name] = getattr(os, name)
-            setattr(os, name, self._watched(name, self._real[name]))
+        for module, name in _WATCHED:
+            self._real[name] = getattr(module, name)
+            setattr(module, name, self._watched(name, self._real[name]))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, function in self._real.items():
-            setattr(os, name, function)
+        for module, name in _WATCHED:
+            setattr(module, name, self._real[name])
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any, **options: Any) -> Any:

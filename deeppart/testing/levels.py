@@ -22,9 +22,9 @@ from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 _SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + ALIGNMENT + 1)
 
 
-def attempt(step: int, ranks: int = 2) -> Attempt:
+def attempt(step: int, ranks: int = 2, sequence: int = 0) -> Attempt:
     """An attempt to write parts of."""
-    return Attempt("a" * 32, "b" * 32, 0, step, ranks)
+    return Attempt("a" * 32, "b" * 32, sequence, step, ranks)
 
 
 def a_part_appears_whole_or_not_at_all(level: Level) -> None:
@@ -75,15 +75,19 @@ def a_part_can_be_begun_again(level: Level) -> None:
         assert level.part_path(attempt(size), 0).read_bytes() == b"y" * 100
 
 
-def a_new_attempt_replaces_the_part_at_once(level: Level) -> None:
-    """The old part stays until the new one is complete."""
+def no_part_is_ever_replaced(level: Level) -> None:
+    """What has the name stays, and what was written for it is gone; another attempt at the step has another place."""
     path = level.part_path(attempt(1), 1)
-    for content in (b"old", b"new"):
+    for content in (b"first", b"second"):
         file = level.open_part(attempt(1), 1)
         file.write(content)
-        assert content == b"old" or path.read_bytes() == b"old"
-        file.commit()
-        assert path.read_bytes() == content
+        try:
+            file.commit()
+            assert content == b"first"
+        except StorageError as error:
+            assert content == b"second" and error.errno == errno.EEXIST
+        assert path.read_bytes() == b"first" and os.listdir(path.parent) == [path.name]
+    assert level.part_path(attempt(1, sequence=1), 1).parent != path.parent
 
 
 def every_part_has_a_place_of_its_own(level: Level) -> None:
@@ -96,32 +100,31 @@ def every_part_has_a_place_of_its_own(level: Level) -> None:
             file.commit()
             paths.add(level.part_path(attempt(step, ranks), rank))
     assert len(paths) == 4 * 5 and all(path.is_file() and level.root in path.parents for path in paths)
-    assert set(list_steps(level.root)) == set(steps)
+    assert {key.step for key in list_steps(level.root)} == set(steps)
 
 
-def a_refusal_is_a_storage_error_and_leaves_the_old_part(level: Level) -> None:
+def a_refusal_is_a_storage_error_and_leaves_no_half_of_a_part(level: Level) -> None:
     """Whatever the operating system refuses while a part is written."""
-    path = level.part_path(attempt(1), 0)
-    file = level.open_part(attempt(1), 0)
-    file.write(b"old")
-    file.commit()
+    sequence = 0
     with StorageFaults(level.root) as faults:
         for code in TYPICAL_ERRORS:
             for number in range(100):
+                sequence += 1
+                path = level.part_path(attempt(1, sequence=sequence), 0)
                 faults.refuse(number, code)
-                error = _write(level)
+                error = _write(level, sequence)
                 if not faults.refused:
                     assert error is None and number >= 4
                     break
                 assert error is None or (error.errno == code and errno.errorcode[code]), (number, error)
-                assert error is None or not path.exists() or path.read_bytes() in (b"old", b"new" * 9999)
+                assert error is None or not path.exists() or path.read_bytes() == b"new" * 9999
     assert path.read_bytes() == b"new" * 9999 and os.listdir(path.parent) == [path.name]
 
 
-def _write(level: Level) -> StorageError | None:
+def _write(level: Level, sequence: int) -> StorageError | None:
     file = None
     try:
-        file = level.open_part(attempt(1), 0)
+        file = level.open_part(attempt(1, sequence=sequence), 0)
         file.write(b"new" * 9999)
         file.commit()
     except StorageError as error:
@@ -136,7 +139,7 @@ LEVEL_CHECKS: tuple[Callable[[Level], None], ...] = (
     any_length_in_any_pieces_comes_back,
     an_abandoned_part_leaves_no_file,
     a_part_can_be_begun_again,
-    a_new_attempt_replaces_the_part_at_once,
+    no_part_is_ever_replaced,
     every_part_has_a_place_of_its_own,
-    a_refusal_is_a_storage_error_and_leaves_the_old_part,
+    a_refusal_is_a_storage_error_and_leaves_no_half_of_a_part,
 )

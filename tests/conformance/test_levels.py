@@ -26,8 +26,8 @@ def persistent(directory: Path, limit: RateLimit | None = None) -> PersistentLev
 
 
 LEVELS: dict[str, Callable[[Path], Level]] = {
-    "local": lambda directory: NodeLevel(directory, "a" * 32, "local"),
-    "partner": lambda directory: NodeLevel(directory, "a" * 32, "partner"),
+    "local": lambda directory: NodeLevel(directory, "a" * 32, "local", "b" * 32),
+    "partner": lambda directory: NodeLevel(directory, "a" * 32, "partner", "b" * 32),
     "persistent": persistent,
     "persistent limited": lambda directory: persistent(directory, RateLimit(20e9)),
 }

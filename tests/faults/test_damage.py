@@ -73,12 +73,13 @@ def blank() -> dict[str, Any]:
 
 
 def part(directory: Path, level: str, step: int = 2) -> Path:
-    (found,) = (directory / level).glob(f"**/step-{step:012d}/part-*.dpp")
+    (found,) = (directory / level).glob(f"**/step-{step:012d}-*/part-*.dpp")
     return found
 
 
 def manifest(directory: Path, step: int = 2) -> Path:
-    return directory / "persistent" / f"step-{step:012d}" / "manifest"
+    (found,) = (directory / "persistent").glob(f"step-{step:012d}-*")
+    return found / "manifest"
 
 
 def restored(directory: Path, **settings: Any) -> tuple[int | None, tuple[str, ...]]:
@@ -374,7 +375,8 @@ def test_other_files_do_no_harm(directory: Path) -> None:
         (where / "step-1").mkdir()
         (where / "step-000000000099").write_text("a file named like a step")
         (where / "step-0000000000000000000000001").mkdir()
-        (where / "step-000000000002" / "part-00000-of-00002.dpp").write_bytes(b"x")
-        (where / "step-000000000002" / "part-00007-of-00001.dpp").write_bytes(b"x")
-        (where / "step-000000000002" / "\udcff\udcfe").write_bytes(b"x")
+        (second,) = where.glob("step-000000000002-*")
+        (second / "part-00000-of-00002.dpp").write_bytes(b"x")
+        (second / "part-00007-of-00001.dpp").write_bytes(b"x")
+        (second / "\udcff\udcfe").write_bytes(b"x")
     assert restored(directory)[0] == 2 and loaded(directory) == 2

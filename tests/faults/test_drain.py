@@ -136,7 +136,7 @@ def test_memory_is_not_given_back_while_the_local_part_is_written_from_it(
     written: list[int] = []
 
     def write_late(self: DurableFile, buffer: memoryview | bytes) -> None:
-        if self.path.parent.parent != memory / "p" and "step-000000000001" in str(self.path) and written:
+        if self.path.parent.parent != memory / "p" and "step-000000000001-" in str(self.path) and written:
             assert release.wait(PATIENCE_S)
         written.append(len(buffer))
         write(self, buffer)

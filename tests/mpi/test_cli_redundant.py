@@ -56,6 +56,11 @@ def nodes(job: Path) -> list[object]:
     return [argument for name in NODES for argument in ("--local", job / name)]
 
 
+def flip_from_end(distance: int) -> Callable[[Path], None]:
+    """Change a byte so far from the end."""
+    return lambda path: flip(path, path.stat().st_size - distance)
+
+
 def find(job: Path, pattern: str) -> Path:
     (path,) = job.glob(pattern)
     return path
@@ -80,7 +85,7 @@ def test_a_restore_explained(job: Path) -> None:
     assert plan["step"] == 1 and [each["step"] for each in plan["rejected"]] == [2]
     assert "part 1 of 3: found on no node" in plan["rejected"][0]["reason"]
     assert [part["sources"][0]["level"] for part in plan["parts"]] == ["persistent"] * 3
-    shutil.rmtree(job / "ckpt" / "step-000000000001")
+    shutil.rmtree(find(job, "ckpt/step-000000000001-*"))
     text = call("restore", job / "ckpt", "--dry-run", *nodes(job), code=1)
     assert "step 2 cannot be recovered" in text and "no step can be recovered" in text
 
@@ -105,13 +110,19 @@ def test_on_the_nodes_themselves(job: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "payload of a part": ("node0/*/step-000000000002/part-*", lambda path: flip(path, 5000)),
-    "header of a part": ("node1/*/step-000000000002/part-*", lambda path: flip(path, 20)),
-    "payload of a copy": ("node1/*/partner/step-000000000002/part-*", lambda path: flip(path, 5000)),
-    "footer of a copy": ("node2/*/partner/step-000000000002/part-*", lambda path: flip(path, path.stat().st_size - 9)),
-    "payload of parity": ("node0/*/parity/step-000000000002/parity-*", lambda path: flip(path, 5000)),
-    "index of parity": ("node2/*/parity/step-000000000002/parity-*", lambda path: flip(path, path.stat().st_size - 99)),
-    "a truncated part": ("node2/*/step-000000000002/part-*", lambda path: path.write_bytes(path.read_bytes()[:5000])),
+    "payload of a part": ("node0/*/step-000000000002-*/part-*", lambda path: flip(path, 5000)),
+    "header of a part": ("node1/*/step-000000000002-*/part-*", lambda path: flip(path, 20)),
+    "payload of a copy": ("node1/*/partner/step-000000000002-*/part-*", lambda path: flip(path, 5000)),
+    "footer of a copy": (
+        "node2/*/partner/step-000000000002-*/part-*",
+        lambda path: flip(path, path.stat().st_size - 9),
+    ),
+    "payload of parity": ("node0/*/parity/step-000000000002-*/parity-*", lambda path: flip(path, 5000)),
+    "index of parity": (
+        "node2/*/parity/step-000000000002-*/parity-*",
+        lambda path: flip(path, path.stat().st_size - 99),
+    ),
+    "a truncated part": ("node2/*/step-000000000002-*/part-*", lambda path: path.write_bytes(path.read_bytes()[:5000])),
 }
 
 
@@ -142,12 +153,12 @@ def test_everything_that_two_of_three_nodes_hold(job: Path) -> None:
 
 
 def test_the_persistent_level_is_repaired_from_nodes_and_the_other_way_round(job: Path) -> None:
-    part = find(job, "ckpt/step-000000000001/part-00001-*")
+    part = find(job, "ckpt/step-000000000001-*/part-00001-*")
     sound = part.read_bytes()
     flip(part, 6000)
     assert "not repaired" in call("verify", job / "ckpt", "--repair", code=1)
     assert part.read_bytes() != sound
-    copies = job / "elsewhere" / find(job, "node1/*").name / "step-000000000001"
+    copies = job / "elsewhere" / find(job, "node1/*").name / part.parent.name
     copies.mkdir(parents=True)
     (copies / part.name).write_bytes(sound)
     text = call("verify", job / "ckpt", "--repair", "--local", job / "elsewhere")
@@ -178,7 +189,7 @@ def test_repair_refuses_while_a_job_is_running(job: Path) -> None:
 
 
 def test_files_in_wrong_places_are_named(job: Path) -> None:
-    part = find(job, "node0/*/step-000000000002/part-*")
+    part = find(job, "node0/*/step-000000000002-*/part-*")
     other = part.parent.parent / "step-000000000009"
     other.mkdir()
     shutil.copy(part, other / part.name)

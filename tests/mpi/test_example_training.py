@@ -35,7 +35,7 @@ def losses(directory: Path) -> dict[int, str]:
 
 def committed(directory: Path) -> list[int]:
     """The manifest is the commit (docs/format.md)."""
-    return sorted(int(path.parent.name[5:]) for path in (directory / "persistent").glob("step-*/manifest"))
+    return sorted(int(path.parent.name.split("-")[1]) for path in (directory / "persistent").glob("step-*/manifest"))
 
 
 def being_written(directory: Path, rank: int) -> Path | None:

@@ -55,7 +55,7 @@ def resumed_from(log: Path) -> int | None:
 
 
 def newest_step(directory: Path) -> int:
-    return max(int(path.name.removeprefix("step-")) for path in directory.glob("step-*"))
+    return max(int(path.name.split("-")[1]) for path in directory.glob("step-*"))
 
 
 def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *options: str) -> tuple[int, Path, str]:

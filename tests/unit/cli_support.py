@@ -17,10 +17,10 @@ from deeppart.codec import Chooser
 from deeppart.levels.encoding import Encoders
 from deeppart.levels.files import DurableFile
 from deeppart.levels.persistent import PersistentLevel
-from deeppart.levels.steps import step_directory
+from deeppart.levels.steps import list_steps, step_directory
 from deeppart.levels.timestamps import now
 from deeppart.levels.transfer import Encoding, Staged, write_part
-from deeppart.model import Attempt, Manifest, PartRecord
+from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import flatten
@@ -84,12 +84,31 @@ def save(root: Path, *steps: int, local_dir: Path | None = None, **options: Any)
             checkpointer.checkpoint(make_state(float(step)), step=step).wait("persistent", timeout=60)
 
 
+def step_dir(root: Path, step: int) -> Path:
+    """The directory of the only attempt at a step, at a level."""
+    found = [path for key, path in list_steps(root).items() if key.step == step]
+    assert len(found) == 1, (step, found)
+    return found[0]
+
+
+def steps_in(root: Path) -> list[int]:
+    """Step numbers of all step directories at a level."""
+    return [key.step for key in list_steps(root)]
+
+
+def block(checkpointer: deeppart.Checkpointer, root: Path, step: int) -> Path:
+    """A file in place of the directory of the next attempt, so that it fails at a level."""
+    path = step_directory(root, StepKey(step, checkpointer._session.session, checkpointer._sequence))
+    path.write_text("in the way")
+    return path
+
+
 def part_path(root: Path, step: int, rank: int = 0, ranks: int = 1) -> Path:
-    return step_directory(root, step) / part_file_name(rank, ranks)
+    return step_dir(root, step) / part_file_name(rank, ranks)
 
 
 def manifest_path(root: Path, step: int) -> Path:
-    return step_directory(root, step) / "manifest"
+    return step_dir(root, step) / "manifest"
 
 
 def flip(path: Path, offset: int, mask: int = 0x10) -> None:
@@ -120,7 +139,7 @@ def forge(
     """
     root.mkdir(parents=True, exist_ok=True)
     per_rank = np.array([False, False, True])
-    attempt = Attempt("ab" * 16, "cd" * 16, 0, step, ranks)
+    attempt = Attempt("ab" * 16, "cd" * 16, len(list_steps(root)), step, ranks)
     edge = [4 * round(900 * rank / ranks) for rank in range(ranks + 1)]
     shares: Spans = [[(0, edge[rank], edge[rank + 1] - edge[rank])] for rank in range(ranks)]
     shares[0].append((1, 0, 800))
@@ -142,7 +161,7 @@ def forge(
             data[at : at + len(raw)] = raw
         values = [encode_value(leaf.value, "") for leaf in flat.values]
         described = PartDocument(encode_tree(flat.root), types, {}, per_rank, np.array([True]), values, rank == 0)
-        path = step_directory(root, step) / part_file_name(rank, ranks)
+        path = step_directory(root, attempt.key) / part_file_name(rank, ranks)
         file = DurableFile(path)
         summary = write_part(Staged(layout, data, described), file, RAW, attempt, rank)
         file.commit()
@@ -150,4 +169,4 @@ def forge(
         structure = structure or described.structure()
     document(structure)
     manifest = Manifest(attempt, now(), "deeppart test", tuple(records), structure)
-    PersistentLevel(root).commit(attempt.step, encode_manifest(manifest))
+    PersistentLevel(root).commit(attempt.key, encode_manifest(manifest))

@@ -19,7 +19,7 @@ def test_an_error_of_the_system_is_a_storage_error(tmp_path: Path, monkeypatch: 
         raise OSError(errno.EIO, "Input/output error", str(self))
 
     lineage = "0" * 32
-    level = NodeLevel(tmp_path, lineage, "partner")
+    level = NodeLevel(tmp_path, lineage, "partner", "1" * 32)
     monkeypatch.setattr(Path, "exists", refused)
     with pytest.raises(StorageError, match="cannot look for a file that a part refers to"):
         level.adopt_bases(Attempt(lineage, "1" * 32, 0, 5, 2), ["base-0"])

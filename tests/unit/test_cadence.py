@@ -19,6 +19,7 @@ from deeppart.errors import DeeppartWarning
 from deeppart.interval import LevelCost, best, waste
 from deeppart.levels.files import DurableFile
 from deeppart.levels.steps import MANIFEST_NAME, step_directory
+from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
 from tests.histories import often_failing
 
@@ -74,8 +75,9 @@ def test_a_failure_of_which_nothing_is_known_counts_for_the_highest_level() -> N
 
 
 def commit(root: Path, step: int) -> None:
-    step_directory(root, step).mkdir(parents=True)
-    (step_directory(root, step) / MANIFEST_NAME).touch()
+    directory = step_directory(root, StepKey(step, "a" * 32))
+    directory.mkdir(parents=True)
+    (directory / MANIFEST_NAME).write_text("a manifest")
 
 
 def test_runs_are_known_to_later_ones(tmp_path: Path) -> None:

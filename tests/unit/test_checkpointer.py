@@ -24,8 +24,10 @@ from deeppart.errors import (
 )
 from deeppart.levels import persistent
 from deeppart.levels.files import DurableFile
+from deeppart.levels.steps import list_steps
 from deeppart.part import FileSource
 from deeppart.testing.states import difference
+from tests.unit.cli_support import block, step_dir
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -38,7 +40,7 @@ def state(step: int, count: int = 1000) -> dict[str, Any]:
 
 
 def numbers(directory: Path, pattern: str) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in directory.glob(pattern))
+    return sorted(int(path.name.split("-")[1]) for path in directory.glob(pattern))
 
 
 def local_steps(directory: Path) -> list[int]:
@@ -79,7 +81,7 @@ def test_the_report_accounts_for_everything(memory: Path) -> None:
     report = pending.report
     assert (report.step, report.raw_bytes, report.per_rank_bytes, report.retries) == (1, 400_000, 0, 0)
     assert 0 < report.encoded_bytes < 10_000
-    (part,) = (memory / "p" / "step-000000000001").glob("part-*")
+    (part,) = step_dir(memory / "p", 1).glob("part-*")
     assert report.levels["persistent"].nbytes == report.levels["local"].nbytes == part.stat().st_size
     assert {"flatten", "agree", "capture", "local", "persistent"} <= set(report.stages_s)
     assert report.blocked_s >= sum(report.stages_s[name] for name in ("flatten", "agree", "capture")) > 0
@@ -304,11 +306,11 @@ def test_a_step_that_exists_is_refused_and_kept(memory: Path) -> None:
 
 def test_a_step_that_failed_may_be_used_again(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, local_dir=None)) as ck:
-        (memory / "p" / "step-000000000005").write_text("in the way")
         for _ in range(2):
+            blocked = block(ck, memory / "p", 5)
             with pytest.raises(CheckpointError):
                 ck.checkpoint(state(5), step=5).wait(timeout=30)
-        (memory / "p" / "step-000000000005").unlink()
+            blocked.unlink()
         ck.checkpoint(state(55), step=5).wait(timeout=30)
         assert deeppart.load(memory / "p", 5)["step"] == 55
         ck.checkpoint(state(6), step=6).wait(timeout=30)
@@ -439,7 +441,7 @@ def test_leaving_the_with_block_closes(memory: Path) -> None:
 def test_close_reports_what_failed_last(memory: Path) -> None:
     with pytest.warns(BackgroundFailureWarning, match="step 5 is not complete at level 'persistent'") as caught:
         with deeppart.Checkpointer(config(memory)) as ck:
-            (memory / "p" / "step-000000000005").write_text("in the way")
+            block(ck, memory / "p", 5)
             ck.checkpoint(state(5), step=5)
     assert len(caught) == 1 and ck.failures == 1
 
@@ -592,19 +594,21 @@ def leave_behind(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, keep={"persistent": 0})) as ck:
         for step in (1, 2, 3):
             ck.checkpoint(state(step), step).wait(timeout=30)
-    (memory / "p" / "step-000000000002" / "manifest").unlink()
-    (memory / "p" / "step-000000000003" / "manifest").rename(memory / "p" / "step-000000000003" / ".manifest.tmp-77")
-    (memory / "p" / "step-000000000003" / ".part-00000-of-00001.dpp.tmp-77").write_bytes(b"half")
-    (memory / "p" / "step-000000000004").mkdir()
+    (step_dir(memory / "p", 2) / "manifest").unlink()
+    third = step_dir(memory / "p", 3)
+    (third / "manifest").rename(third / ".manifest.tmp-77-0a1b2c3d")
+    (third / ".part-00000-of-00001.dpp.tmp-77").write_bytes(b"half")
+    (memory / "p" / f"step-000000000004-{'a' * 32}-000000").mkdir()
     (local,) = (memory / "l").iterdir()
-    (local / "step-000000000004").mkdir()
-    (local / "step-000000000004" / ".part-00000-of-00001.dpp.tmp-77").write_bytes(b"half")
+    fourth = local / f"step-000000000004-{'a' * 32}-000000"
+    fourth.mkdir()
+    (fourth / ".part-00000-of-00001.dpp.tmp-77-0a1b2c3d").write_bytes(b"half")
 
 
 def test_leftovers_are_never_restored_and_go_with_the_next_commit(memory: Path) -> None:
     leave_behind(memory)
     (local,) = (memory / "l").iterdir()
-    for file in (local / "step-000000000003").iterdir():
+    for file in step_dir(local, 3).iterdir():
         file.unlink()
     with deeppart.Checkpointer(config(memory, keep={"persistent": 0})) as ck:
         live = state(0)
@@ -628,8 +632,7 @@ def test_files_of_others_are_never_removed(memory: Path) -> None:
     leave_behind(memory)
     foreign = []
     for root in (memory / "p", next((memory / "l").iterdir())):
-        for step in (1, 2, 3, 4):
-            directory = root / f"step-{step:012d}"
+        for directory in list_steps(root).values():
             if directory.is_dir():
                 for name in ("notes.txt", "part-1.dpp", ".hidden", "manifest.bak", "part-00000-of-00001.dpp.old"):
                     (directory / name).write_text("mine")
@@ -647,7 +650,8 @@ def test_files_of_others_are_never_removed(memory: Path) -> None:
     assert [path for path in foreign if path.read_text() != "mine"] == [], "left alone"
     ours = [path for path in memory.rglob("*") if path.is_file() and path not in foreign]
     steps = {path.parent.name for path in ours if path.parent.name.startswith("step-")}
-    assert steps == {"step-000000000011"}, "\n".join(map(str, ours))
+    (name,) = steps
+    assert name.startswith("step-000000000011-"), "\n".join(map(str, ours))
     with deeppart.Checkpointer(config(memory)) as ck:
         live = state(0)
         assert ck.restore(live) == 11

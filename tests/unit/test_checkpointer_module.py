@@ -35,7 +35,7 @@ def test_the_three_lines_of_the_quick_start(workplace: Path) -> None:
         deeppart.checkpoint(state(step), step=step).wait(timeout=20)
     assert deeppart.restore(live) == 2 and live["n"] == 2
     assert deeppart.load("ckpt")["n"] == 2
-    assert (workplace / "ckpt" / "step-000000000002" / "manifest").is_file()
+    assert list((workplace / "ckpt").glob("step-000000000002-*/manifest"))
 
 
 def test_the_environment_and_the_file_configure_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_the_environment_and_the_file_configure_it(workplace: Path, monkeypatch:
     deeppart.close()
     assert not (workplace / "from-file").exists()
     (directory,) = workplace.glob("from-*-0")
-    assert [path.name for path in directory.glob("step-*")] == ["step-000000000003"]
+    assert [path.name[:17] for path in directory.glob("step-*")] == ["step-000000000003"]
     assert len(list((workplace / "scratch").glob("*/step-*"))) == 1
 
 
@@ -125,11 +125,15 @@ def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compres
 
 
 def test_a_failure_at_the_very_end_is_still_told() -> None:
-    Path("ckpt").mkdir()
-    Path("ckpt/step-000000000007").write_text("in the way")
     done = run(
         """
         import torch, deeppart
+        from deeppart.levels.persistent import PersistentLevel
+
+        def refuse(*arguments):
+            raise deeppart.StorageError("refused")
+
+        PersistentLevel.commit = refuse
         deeppart.checkpoint({"n": 7}, step=7)
         """
     )

@@ -108,7 +108,7 @@ def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             pending.wait("persistent", timeout=20)
         assert "job 99, process 5 on node7" in str(caught.value) and "taken this directory over" in str(caught.value)
-        assert deeppart.load(tmp_path)["a"] == 1 and not (tmp_path / "step-000000000002" / "manifest").exists()
+        assert deeppart.load(tmp_path)["a"] == 1 and not list(tmp_path.glob("step-000000000002-*/manifest"))
         contents = (b"", b"[]", b"\xff", b"null", b'{"session": null}', b"[" * 100_000)
         for step, content in enumerate(contents, start=3):
             (tmp_path / LOCK_NAME).write_bytes(content)

@@ -12,9 +12,8 @@ import pytest
 import deeppart
 from deeppart.inspecting.listing import list_directory, name_ranks
 from deeppart.inspecting.ownership import read_owner
-from deeppart.levels.steps import step_directory
 from tests.golden import forge as by_hand
-from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save
+from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
 
 
 def test_complete_steps(tmp_path: Path) -> None:
@@ -61,9 +60,9 @@ def test_strange_things_in_the_directory(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "step-7").mkdir()  # not a name this library gives
-    step_directory(tmp_path, 2).write_text("a file named like a step")
-    part = part_path(tmp_path, 3)
+    (tmp_path / f"step-000000000002-{'a' * 32}-000000").write_text("a file named like a step")
     forge(tmp_path, 3, 1)
+    part = part_path(tmp_path, 3)
     part.rename(tmp_path / "elsewhere")
     part.symlink_to(tmp_path / "elsewhere")
     steps = call_json("ls", tmp_path)["steps"]
@@ -94,9 +93,9 @@ def test_local_only_and_unfinished(tmp_path: Path) -> None:
     root, local = tmp_path / "ckpt", tmp_path / "local"
     save(root, 1, 2, local_dir=local)
     manifest_path(root, 1).unlink()  # as if the job had been killed while it drained
-    for file in step_directory(root, 2).iterdir():
+    for file in step_dir(root, 2).iterdir():
         file.unlink()
-    step_directory(root, 2).rmdir()
+    step_dir(root, 2).rmdir()
     first, second = call_json("ls", root, "--local", local)["steps"]
     assert (first["state"], second["state"]) == ("recoverable", "recoverable")
     assert second["reasons"] == ["not on the persistent level"]

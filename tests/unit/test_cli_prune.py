@@ -16,8 +16,18 @@ import deeppart
 from deeppart.inspecting.ownership import hold_directory, read_owner
 from deeppart.inspecting.pruning import Selection, plan_prune
 from deeppart.levels.persistent import LOCK_NAME
-from deeppart.levels.steps import step_directory
-from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, manifest_path, part_path, save
+from tests.unit.cli_support import (
+    call,
+    call_json,
+    flip,
+    forge,
+    invoke,
+    make_state,
+    manifest_path,
+    part_path,
+    save,
+    step_dir,
+)
 
 
 @pytest.fixture
@@ -83,7 +93,7 @@ def test_usage(options: tuple[str, ...], message: str, root: Path) -> None:
 
 def test_text(root: Path) -> None:
     text = call("prune", root, "--keep", "2", "--dry-run")
-    assert str(step_directory(root, 10)) in text and str(step_directory(root, 30)) not in text
+    assert str(step_dir(root, 10)) in text and str(step_dir(root, 30)) not in text
     assert "would remove 2 steps (" in text and "steps 30, 40 stay" in text
     assert call("prune", root, "--keep", "2", "--yes").startswith("removed 2 steps (")
     assert call("prune", root, "--keep", "2", "--yes") == "nothing to remove; steps 30, 40 stay\n"
@@ -109,14 +119,14 @@ def test_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, code in (("n\n", 1), ("\n", 1), ("", 130)):
         result = answer(monkeypatch, root, text)
         assert (result.exit_code, steps(root)) == (code, [10, 20, 30, 40])
-        assert "Remove 3 steps (" in result.output and str(step_directory(root, 20)) in result.output
+        assert "Remove 3 steps (" in result.output and str(step_dir(root, 20)) in result.output
     result = answer(monkeypatch, root, "y\n")
     assert (result.exit_code, steps(root)) == (0, [40])
 
 
 def test_changed_while_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def confirm(*_: object, **__: object) -> bool:
-        shutil.rmtree(step_directory(root, 20))
+        shutil.rmtree(step_dir(root, 20))
         return True
 
     monkeypatch.setattr("click.confirm", confirm)
@@ -169,7 +179,7 @@ def test_keep_counts_by_time_of_commit(root: Path) -> None:
 def test_incomplete(root: Path) -> None:
     manifest_path(root, 30).unlink()
     manifest_path(root, 40).unlink()
-    (step_directory(root, 40) / ".part-00000-of-00002.dpp.tmp-17").write_bytes(b"half")
+    (step_dir(root, 40) / ".part-00000-of-00002.dpp.tmp-17").write_bytes(b"half")
     part_path(root, 20, 0, 2).unlink()  # committed, if damaged: not this option's business
     document = call_json("prune", root, "--incomplete", "--yes")
     assert [(entry["step"], entry["state"]) for entry in document["selected"]] == [
@@ -180,7 +190,7 @@ def test_incomplete(root: Path) -> None:
 
 
 def test_foreign_files_stay(root: Path) -> None:
-    note = step_directory(root, 10) / "notes.txt"
+    note = step_dir(root, 10) / "notes.txt"
     note.write_text("mine")
     document = call_json("prune", root, "--before", "20", "--yes")
     assert document["removed"] == [10] and document["left_behind"] == [str(note.parent)]
@@ -289,7 +299,11 @@ def test_local_copies_go_with_their_steps(tmp_path: Path) -> None:
     stranger.mkdir(parents=True)
     call("prune", root, "--keep", "1", "--local", local, "--local", tmp_path / "other", "--yes")
     left = sorted(path.relative_to(tmp_path).parts for path in tmp_path.glob("*/*/step-*"))
-    assert [(parts[0], parts[-1][-2:]) for parts in left] == [("local", "10"), ("local", "30"), ("other", "30")]
+    assert [(parts[0], parts[-1].split("-")[1][-2:]) for parts in left] == [
+        ("local", "10"),
+        ("local", "30"),
+        ("other", "30"),
+    ]
     assert stranger.is_dir()
 
 
@@ -301,6 +315,6 @@ def test_local_needs_a_lineage(root: Path, tmp_path: Path) -> None:
 def test_planning_changes_nothing(root: Path) -> None:
     before = sorted(root.rglob("*"))
     plan = plan_prune(root, Selection(keep=1))
-    assert [removal.step for removal in plan.remove] == [10, 20, 30]
+    assert [removal.key.step for removal in plan.remove] == [10, 20, 30]
     call("prune", root, "--keep", "1", "--dry-run")
     assert sorted(root.rglob("*")) == before

@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, given, settings
 import deeppart
 from deeppart.exporting import archive as archive_module
 from deeppart.exporting import export
-from deeppart.levels.steps import MANIFEST_NAME, step_directory
+from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.state.leaves import TORCH_DTYPES
 from deeppart.state.runs import decode_leaf_value
 from deeppart.state.values import decode_value
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
-from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, part_path, save
+from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, part_path, save, step_dir
 from tests.unit.test_incremental import bases
 from tests.unit.test_incremental import config as incremental_config
 from tests.unit.test_incremental import save as save_incremental
@@ -221,7 +221,7 @@ def test_a_file_of_that_name_is_not_touched(tmp_path: Path) -> None:
     answer = call_json("export", tmp_path / "ckpt", out, code=2)
     assert answer["error"]["kind"] == "StorageError" and "--overwrite" in answer["error"]["todo"]
     assert out.read_text() == "precious"
-    step_directory(tmp_path / "ckpt", 1).joinpath(MANIFEST_NAME).unlink()
+    step_dir(tmp_path / "ckpt", 1).joinpath(MANIFEST_NAME).unlink()
     assert invoke("export", tmp_path / "ckpt", out, "--overwrite").exit_code == 1
     assert out.read_text() == "precious"
     call("export", tmp_path / "nowhere", tmp_path / "other.h5", code=1)
@@ -257,9 +257,9 @@ def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatc
     open_checkpoint = archive_module.OpenCheckpoint
 
     def late(*arguments: Any) -> Any:
-        if not step_directory(tmp_path / "ckpt", 2).exists():
+        if not step_dir(tmp_path / "ckpt", 2).exists():
             save(tmp_path / "ckpt", 2)
-            directory = step_directory(tmp_path / "ckpt", 1)
+            directory = step_dir(tmp_path / "ckpt", 1)
             for path in directory.iterdir():
                 path.unlink()
             directory.rmdir()

@@ -22,7 +22,7 @@ from deeppart.inspecting.verifying import choose_steps, verify
 from deeppart.levels import unchanged as unchanged_module
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import take_stock
-from deeppart.levels.steps import remove_step
+from deeppart.levels.steps import parse_step_directory_name, remove_step
 from deeppart.levels.unchanged import (
     LEAST_LIVE,
     MOST_BASES,
@@ -37,7 +37,7 @@ from deeppart.part import ChunkPlace, parse_base_file_name
 from deeppart.state.layout import ChunkPlan
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
-from tests.unit.cli_support import invoke
+from tests.unit.cli_support import invoke, step_dir
 
 FROZEN, CHANGING = 6_000_000, 300_000
 
@@ -77,8 +77,9 @@ def files(directory: Path) -> dict[str, list[Path]]:
     """Part and base files by step directory; a job that runs may be about to remove some."""
     found: dict[str, list[Path]] = {}
     for place, _, names in os.walk(directory):
-        if Path(place).name.startswith("step-"):
-            found[Path(place).name] = sorted(Path(place, name) for name in names if name.endswith(".dpp"))
+        key = parse_step_directory_name(Path(place).name)
+        if key is not None:
+            found[key.step] = sorted(Path(place, name) for name in names if name.endswith(".dpp"))
     return found
 
 
@@ -116,8 +117,8 @@ def test_older_steps_may_go_in_any_way(tmp_path: Path) -> None:
     settings = config(tmp_path, keep={"persistent": 0, "local": 0})
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1, 2, 3)
-    remove_step(tmp_path / "ckpt" / "step-000000000001")
-    shutil.rmtree(tmp_path / "ckpt" / "step-000000000002")
+    remove_step(step_dir(tmp_path / "ckpt", 1))
+    shutil.rmtree(step_dir(tmp_path / "ckpt", 2))
     assert verdict(tmp_path, 3).state == "sound"
     shutil.rmtree(tmp_path / "local")
     assert restored(settings)[:2] == (3, None)
@@ -131,7 +132,7 @@ def test_what_nobody_needs_any_more_is_given_back(tmp_path: Path) -> None:
         save(checkpointer, 6, frozen=FROZEN // 2)
     whole = 4 * (FROZEN // 2 + CHANGING)
     kept = {path.stat().st_ino: path.stat().st_size for path in (tmp_path / "ckpt").rglob("*.dpp")}
-    assert list(files(tmp_path / "ckpt")) == ["step-000000000006"]
+    assert list(files(tmp_path / "ckpt")) == [6]
     assert sum(kept.values()) < 1.2 * whole
 
 
@@ -140,11 +141,11 @@ def test_the_local_copy_is_not_written_over_while_it_is_needed(memory: Path, tmp
     settings = config(tmp_path, local_dir=str(memory / "local"), every={"persistent": 0}, keep={"local": 1})
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1)
-        (path,) = files(memory)["step-000000000001"]
+        (path,) = files(memory)[1]
         content = xxhash.xxh3_128_hexdigest(path.read_bytes())
         for step in range(2, 8):
             save(checkpointer, step)
-            (base,) = (each for each in bases(memory) if each.parent.name.endswith(str(step)))
+            (base,) = (each for each in bases(memory) if parse_step_directory_name(each.parent.name).step == step)
             assert xxhash.xxh3_128_hexdigest(base.read_bytes()) == content
         live = state(0)
         assert checkpointer.restore(live) == 7
@@ -183,7 +184,7 @@ def test_only_one_level_lost_its_base(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with deeppart.Checkpointer(settings) as checkpointer:
         save(checkpointer, 1)
-        shutil.rmtree(tmp_path / "ckpt" / "step-000000000001")
+        shutil.rmtree(step_dir(tmp_path / "ckpt", 1))
         report = save(checkpointer, 2)
     assert report.levels["local"].nbytes < 2 * FROZEN < report.levels["persistent"].nbytes
     assert restored(settings)[:2] == (2, None)
@@ -195,7 +196,7 @@ def test_the_levels_encode_in_their_own_ways(tmp_path: Path, local: str, persist
     first, second = config(tmp_path, compression=local), config(tmp_path, compression=persistent)
     with deeppart.Checkpointer(first) as checkpointer:
         save(checkpointer, 1, 2)
-        shutil.rmtree(tmp_path / "ckpt" / "step-000000000002")  # the base of the persistent level, not of the local one
+        shutil.rmtree(step_dir(tmp_path / "ckpt", 2))  # the base of the persistent level, not of the local one
         report = save(checkpointer, 3)
         assert checkpointer.failures == 0
     assert report.levels["local"].referenced_bytes and not report.levels["persistent"].referenced_bytes
@@ -264,7 +265,7 @@ def test_a_chunk_that_is_two_steps_old_keeps_its_base(tmp_path: Path) -> None:
             nbytes = pending.report.levels["persistent"].nbytes
             assert expected[step] <= nbytes <= 1.01 * expected[step] + 5000, step
     names = {directory: len(paths) - 1 for directory, paths in files(tmp_path / "ckpt").items()}
-    assert names["step-000000000003"] == 2 and names["step-000000000004"] == 1
+    assert names[3] == 2 and names[4] == 1
     assert difference(state, deeppart.load(tmp_path / "ckpt")) is None
 
 

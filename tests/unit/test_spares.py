@@ -11,9 +11,11 @@ import pytest
 from deeppart.errors import StorageError
 from deeppart.levels.files import BLOCK_BYTES, DurableFile
 from deeppart.levels.mapped import lies_in_memory
+from deeppart.levels.node import NodeLevel
 from deeppart.levels.relay import Relay
-from deeppart.levels.spares import drop_spares
-from deeppart.levels.steps import remove_steps, step_directory
+from deeppart.levels.spares import spares_directory
+from deeppart.levels.steps import step_directory
+from deeppart.model import StepKey
 from deeppart.testing.faults import StorageFaults
 
 OLD = bytes(range(256)) * 40_000  # 10 MB: more than a block
@@ -102,19 +104,28 @@ def test_beginning_again_and_giving_up(root: Path) -> None:
     assert path.read_bytes() == b"short" and os.listdir(path.parent) == [path.name] and os.listdir(spares) == []
 
 
-def test_the_files_of_the_newest_retired_step_are_kept_and_only_those(root: Path) -> None:
-    for step in (1, 2, 3):
-        directory = step_directory(root, step)
+def test_the_files_of_the_sessions_newest_retired_step_are_kept_and_only_those(root: Path) -> None:
+    level = NodeLevel(root, "a" * 32, "local", "b" * 32)
+    keys = [StepKey(9, "b" * 32, 0), StepKey(2, "b" * 32, 1), StepKey(3, "b" * 32, 2), StepKey(50, "c" * 32, 7)]
+    for key in keys:
+        directory = step_directory(level.root, key)
         directory.mkdir()
-        for name in ("part-00000-of-00001.dpp", ".part-00001-of-00002.dpp.tmp-1", "notes.txt"):
-            (directory / name).write_text(f"{step}")
-    spares = add_spare(root, name="part-00007-of-00008.dpp")
-    remove_steps(root, {1, 2}, spares)
+        for name in ("part-00000-of-00001.dpp", ".part-00001-of-00002.dpp.tmp-1-0a1b", "notes.txt"):
+            (directory / name).write_text(f"{key.step}")
+    spares, theirs = (spares_directory(level.root, session * 32) for session in "bc")
+    for each in (spares, theirs, level.root / ".spare"):
+        each.mkdir()
+        (each / "part-00007-of-00008.dpp").touch()
+    level.retire({keys[0], keys[1], keys[3]})
     assert os.listdir(spares) == ["part-00000-of-00001.dpp"] and (spares / "part-00000-of-00001.dpp").read_text() == "2"
-    assert [os.listdir(step_directory(root, step)) for step in (1, 2)] == [["notes.txt"]] * 2, "not ours to remove"
-    assert len(os.listdir(step_directory(root, 3))) == 3
+    left = [os.listdir(step_directory(level.root, key)) for key in keys]
+    assert left[:2] + left[3:] == [["notes.txt"]] * 3, "not ours to remove"
+    assert len(left[2]) == 3
+    assert os.listdir(theirs) == ["part-00007-of-00008.dpp"], "another session's are never taken, and never added to"
+    level.drop_foreign_spares()
+    assert not theirs.exists() and not (level.root / ".spare").exists() and os.listdir(spares)
     (spares / "somebody's").touch()
-    drop_spares(spares)
+    level.drop_spares()
     assert os.listdir(spares) == ["somebody's"]
 
 

@@ -106,7 +106,7 @@ def test_tied_weights_that_are_not_contiguous_are_tied_again(tmp_path: Path) -> 
     loaded = save_and_restore(tmp_path, {"m": model}, {"m": live})["m"]
     assert difference(model, live) is None and live[1].weight is live[0].weight
     assert loaded["0.weight"].data_ptr() == loaded["1.weight"].data_ptr()
-    size = (tmp_path / "ckpt" / "step-000000000003" / "part-00000-of-00001.dpp").stat().st_size
+    size = next((tmp_path / "ckpt").glob("step-000000000003-*/part-00000-of-00001.dpp")).stat().st_size
     assert size < 8 * 4 * 9 * 4 + 8 * 4 + 8000
 
 

@@ -335,7 +335,7 @@ def test_only_the_elements_of_a_view_are_saved(tmp_path: Path) -> None:
         tmp_path, {"a": base[::4096], "b": np.zeros(1 << 20)[: 1 << 18 : 1024], "c": base.view(1024, -1)[:, 7]}
     )
     assert report.raw_bytes == 4 * 256 + 8 * 256 + 4 * 1024
-    assert sum(file.stat().st_size for file in (tmp_path / "ckpt" / "step-000000000001").iterdir()) < 20_000
+    assert sum(file.stat().st_size for file in next((tmp_path / "ckpt").glob("step-*")).iterdir()) < 20_000
 
 
 def test_expanded_tensors_are_saved_as_they_read(tmp_path: Path) -> None:

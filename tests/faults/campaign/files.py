@@ -20,7 +20,7 @@ _PART = struct.Struct("<8sII16s16sQQII")
 _PARITY = struct.Struct("<8sII16s16sQQIIII")
 _INDEX = struct.Struct("<8sQQ8s32x")
 FOOTER_BYTES = 64
-_STEP = re.compile(r"step-(\d{12,})")
+_STEP = re.compile(r"step-(\d{12,})(?:-[0-9a-f]{32}-\d{6,})?")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
 NODE_KINDS = ("local", "partner", "parity")
 
@@ -117,7 +117,7 @@ def _look_at(path: Path, base: Path) -> Stored:
 
 
 def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
-    if ".spare" in places:
+    if any(place.startswith(".spare") for place in places):
         return "spare"
     if ".tmp-" in name:
         return "temporary"

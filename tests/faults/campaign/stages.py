@@ -93,7 +93,7 @@ BREAKS = ("digests", "rebuild", "retention", "hang")
 _BROKEN = {
     "digests": ("deeppart.part.reader.PartReader.check_chunk",),
     "rebuild": ("deeppart.erasure.ReedSolomon.rebuild",),
-    "retention": ("deeppart.levels.persistent.PersistentLevel.removable",),
+    "retention": ("deeppart.levels.keeping.Keeping.removable",),
     "hang": ("deeppart.loading.OpenedPart.load",),
 }
 
@@ -205,8 +205,8 @@ def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
         for block in out:
             block[: block.size // 2] ^= 1
 
-    def everything(self: Any, keep_count: int, abandoned: set[int], newest: int) -> set[int]:
-        return {int(path.name[5:]) for path in self.root.glob("step-*")}
+    def everything(self: Any, abandoned: Any) -> Any:
+        return set(importlib.import_module("deeppart.levels.steps").list_steps(self._root))
 
     def forever(*args: Any, **kwargs: Any) -> None:
         import time

@@ -1,0 +1,83 @@
+"""Giving a file its name only if nothing has that name: what fences one session off from another.
+
+The one operation that everything rests on is *create if absent*: of any number of processes, on any number of hosts,
+exactly one gives the name away, and the others learn that it is taken. Three ways, tried in this order:
+
+1. ``renameat2(2)`` with ``RENAME_NOREPLACE``: most local file systems, and Lustre.
+2. ``link(2)`` and ``unlink(2)``: NFS, and others with hard links.
+3. ``open(2)`` with ``O_CREAT | O_EXCL`` claims the name, then the file is renamed over one's own, empty claim: vfat,
+   and FUSE file systems without links. Readers may see the empty file for a moment, or for good after a crash: an empty
+   manifest is one that was never written.
+
+An object store has the same operation as a conditional put (``If-None-Match: *``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+#: Calls by way of ctypes let other threads run meanwhile.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+#: Refusals that mean "not in this way on this file system" rather than "not at all".
+_NOT_THIS_WAY = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK})
+
+
+def rename_new(temporary: Path, path: Path) -> None:
+    """Rename a file, in the same directory, to a name that nothing has.
+
+    Raises:
+        FileExistsError: something has the name; the file keeps its old one.
+        OSError: the operating system refused.
+    """
+    for way in (rename_noreplace, link_new):
+        try:
+            way(temporary, path)
+            return
+        except OSError as error:
+            if error.errno not in _NOT_THIS_WAY:
+                raise
+    claim_new(temporary, path)
+
+
+def rename_noreplace(source: Path, target: Path) -> None:
+    """``renameat2(2)`` with ``RENAME_NOREPLACE``.
+
+    Raises:
+        OSError: as the system call; ``ENOSYS`` where the C library does not have it.
+    """
+    function = getattr(_LIBC, "renameat2", None)
+    if function is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source))
+    names = os.fsencode(source), os.fsencode(target)
+    if function(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_NOREPLACE)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(source), None, str(target))
+
+
+def link_new(source: Path, target: Path) -> None:
+    """A second name, and the first one taken away; errors as of :func:`rename_new`."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        # An answer of a network file system that was lost on the way comes back as this: the link is there.
+        if not os.path.samestat(os.lstat(source), os.lstat(target)):
+            raise
+    with contextlib.suppress(OSError):  # a second name that nobody looks for
+        os.unlink(source)
+
+
+def claim_new(source: Path, target: Path) -> None:
+    """An empty file of that name, and then in its place the other; errors as of :func:`rename_new`."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    try:
+        os.rename(source, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(target)
+        raise

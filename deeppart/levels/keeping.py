@@ -1,0 +1,125 @@
+"""Keeping: which committed steps of the persistent level count for ``keep``, and which may go.
+
+Invariants
+----------
+* A step may go only if this session has written it, or found it when it started: what another session commits later is
+  never among them.
+* What a step counts for does not depend on clocks: those of this session are the newest, in their own order. The ones
+  found at the start come before them; among these, the times in their manifests decide.
+* Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.levels.presence`). The others take
+  no step's place; one with a sound manifest goes when it is older than those kept, one with a damaged one stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from deeppart.errors import FormatError, StorageError
+from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest
+from deeppart.levels.presence import first_problem
+from deeppart.levels.steps import step_directory
+from deeppart.model import StepKey
+
+
+class Keeping:
+    """Counts the committed steps of a persistent directory, for the session that owns it.
+
+    Args:
+        root: the directory.
+        keep: how many committed steps stay; 0 keeps all.
+        earlier: step directories found when the session started.
+    """
+
+    def __init__(self, root: Path, keep: int, earlier: Collection[StepKey]) -> None:
+        self._root, self._keep = root, keep
+        self._earlier = set(earlier)
+        self._own: list[StepKey] = []
+        self._leaving: set[StepKey] = set()
+        self._ranked: list[CommittedStep] | None = None
+        self._counts: dict[StepKey, bool] = {}
+        self._notices: list[str] = []
+
+    def committed(self, key: StepKey) -> None:
+        """This session has committed a step: all its ranks have just written and checked it."""
+        self._own.append(key)
+        self._counts[key] = True
+
+    def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
+        """What may go now that a newer step is committed.
+
+        Args:
+            abandoned: steps of this session that failed; those that have a manifest after all are kept.
+
+        Raises:
+            StorageError: the directory cannot be read.
+        """
+        present = set(committed_steps(self._root))
+        # A removal that was refused half-way has taken the manifest.
+        dropped = ((self._earlier | set(abandoned)) - present) | self._leaving
+        if self._keep:
+            own = [key for key in self._own if key in present]
+            dropped.update(own[: -self._keep])
+            if len(own) + len(self._earlier & present) > self._keep:
+                dropped |= self._removable_of_earlier(present, min(len(own), self._keep))
+        self._leaving = set(dropped)
+        return dropped
+
+    def take_notices(self) -> list[str]:
+        """Lines about steps that do not count; each is told once."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def forget(self, keys: Collection[StepKey]) -> None:
+        """These are gone."""
+        self._earlier.difference_update(keys)
+        self._leaving.difference_update(keys)
+        self._own = [key for key in self._own if key not in keys]
+
+    def _removable_of_earlier(self, present: set[StepKey], kept: int) -> set[StepKey]:
+        dropped = set()
+        for each in reversed(self._ranking(present)):
+            if each.key not in present or each.key not in self._earlier:
+                continue
+            if kept >= self._keep:
+                dropped.add(each.key)
+            elif self._does_count(each):
+                kept += 1
+        return dropped
+
+    def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
+        """What earlier sessions committed, in the order of time, and of sequence within a session; read once."""
+        if self._ranked is None:
+            found = []
+            for key in self._earlier & present:
+                try:
+                    manifest = read_manifest(self._root, key)
+                except (FileNotFoundError, FormatError, StorageError):
+                    continue  # when it was committed cannot be told: it is not counted and stays
+                found.append(CommittedStep(key, step_directory(self._root, key), manifest))
+            self._ranked = in_order_of_commits(found)
+        return self._ranked
+
+    def _does_count(self, step: CommittedStep) -> bool:
+        if step.key not in self._counts:
+            problem = first_problem(step.directory, step.manifest)
+            self._counts[step.key] = problem is None
+            if problem is not None:
+                self._notices.append(
+                    f"step {step.key.step} cannot be restored from {step.directory} and does not count for `keep`: "
+                    f"{problem}"
+                )
+        return self._counts[step.key]
+
+
+def in_order_of_commits(steps: Collection[CommittedStep]) -> list[CommittedStep]:
+    """Oldest first: by the time of the commit; within a session by sequence, whatever its clock said."""
+    latest: dict[str, str] = {}
+    ordered = sorted(steps, key=lambda each: (each.manifest.attempt.session, each.manifest.attempt.sequence))
+    times: dict[StepKey, str] = {}
+    for (
+        each
+    ) in ordered:  # a clock that was set back during a session: the time of a commit is at least the one's before
+        session, created = each.manifest.attempt.session, each.manifest.created
+        latest[session] = times[each.key] = max(created, latest.get(session, ""))
+    return sorted(steps, key=lambda each: (times[each.key], each.manifest.attempt.sequence, each.key.step))

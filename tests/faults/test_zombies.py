@@ -1,0 +1,228 @@
+"""A job that was overtaken wakes up late: whatever it was about to do, its successor's checkpoints stay as they are.
+
+The first job stops itself (SIGSTOP) at a stage of its third checkpoint. A second one takes the directory over, as it
+can where locks do not reach other nodes or the lock file was removed, restores, and commits steps with the same
+numbers. Then the first one is woken up, and does all it can.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.inspecting.listing import list_directory
+from deeppart.inspecting.verifying import choose_steps, verify
+from deeppart.levels import persistent
+from deeppart.levels.persistent import LOCK_NAME
+from deeppart.levels.steps import parse_step_directory_name
+
+#: Where the first job stops: (function, whether after it, what the path it is about must contain).
+STAGES = {
+    "local part: being written": ("deeppart.levels.files.DurableFile.write", False, "/l/"),
+    "local part: before its name": ("deeppart.levels.files.DurableFile.commit", False, "/l/"),
+    "local part: being named": ("deeppart.levels.files.rename_new", False, "/l/"),
+    "local part: after its name": ("deeppart.levels.files.DurableFile.commit", True, "/l/"),
+    "a spare taken": ("deeppart.levels.files.take_spare", True, "/l/"),
+    "a node: retiring": ("deeppart.levels.node.NodeLevel.retire", False, ""),
+    "persistent part: being written": ("deeppart.levels.files.DurableFile.write", False, "/p/"),
+    "persistent part: before its name": ("deeppart.levels.files.DurableFile.commit", False, "/p/"),
+    "persistent part: after its name": ("deeppart.levels.files.DurableFile.commit", True, "/p/"),
+    "commit: before the first check": ("deeppart.levels.persistent.DirectoryOwner.check", False, ""),
+    "commit: after the first check": ("deeppart.levels.persistent.DirectoryOwner.check", True, ""),
+    "manifest: before its name": ("deeppart.levels.files.DurableFile.commit", False, "/manifest"),
+    "manifest: after its name": ("deeppart.levels.files.DurableFile.commit", True, "/manifest"),
+    "retiring: before": ("deeppart.levels.persistent.PersistentLevel.remove", False, ""),
+    "retiring: a step removed": ("deeppart.levels.steps.remove_step", True, ""),
+}
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"x": torch.full((300_000,), 2000.0 + step), "step": step}
+
+
+class Zombie:
+    """The first job, in a process of its own.
+
+    Args:
+        root: where both jobs have their directories.
+        stage: where it stops.
+    """
+
+    def __init__(self, root: Path, stage: str) -> None:
+        self._said, self.pid = root / "said", os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                _be_overtaken(root, stage, self._said)
+                code = 0
+            finally:
+                os._exit(code)
+        deadline = time.monotonic() + 120
+        while True:
+            pid, status = os.waitpid(self.pid, os.WUNTRACED | os.WNOHANG)
+            if pid and os.WIFSTOPPED(status):
+                return
+            assert not pid and time.monotonic() < deadline, f"it never came to: {stage}"
+            time.sleep(0.01)
+
+    def wake(self) -> list[str]:
+        """Let it do all it can; what it says of its checkpoints."""
+        os.kill(self.pid, signal.SIGCONT)
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        assert status == 0
+        return self._said.read_text().splitlines()
+
+    def end(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+@contextmanager
+def zombie(root: Path, stage: str) -> Iterator[Zombie]:
+    """The first job, stopped at a stage."""
+    job = Zombie(root, stage)
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def _be_overtaken(root: Path, stage: str, said: Path) -> None:
+    warnings.simplefilter("ignore")
+    settings = deeppart.Config(
+        persistent_dir=str(root / "p"),
+        local_dir=str(root / "l"),
+        keep={"persistent": 1},
+        timeout=30.0,
+        compression="none",
+    )
+    armed = threading.Event()
+    checkpointer = deeppart.Checkpointer(settings)
+    _stop_at(stage, armed)
+    lines = []
+    for step in range(1, 6):
+        if step == 3:
+            armed.set()
+        pending = checkpointer.checkpoint({"x": torch.full((300_000,), 1000.0 + step), "step": step}, step)
+        while not pending.finished:
+            time.sleep(0.002)
+        checkpointer._pipeline.drain(30)
+        levels = pending.report.levels
+        lines.append(f"{step} {levels['local'].state} {levels['persistent'].state} {levels['persistent'].error}")
+    checkpointer.close()
+    said.write_text("\n".join(line.replace("\n", " ") for line in lines))
+
+
+def _stop_at(stage: str, armed: threading.Event) -> None:
+    """Stop this process once, at a stage, when armed."""
+    target, after, fragment = STAGES[stage]
+    names = target.split(".")
+    count = next(n for n in range(len(names) - 1, 0, -1) if _is_module(".".join(names[:n])))
+    owner: Any = importlib.import_module(".".join(names[:count]))
+    for name in names[count:-1]:
+        owner = getattr(owner, name)
+    real = getattr(owner, names[-1])
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        here = fragment in " ".join(str(getattr(each, "path", each)) for each in arguments)
+        if here and not after:
+            _stop(armed)
+        result = real(*arguments, **options)
+        if here and after:
+            _stop(armed)
+        return result
+
+    setattr(owner, names[-1], watched)
+
+
+def _stop(armed: threading.Event) -> None:
+    if armed.is_set():
+        armed.clear()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def files_of(root: Path, session: str) -> dict[Path, tuple[int, bytes]]:
+    """Inode and bytes of everything in the directories of a session."""
+    found = {}
+    for path in root.rglob("*"):
+        key = parse_step_directory_name(path.parent.name)
+        if key is not None and path.is_file() and key.session == session:
+            found[path] = (path.stat().st_ino, path.read_bytes())
+    return found
+
+
+@pytest.fixture(params=["removed", "none"])
+def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "none":
+
+        def no_locks(*arguments: Any) -> None:
+            raise OSError(errno.ENOLCK, "no locks here")
+
+        monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    return str(request.param)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memory: Path) -> None:
+    settings = deeppart.Config(
+        persistent_dir=str(memory / "p"),
+        local_dir=str(memory / "l"),
+        keep={"persistent": 3, "local": 2},
+        timeout=30.0,
+        compression="none",
+    )
+    with zombie(memory, stage) as job:
+        if locks == "removed":
+            (memory / "p" / LOCK_NAME).unlink()
+        with deeppart.Checkpointer(settings) as checkpointer:
+            live = state(0)
+            first = checkpointer.restore(live)
+            assert first in (2, 3) and live["x"].unique().tolist() == [1000.0 + first]
+            for step in range(first + 1, 6):
+                checkpointer.checkpoint(state(step), step).wait(timeout=60)
+            checkpointer._pipeline.drain(60)
+            session = checkpointer._session.session
+            before = files_of(memory, session)
+            assert sum(path.name == "manifest" for path in before) == min(3, 5 - first)
+            said = job.wake()
+            assert not any(line.split()[2] == "done" for line in said if line[0] in "45"), said
+            after = files_of(memory, session)
+            assert after.keys() == before.keys(), "nothing of it is gone, and nothing came to it"
+            assert after == before
+            checkpointer.checkpoint(state(6), 6).wait(timeout=60)
+    listing = list_directory(memory / "p")
+    mine = [each for each in listing.steps if each.key.session == session]
+    assert mine and {each.state for each in mine} == {"complete"}
+    for number in range(first + 2 if first == 3 else 4, 7):
+        assert {verify(each).state for each in choose_steps(memory / "p", number) if each.key.session == session} == {
+            "sound"
+        }
+    newest = deeppart.load(memory / "p")
+    assert newest["step"] == 6 and torch.equal(newest["x"], state(6)["x"])
+    with deeppart.Checkpointer(settings) as checkpointer:
+        live = state(0)
+        assert checkpointer.restore(live) == 6 and torch.equal(live["x"], state(6)["x"])
