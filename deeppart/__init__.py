@@ -134,6 +134,7 @@ def _close_at_exit() -> None:
     if _default is not None and error is not None:
         _default.__exit__(type(error), error, None)
         _default = None
+        import_module("deeppart.leaving").break_off()  # nothing may talk to MPI when it ends, which is next
     close()
 
 

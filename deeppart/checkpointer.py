@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from deeppart.errors import (
 )
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
+from deeppart.leaving import Background, settle
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
@@ -43,6 +45,8 @@ from deeppart.writing import Job
 LAST_STEP = 10**18
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02
+#: A start waits for what this process has left before; shorter than the other ranks wait for this one.
+_SETTLE_SHARE = 0.8
 
 
 class Checkpointer:
@@ -67,6 +71,7 @@ class Checkpointer:
         if config is not None and settings:
             raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
         self.config = Config(**settings) if config is None else config
+        settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm
         self._every = self._session.protection.every
@@ -75,6 +80,10 @@ class Checkpointer:
         self._retention = retention_for(self._session)
         self._pipeline = pipeline_for(self._session, self._retention)
         self._scrubber = scrubber_for(self._session, self._pipeline)
+        self._background = Background(self._session, self._pipeline, self._scrubber, self._staging)
+        # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
+        self._dropped = weakref.finalize(self, self._background.leave)
+        self._dropped.atexit = False
         self._auto = cadence_for(self._session)
         self._sequence = 0
         self._known_steps = set(self._session.committed)
@@ -228,17 +237,19 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
-        if self._scrubber is not None:
-            self._scrubber.close(self.config.timeout)
-        finished = self._pipeline.drain(self.config.timeout)
-        self._report_failures()
-        self._pipeline.close(0.0)
-        self._session.drop_spares()
-        self._staging.release()
-        if self._auto is not None:
-            self._auto.end(failed=False)
-            self._warn_unsaved(self._auto.unsaved_step)
-        self._session.close(together=True, finished=finished)
+        self._dropped.detach()
+        try:
+            finished = self._background.finish(self.config.timeout)
+        except BaseException:  # an interrupt
+            self._background.leave()
+            raise
+        try:
+            self._report_failures()
+            if self._auto is not None:
+                self._auto.end(failed=False)
+                self._warn_unsaved(self._auto.unsaved_step)
+        finally:
+            self._background.give_back()
         if not finished:
             raise CheckpointError(
                 "the last checkpoint was not finished when the checkpointer was closed",
@@ -256,13 +267,12 @@ class Checkpointer:
             self.close()
             return
         # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
-        self._closed = True
-        if self._scrubber is not None:
-            self._scrubber.abandon()
-        self._pipeline.close(0.0)
-        if self._auto is not None:
-            self._auto.end(failed=True)
-        self._session.close()
+        if not self._closed:
+            self._closed = True
+            self._dropped.detach()
+            self._background.leave()
+            if self._auto is not None:
+                self._auto.end(failed=True)
 
     def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""

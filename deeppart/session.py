@@ -8,15 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
-from deeppart.comm.base import Operation, finish_quietly
 from deeppart.compressing import Processors
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.erasure import check_available
@@ -32,8 +30,6 @@ from deeppart.protection import Protection, protect
 from deeppart.redundancy import Nodes
 
 _WHAT = "starting the checkpointer"
-#: Closing waits this long for ranks that close later; then the channel stays open until the process ends.
-_CLOSE_S = 5.0
 #: Each takes about as much memory as two chunks, for each level that is being written.
 MOST_ENCODE_THREADS = 4
 
@@ -124,30 +120,12 @@ class Session:
             for level in self.node_levels.values():
                 level.drop_spares()
 
-    def close(self, *, together: bool = False, finished: bool = True) -> None:
-        """Give the directory back.
-
-        Args:
-            together: all ranks close: the channels are given back too, those on which nothing is left under way.
-            finished: whether this rank has nothing in the background any more.
-        """
+    def close(self) -> None:
+        """Give the directory and the channels back: nothing of this session is in the background any more."""
         if self.owner is not None:
             self.owner.close()
-        for channel in self._idle_channels(finished) if together else ():
-            finish_quietly(channel.close(), _CLOSE_S)
-
-    def _idle_channels(self, finished: bool) -> list[Comm]:
-        """Channels that no rank has broken, or may still be using (collective): others cannot be given back."""
-        channels = [*self.channels.values(), self.comm]
-        busy = [int(not finished or channel.broken is not None) for channel in channels]
-        anywhere: list[int] = []
-
-        def ask() -> Operation[None]:
-            anywhere.extend((yield from self.comm.maximum(np.array(busy, dtype=np.int64))).tolist())
-
-        if self.comm.broken is not None or not finish_quietly(ask(), _CLOSE_S):
-            return []
-        return [channel for channel, used in zip(channels, anywhere, strict=True) if not used]
+        for channel in (*self.channels.values(), self.comm):
+            channel.give_back()
 
 
 def open_session(config: Config, comm: Any) -> Session:
@@ -162,23 +140,32 @@ def open_session(config: Config, comm: Any) -> Session:
         PeerTimeoutError: a rank did not take part.
     """
     main = connect(comm, config.timeout)
+    with ExitStack() as taken:
+        taken.callback(main.give_back)
+        session = _open(main, config, taken)
+        taken.pop_all()
+    return session
+
+
+def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
+    """A session between connected ranks; ``taken`` gives back what it has taken so far, if its start fails."""
     topology, processors = _compare_settings(main, config)
     rank, timeout = main.rank, config.timeout
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
     owner, welcome = _open_persistent(main, config, str(directory), timeout)
-    try:
-        shared = _shared_directories(main, config, topology, welcome)
-        protection = protect(config, topology.nodes, topology.node_names, shared)
-        levels, leftovers, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
-        raise_together(main, error, _WHAT, timeout)
-        busy = [level for level in LEVELS if protection.every[level]]
-        if config.scrub_bandwidth is not None and (protection.copies or protection.sets):
-            busy.append("scrub")
-        channels = {name: finish(main, main.channel(), _WHAT, timeout) for name in busy}
-    except BaseException:
-        if owner is not None:
-            owner.close()
-        raise
+    if owner is not None:
+        taken.callback(owner.close)
+    shared = _shared_directories(main, config, topology, welcome)
+    protection = protect(config, topology.nodes, topology.node_names, shared)
+    levels, leftovers, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
+    raise_together(main, error, _WHAT, timeout)
+    busy = [level for level in LEVELS if protection.every[level]]
+    if config.scrub_bandwidth is not None and (protection.copies or protection.sets):
+        busy.append("scrub")
+    channels: dict[str, Comm] = {}
+    for name in busy:
+        channels[name] = finish(main, main.channel(), _WHAT, timeout)
+        taken.callback(channels[name].give_back)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     leftovers["persistent"] = set(welcome["steps"]) - set(welcome["committed"])

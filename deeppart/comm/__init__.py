@@ -55,12 +55,12 @@ def _check_world() -> None:
 
 
 def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
-    from deeppart.comm.mpi import MpiComm
+    from deeppart.comm.mpi import connected
 
     # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
     waiting = SingleComm()
     waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
-    return finish(waiting, MpiComm.over(comm), "connecting the ranks", timeout)
+    return finish(waiting, connected(comm), "connecting the ranks", timeout)
 
 
 def _import_mpi(launcher: str, rank: int, size: int) -> Any:

@@ -79,11 +79,8 @@ class Comm(Protocol):
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         """Fill the buffer from one rank. The transfer starts at the call."""
 
-    def close(self) -> Operation[None]:
-        """Give the channel back (collective, when all its operations are over). A broken channel is left as it is.
-
-        No rank may announce itself meanwhile: drive it with :func:`finish_quietly`.
-        """
+    def give_back(self) -> None:
+        """This rank needs the channel no more; the next session may have it once the others do not either."""
 
     def announce(self) -> None:
         """Tell the other ranks that this one waits in the channel's current operation."""
@@ -175,16 +172,6 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
             time.sleep(sleep_s)
             sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
     return drive.result
-
-
-def finish_quietly(operation: Operation[None], timeout: float) -> bool:
-    """Drive an operation that need not succeed; False if it took longer than ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    for _ in operation:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(SLEEP_FIRST_S)
-    return True
 
 
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:

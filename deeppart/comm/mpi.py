@@ -2,10 +2,15 @@
 
 Blocking MPI calls can neither time out nor leave the processor to the training thread, so none is used after start-up.
 Large transfers are cut by the callers; one message stays far below 2 GiB, which some MPI libraries cannot pass.
+
+Communicators are duplicated from the caller's, and never freed: :mod:`deeppart.comm.pool` keeps them for the next
+session.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +18,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from deeppart.comm.base import Comm, Int64s, Operation
+from deeppart.comm.pool import Lease, Pool
 from deeppart.errors import CommError
 
 #: Point-to-point tag of the roll call; callers' tags are moved above it.
@@ -32,43 +38,53 @@ class MpiComm:
 
     Args:
         comm: a communicator that only this object uses.
+
+    Attributes:
+        lent, calls, sent, received: see :class:`deeppart.comm.pool.Pooled`.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
+        self.lent = False
+        self.calls, self.sent, self.received = 0, 0, 0
+        self._lease: Lease | None = None
+        self._lock = threading.Lock()
+        self._waiting = 0  # for so many operations; guarded by the lock: they may begin and end in different threads
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.broken: CommError | None = None
         self._operations = 0
         self._heard: dict[int, int] = {}
-        self._calls_made = 0
-        self._calls_heard = [0] * self.size
         self._roll_calls: list[tuple[MPI.Request, npt.NDArray[np.int64]]] = []
 
-    @classmethod
-    def over(cls, comm: MPI.Comm) -> Operation[MpiComm]:
-        """A channel over a duplicate of the caller's communicator (collective)."""
-        duplicate, request = comm.Idup()
-        yield from _completed(request)
-        return cls(duplicate)
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way on this rank."""
+        return not self._waiting
 
     def channel(self) -> Operation[Comm]:
         self._operations += 1
-        return (yield from MpiComm.over(self._comm))
+        return (yield from _channel(self, self._lease))
+
+    def give_back(self) -> None:
+        self.lent = False
+        if self._lease is not None:
+            self._lease.end()
+            self._lease = None
 
     def maximum(self, values: Int64s) -> Operation[Int64s]:
         self._operations += 1
         result = np.empty_like(values)
-        yield from _completed(self._comm.Iallreduce(values, result, op=MPI.MAX))
+        yield from self._collective(self._comm.Iallreduce(values, result, op=MPI.MAX))
         return result
 
     def allgather(self, data: bytes) -> Operation[list[bytes]]:
         self._operations += 1
         lengths = np.zeros(self.size, dtype=np.int64)
-        yield from _completed(self._comm.Iallgather(np.array([len(data)], dtype=np.int64), lengths))
+        yield from self._collective(self._comm.Iallgather(np.array([len(data)], dtype=np.int64), lengths))
         received = np.empty(int(lengths.sum()), dtype=np.uint8)
-        yield from _completed(
+        yield from self._collective(
             self._comm.Iallgatherv(np.frombuffer(data, dtype=np.uint8), [received, lengths.tolist(), MPI.BYTE])
         )
         return _cut(received, lengths)
@@ -77,60 +93,44 @@ class MpiComm:
         self._operations += 1
         root = self.rank == 0
         lengths = np.zeros(self.size, dtype=np.int64) if root else None
-        yield from _completed(self._comm.Igather(np.array([len(data)], dtype=np.int64), lengths, root=0))
+        yield from self._collective(self._comm.Igather(np.array([len(data)], dtype=np.int64), lengths, root=0))
         received = None if lengths is None else np.empty(int(lengths.sum()), dtype=np.uint8)
         target: Any = None if lengths is None else [received, lengths.tolist(), MPI.BYTE]
-        yield from _completed(self._comm.Igatherv(np.frombuffer(data, dtype=np.uint8), target, root=0))
+        yield from self._collective(self._comm.Igatherv(np.frombuffer(data, dtype=np.uint8), target, root=0))
         return None if received is None or lengths is None else _cut(received, lengths)
 
     def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
         self._operations += 1
         length = np.array([len(data) if data is not None else 0], dtype=np.int64)
-        yield from _completed(self._comm.Ibcast(length, root=root))
+        yield from self._collective(self._comm.Ibcast(length, root=root))
         if self.rank == root and data is not None:
             buffer = np.frombuffer(data, dtype=np.uint8)
         else:
             buffer = np.empty(int(length[0]), dtype=np.uint8)
-        yield from _completed(self._comm.Ibcast(buffer, root=root))
+        yield from self._collective(self._comm.Ibcast(buffer, root=root))
         return data if self.rank == root and data is not None else buffer.tobytes()
 
     def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
         self._operations += 1
         pieces = _pieces(buffer)
         if self.size > _DIRECT_RANKS:
-            return _all_completed([self._comm.Ibcast(piece, root=root) for piece in pieces])
+            return self._collective(*[self._comm.Ibcast(piece, root=root) for piece in pieces])
         if self.rank != root:
-            return _all_completed([self._comm.Irecv(piece, root, _BROADCAST_TAG) for piece in pieces])
+            return self._receiving([self._comm.Irecv(piece, root, _BROADCAST_TAG) for piece in pieces])
         others = [(root + place) % self.size for place in range(1, self.size)]
-        return _all_completed([self._comm.Isend(piece, other, _BROADCAST_TAG) for other in others for piece in pieces])
+        return self._sending([self._comm.Isend(piece, other, _BROADCAST_TAG) for other in others for piece in pieces])
 
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
         tag += _FIRST_USER_TAG
-        return _all_completed([self._comm.Isend(piece, dest=to, tag=tag) for piece in _pieces(buffer)])
+        return self._sending([self._comm.Isend(piece, dest=to, tag=tag) for piece in _pieces(buffer)])
 
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         tag += _FIRST_USER_TAG
-        return _all_completed([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
-
-    def close(self) -> Operation[None]:
-        if self.broken is not None or MPI.Is_finalized():
-            return
-        self._operations += 1
-        # MPI libraries refuse to free a communicator with messages that nobody has received.
-        called = np.zeros(self.size, dtype=np.int64)
-        yield from _completed(self._comm.Iallgather(np.array([self._calls_made], dtype=np.int64), called))
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        while any(self._calls_heard[rank] < called[rank] for rank in others):
-            self._listen()
-            yield False
-        yield from _all_completed([request for request, _ in self._roll_calls])
-        self.broken = CommError("the channel is closed")
-        self._comm.Free()
+        return self._receiving([self._comm.Irecv(piece, source=source, tag=tag) for piece in _pieces(buffer)])
 
     def announce(self) -> None:
         self._listen()
         self._roll_calls = [(request, kept) for request, kept in self._roll_calls if not request.Test()]
-        self._calls_made += 1
         message = np.array([self._operations], dtype=np.int64)
         for rank in range(self.size):
             if rank != self.rank:
@@ -146,16 +146,140 @@ class MpiComm:
             message = np.zeros(1, dtype=np.int64)
             self._comm.Recv(message, source=status.Get_source(), tag=_ROLL_CALL_TAG)
             self._heard[status.Get_source()] = int(message[0])
-            self._calls_heard[status.Get_source()] += 1
+
+    def _collective(self, *requests: MPI.Request) -> Operation[None]:
+        self.calls += len(requests)
+        return self._counted(list(requests))
+
+    def _sending(self, requests: list[MPI.Request]) -> Operation[None]:
+        self.sent += len(requests)
+        return self._counted(requests)
+
+    def _receiving(self, requests: list[MPI.Request]) -> Operation[None]:
+        self.received += len(requests)
+        return self._counted(requests)
+
+    def _counted(self, requests: list[MPI.Request]) -> Operation[None]:
+        """Wait for requests that have been started. One that is given up counts as under way for good."""
+        with self._lock:
+            self._waiting += 1
+        waiting = _all_completed(requests)
+
+        def wait() -> Operation[None]:
+            yield from waiting
+            with self._lock:
+                self._waiting -= 1
+
+        return wait()
+
+
+class _Starts:
+    """The starts of sessions over one communicator of the caller's, in the order of the calls.
+
+    Each is one chain of collectives on that communicator. One that this rank has given up, since others did not come in
+    time, goes on before the next may begin: otherwise the ranks' collectives would not match any more.
+
+    Attributes:
+        pool: of the channels between these ranks.
+        begun: starts that have not come to their end.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.pool = _pool_between(comm)
+        self.begun: list[Operation[MpiComm]] = []
+
+
+def connected(comm: MPI.Comm) -> Operation[MpiComm]:
+    """A channel that nobody else uses, between the ranks of the caller's communicator (collective).
+
+    Raises:
+        CommError: MPI has no more communicators, or too many channels have been lost.
+    """
+    starts: Any = comm.Get_attr(_starts_key())
+    if starts is None:
+        starts = _Starts(comm)
+        comm.Set_attr(_starts_key(), starts)
+    mine = _start(comm, starts.pool)
+    starts.begun.append(mine)
+    while True:
+        first = starts.begun[0]
+        try:
+            yield next(first)  # not "yield from": that would end with this operation, when it is given up
+        except StopIteration as stop:
+            channel: MpiComm = stop.value
+            del starts.begun[0]
+            if first is mine:
+                return channel
+            channel.broken = CommError("the session that this channel is of was given up at its start")
+            channel.give_back()
+        except BaseException as error:
+            del starts.begun[0]
+            if first is mine or not isinstance(error, CommError):
+                raise
+
+
+def _start(comm: MPI.Comm, pool: Pool) -> Operation[MpiComm]:
+    offer = pool.offer()
+    try:
+        requests = [comm.Iallreduce(MPI.IN_PLACE, offer.most, op=MPI.MAX)]
+        requests.append(comm.Iallreduce(MPI.IN_PLACE, offer.total, op=MPI.SUM))
+    except MPI.Exception as error:
+        raise _mpi_error(error) from error
+    yield from _all_completed(requests)
+    lease = pool.agreed(offer)
+    main = yield from _channel(comm, lease)
+    main._lease = lease
+    return main
+
+
+def _channel(over: MPI.Comm | MpiComm, lease: Lease | None) -> Operation[MpiComm]:
+    """The next channel of a lease, or a new one."""
+    kept = None if lease is None else lease.take()
+    if kept is not None:
+        assert isinstance(kept, MpiComm)
+        return kept
+    comm = over._comm if isinstance(over, MpiComm) else over
+    try:
+        duplicate, request = comm.Idup()
+    except MPI.Exception as error:
+        raise _mpi_error(error) from error
+    if isinstance(over, MpiComm):
+        yield from over._collective(request)
+    else:
+        yield from _all_completed([request])
+    channel = MpiComm(duplicate)
+    channel.lent = True
+    if lease is not None:
+        lease.add(channel)
+    return channel
+
+
+#: World ranks -> the channels between them. Guarded by the lock.
+_pools: dict[tuple[int, ...], Pool] = {}
+_pools_lock = threading.Lock()
+
+
+def _pool_between(comm: MPI.Comm) -> Pool:
+    """The pool of the ranks of a communicator; all communicators between the same ranks in the same order share it."""
+    group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = tuple(group.Translate_ranks(list(range(comm.Get_size())), everyone))
+    group.Free()
+    everyone.Free()
+    if MPI.UNDEFINED in ranks:  # processes that were not started with this one
+        return Pool()
+    with _pools_lock:
+        return _pools.setdefault(ranks, Pool())
+
+
+@functools.cache
+def _starts_key() -> int:
+    """Under which :class:`_Starts` is attached to the caller's communicator, so that it goes with it."""
+    return MPI.Comm.Create_keyval()
 
 
 #: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it
 #: the memory that MPI may still read or write.
 _under_way: dict[int, list[MPI.Request]] = {}
-
-
-def _completed(request: MPI.Request) -> Operation[None]:
-    return _all_completed([request])
 
 
 def _all_completed(requests: list[MPI.Request]) -> Operation[None]:
@@ -168,12 +292,16 @@ def _wait_for(requests: list[MPI.Request]) -> Operation[None]:
         while not MPI.Request.Testall(requests):
             yield False
     except MPI.Exception as error:
-        raise CommError(
-            "MPI cannot go on with an exchange",
-            found=str(error),
-            todo="look for a rank or node that is gone; start the job again: complete checkpoints are not affected",
-        ) from error
+        raise _mpi_error(error) from error
     del _under_way[id(requests)]
+
+
+def _mpi_error(error: MPI.Exception) -> CommError:
+    return CommError(
+        "MPI cannot go on with an exchange",
+        found=str(error),
+        todo="look for a rank or node that is gone; start the job again: complete checkpoints are not affected",
+    )
 
 
 def _pieces(buffer: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:

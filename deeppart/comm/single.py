@@ -43,9 +43,8 @@ class SingleComm:
     def receive_into(self, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> Operation[None]:
         raise CommError("a job of one process has nobody to receive from", found=f"rank {source}")
 
-    def close(self) -> Operation[None]:
+    def give_back(self) -> None:
         """Nothing to give back."""
-        return immediately(None)
 
     def announce(self) -> None:
         """Nobody listens."""

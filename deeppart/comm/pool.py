@@ -1,0 +1,182 @@
+"""The channels of sessions that are over, to be used again by the next ones between the same ranks.
+
+Communicators are few (MPICH has 2,048 per process) and cannot be freed by one rank alone, while a session that ends in
+an exception ends on this rank alone. So none is ever freed. When a session starts, all its ranks are there again: they
+agree on which channels each of them is done with, and take these before they make new ones.
+
+Invariants
+----------
+* A channel is used again only if on every rank no session has it and nothing is under way on it, all ranks have begun
+  equally many collectives on it, and all that was sent on it has been received: nothing old can meet anything new.
+* A channel that this rank has offered is in use until the rank knows what was agreed: others may have taken it.
+* What becomes of a channel follows from what was agreed alone, so that all ranks that know the outcome do the same.
+
+No MPI in here: the numbers are combined by whoever has a communicator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from deeppart.comm.base import Int64s
+from deeppart.errors import CommError
+
+#: Channels between the same ranks that can be told apart; of sessions at one time, about a tenth as many. Those beyond
+#: are made and not used again.
+PLACES = 64
+#: No start takes more out of those that can be used again: a channel per level, one for scrubbing, the main one.
+MOST_TAKEN = 6
+#: So many channels of a process may be lost, broken while something was under way, before starts are refused: MPI
+#: libraries end a job that asks for more communicators than they have.
+MOST_LOST = 512
+
+_NAME, _LESS_NAME, _BROKEN, _LENT, _CALLS, _LESS_CALLS = range(6)
+
+
+class Pooled(Protocol):
+    """What the pool knows of a channel.
+
+    Attributes:
+        lent: whether a session has it.
+        broken: the error that made it unusable, or None.
+        idle: whether this rank has nothing under way on it.
+        calls: collectives begun so far.
+        sent, received: messages between two ranks.
+    """
+
+    lent: bool
+    broken: CommError | None
+    calls: int
+    sent: int
+    received: int
+
+    @property
+    def idle(self) -> bool: ...
+
+
+class Offer:
+    """What one rank brings to the agreement of one start.
+
+    Args:
+        most: to be combined by maximum over all ranks, in place.
+        total: to be combined by addition, in place.
+        offered: places of the channels that this rank would use again.
+    """
+
+    def __init__(self, most: Int64s, total: Int64s, offered: frozenset[int]) -> None:
+        self.most, self.total, self.offered = most, total, offered
+
+
+class Pool:
+    """The channels between certain ranks, of this process; shared by all threads that start sessions."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        #: Place -> (name, channel); a name and a place together are given once. Guarded by the lock, as the next two.
+        self._channels: dict[int, tuple[int, Pooled]] = {}
+        self._last_name = 0
+        self._lost = 0
+
+    def offer(self) -> Offer:
+        """The numbers to be combined. What is offered is in use until :meth:`agreed`."""
+        most = np.zeros((1 + PLACES, 6), dtype=np.int64)
+        total = np.zeros(PLACES, dtype=np.int64)
+        offered = set()
+        with self._lock:
+            most[0, :2] = self._last_name + 1, self._lost
+            for place, (name, channel) in self._channels.items():
+                broken = channel.broken is not None or not (channel.lent or channel.idle)
+                most[1 + place] = name, -name, broken, channel.lent, channel.calls, -channel.calls
+                total[place] = channel.sent - channel.received
+                if not broken and not channel.lent:
+                    channel.lent = True
+                    offered.add(place)
+        return Offer(most.reshape(-1), total, frozenset(offered))
+
+    def agreed(self, offer: Offer) -> Lease:
+        """What the ranks have agreed on, once the offer holds the combined numbers.
+
+        Raises:
+            CommError: on all ranks: too many channels have been lost.
+        """
+        most = offer.most.reshape(1 + PLACES, 6)
+        name, lost = int(most[0, 0]), int(most[0, 1])
+        usable: list[Pooled] = []
+        free: list[int] = []
+        with self._lock:
+            self._last_name = max(self._last_name, name)
+            for place, numbers in enumerate(most[1:]):
+                if not numbers[_NAME]:
+                    free.append(place)
+                elif _is_dead(numbers, int(offer.total[place])):
+                    self._drop(place)
+                    free.append(place)
+                elif place in offer.offered:
+                    channel = self._channels[place][1]
+                    channel.lent = bool(not numbers[_LENT] and len(usable) < MOST_TAKEN)
+                    if channel.lent:
+                        usable.append(channel)
+        if lost > MOST_LOST:
+            for channel in usable:
+                channel.lent = False
+            raise CommError(
+                "too many sessions of this job were broken off in the middle of an exchange between ranks",
+                expected=f"at most {MOST_LOST} channels lost: MPI libraries have about two thousand",
+                found=f"{lost} channels on which something is under way that will never end",
+                todo="end the job and start it again; committed checkpoints are not affected",
+            )
+        return Lease(self, usable, free, name)
+
+    def put(self, place: int, name: int, channel: Pooled) -> None:
+        """A new channel, made by all ranks together."""
+        with self._lock:
+            self._channels[place] = (name, channel)
+
+    def _drop(self, place: int) -> None:
+        if self._channels.pop(place, None) is not None:
+            self._lost += 1
+
+
+def _is_dead(numbers: Int64s, unreceived: int) -> bool:
+    """Whether the channel of a place can never be used again."""
+    if numbers[_NAME] != -numbers[_LESS_NAME] or numbers[_BROKEN]:
+        return True  # some ranks know of none there, or of another, since they gave its start up
+    if numbers[_LENT]:
+        return False
+    return bool(numbers[_CALLS] != -numbers[_LESS_CALLS] or unreceived)
+
+
+class Lease:
+    """The channels that a session may have: those that all ranks are done with, then new ones.
+
+    Every rank takes and adds in the same order.
+
+    Args:
+        pool: where they come from.
+        usable: channels to use again; this session has them.
+        free: places for new ones.
+        name: of new ones.
+    """
+
+    def __init__(self, pool: Pool, usable: Sequence[Pooled], free: Sequence[int], name: int) -> None:
+        self._pool, self._usable, self._free, self._name = pool, list(usable), list(free), name
+
+    def take(self) -> Pooled | None:
+        """The next channel to use again, or None."""
+        return self._usable.pop(0) if self._usable else None
+
+    def add(self, channel: Pooled) -> None:
+        """A channel that the ranks have made because there was none."""
+        channel.lent = True
+        if self._free:
+            self._pool.put(self._free.pop(0), self._name, channel)
+
+    def end(self) -> None:
+        """Nothing more will be taken."""
+        for channel in self._usable:
+            channel.lent = False
+        self._usable.clear()
