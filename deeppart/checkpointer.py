@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 import weakref
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from deeppart.arguments import check_step, resolve_config
 from deeppart.assembling import cadence_for, pipeline_for, retention_for, scrubber_for
 from deeppart.cadence import CadenceReport
 from deeppart.collecting import collection_paused
@@ -33,7 +33,7 @@ from deeppart.pending import DONE, Pending
 from deeppart.pipeline import Repair
 from deeppart.recovery import Recovered, recover, take_inventory
 from deeppart.restart import Inventory
-from deeppart.restoring import PerRank, restore_state
+from deeppart.restoring import PerRank, refusal_of, restore_state
 from deeppart.saving import Saver
 from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
@@ -41,8 +41,6 @@ from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
 from deeppart.writing import Job
 
-#: Largest step number that a step directory's name can hold.
-LAST_STEP = 10**18
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
@@ -68,9 +66,7 @@ class Checkpointer:
     """
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
-        if config is not None and settings:
-            raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
-        self.config = Config(**settings) if config is None else config
+        self.config = resolve_config(config, settings)
         settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm
@@ -89,7 +85,7 @@ class Checkpointer:
         self._known_steps = set(self._session.committed)
         self._used_steps: set[int] = set()
         self._recent: list[Pending] = []
-        self._closed = False
+        self._closed, self._restored = False, False
         self.failures = 0
         self.explanation: tuple[str, ...] = ()
 
@@ -147,6 +143,7 @@ class Checkpointer:
         if self._auto is not None and not due:
             return Pending(step, due, self._pipeline.poll)
         refusal = self._refusal_of(step)
+        self._warn_not_restored(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
         self._retention.protect(step)
@@ -197,7 +194,9 @@ class Checkpointer:
         session, timeout = self._session, self.config.timeout
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
-        self._wait_for_background()
+        step = None if step is None else check_step(step, "restore(state, step)")
+        self._restored = True
+        self._wait_for_background(refusal_of(per_rank))
         self._saver.forget_capture()
         inventory = take_inventory(
             self._comm,
@@ -297,10 +296,13 @@ class Checkpointer:
 
     # --- the steps of checkpoint() ---
 
-    def _wait_for_background(self) -> None:
-        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it (collective)."""
-        error: DeeppartError | None = None
-        if not self._pipeline.drain(self.config.timeout):
+    def _wait_for_background(self, error: DeeppartError | None) -> None:
+        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it (collective).
+
+        Args:
+            error: what else this rank has to say against the restore.
+        """
+        if error is None and not self._pipeline.drain(self.config.timeout):
             error = CheckpointError(
                 "restore: an earlier checkpoint is still being written",
                 found=f"not finished after {self.config.timeout:g} s",
@@ -309,9 +311,7 @@ class Checkpointer:
         raise_together(self._comm, error, "restore", 2 * self.config.timeout)
 
     def _check_call(self, step: int) -> int:
-        number = operator.index(step)
-        if isinstance(step, bool) or not 0 <= number < LAST_STEP:
-            raise ValueError(f"step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
+        number = check_step(step, "checkpoint(state, step)")
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="checkpoint inside the `with` block")
         return number
@@ -324,7 +324,8 @@ class Checkpointer:
                 f"step {step} is already in the checkpoint directory",
                 expected="a step that has not been committed",
                 where=f"step {step}, {self._session.persistent.root}",
-                todo="count on from the restored step, give the job a directory of its own, or remove newer steps with "
+                todo=("" if self._restored else "call restore(state) before the loop, and ")
+                + "count on from the restored step, give the job a directory of its own, or remove newer steps with "
                 "`deeppart prune --after` (with --local for the copies on nodes)",
             )
         return None
@@ -388,6 +389,20 @@ class Checkpointer:
             warn_caller(note, category)
         self._recent = [pending for pending in self._recent if pending not in finished]
         self._used_steps.update(pending.step for pending in finished if _counts(pending))
+
+    def _warn_not_restored(self, step: int) -> None:
+        """Training that has begun anew beside what an earlier run has left, once."""
+        newest = max(self._session.committed, default=-1)
+        if self._restored or step >= newest:
+            return
+        self._restored = True
+        if self.rank == 0:
+            warn_caller(
+                f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
+                "restored: the next restore will take that step. Call restore(state) before the loop; or give this run "
+                "a directory of its own, or remove the old steps with `deeppart prune --after`",
+                DeeppartWarning,
+            )
 
     def _warn_unsaved(self, step: int | None) -> None:
         if step is not None and self.rank == 0:

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from deeppart.arguments import check_step
 from deeppart.errors import RestoreError, StorageError, StructureMismatchError
 from deeppart.levels.persistent import committed_steps, read_manifest, read_manifests
+from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader
@@ -74,6 +76,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest]
         FormatError: its manifest is damaged.
         StorageError: from ``use``.
     """
+    step = None if step is None else check_step(step, "load(path, step)")
     for look in range(MOST_LOOKS):
         manifest = find_manifest(root, step)
         directory = step_directory(root, manifest.attempt.step)
@@ -202,9 +205,11 @@ def find_manifest(root: Path, step: int | None) -> Manifest:
     if step is not None:
         try:
             return read_manifest(root, step)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            _check_place(root)
             raise _nothing(root, f"step {step} is not a committed checkpoint", committed_steps(root)) from None
     if not root.is_dir():
+        _check_place(root)
         raise _nothing(root, "there is no such checkpoint directory", [])
     for _ in range(MOST_LOOKS):
         manifests, problems = read_manifests(root)
@@ -212,8 +217,17 @@ def find_manifest(root: Path, step: int | None) -> Manifest:
             return manifests[max(manifests)]
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
             break
+    if not problems:
+        _check_place(root)
     reasons = "; ".join(f"step {number}: {reason}" for number, reason in sorted(problems.items()))
     raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
+
+
+def _check_place(root: Path) -> None:
+    """Where there is nothing to load: say what was given instead of a checkpoint directory."""
+    mistaken = recognize(root)
+    if mistaken is not None:
+        raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
 def _nothing(root: Path, summary: str, committed: list[int], found: str | None = None) -> RestoreError:

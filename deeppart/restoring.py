@@ -24,9 +24,11 @@ from deeppart.errors import (
     LeafMismatchError,
     PerRankError,
     StateError,
+    StructureMismatchError,
 )
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery import Recovered
+from deeppart.state.advice import advice
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import FlatState, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
@@ -51,6 +53,17 @@ class Documents:
 
     structure: Structure
     own: tuple[OwnDocument, ...]
+
+
+def refusal_of(per_rank: object) -> ConfigError | None:
+    """Why something is no way to deal with per-rank leaves, or None; to be asked before anything depends on it."""
+    if callable(per_rank) or (isinstance(per_rank, str) and per_rank in ("strict", "drop")):
+        return None
+    return ConfigError(
+        "impossible value for per_rank",
+        expected='"strict", "drop" or a function (path, old values, new rank, new world size) -> value',
+        found=repr(per_rank),
+    )
 
 
 def restore_state(comm: Comm, recovered: Recovered, state: Any, per_rank: PerRank, timeout: float) -> None:
@@ -139,19 +152,20 @@ class _Restoring:
             self._check_spans()
             self._flat: FlatState = _flatten(state)
             self._target = self._make_target()
-            find_targets(self._target, self._flat)
+            self._match()
             _check_writable(self._target, self._paths)
         except DeeppartError as error:
             return error
         return None
 
+    def _match(self) -> None:
+        try:
+            find_targets(self._target, self._flat)
+        except (StructureMismatchError, LeafMismatchError) as error:
+            error.todo = advice(self._structure.tree, self._flat.root) or error.todo
+            raise
+
     def _check_per_rank(self) -> None:
-        if not callable(self._per_rank) and self._per_rank not in ("strict", "drop"):
-            raise ConfigError(
-                "impossible value for per_rank",
-                expected='"strict", "drop" or a function (path, old values, new rank, new world size) -> value',
-                found=repr(self._per_rank),
-            )
         if self._same_world or self._per_rank != "strict" or not (self._own_leaves or self._own_values):
             return
         names = [readable(self._paths[index]) for index in sorted(self._own_leaves)]

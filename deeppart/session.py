@@ -24,6 +24,7 @@ from deeppart.levels.mapped import forget_all
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
 from deeppart.levels.rate import RateLimit
+from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import list_steps
 from deeppart.model import LEVELS
 from deeppart.protection import Protection, protect
@@ -246,9 +247,10 @@ def _open_persistent(
     welcome: dict[str, Any] = {}
     if comm.rank == 0:
         who = f"job {job_name()}, process {os.getpid()} on {os.uname().nodename}"
+        root = Path(directory)
         try:
-            owner = DirectoryOwner(Path(directory), who)
-            root = Path(directory)
+            _check_place(root)
+            owner = DirectoryOwner(root, who)
             welcome = {
                 "lineage": owner.lineage,
                 "session": owner.session,
@@ -265,6 +267,17 @@ def _open_persistent(
         if owner is not None:
             owner.close()
         raise
+
+
+def _check_place(root: Path) -> None:
+    """Refuse a directory that is part of somebody's checkpoint: training would begin anew inside it."""
+    mistaken = recognize(root)
+    if mistaken is not None and mistaken.root is not None and root.is_dir():
+        raise ConfigError(
+            f"impossible persistent_dir: {mistaken.what}",
+            found=str(root),
+            todo=f"persistent_dir={str(mistaken.root)!r}, and restore(state, step=...) for a step of its own",
+        )
 
 
 def _open_levels(

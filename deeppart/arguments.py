@@ -1,0 +1,89 @@
+"""The arguments of the public calls, looked at before anything depends on them: what was meant is in the message."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from deeppart.config import Config
+from deeppart.errors import ConfigError
+
+#: Largest step number that a step directory's name can hold.
+LAST_STEP = 10**18
+
+
+def check_step(step: Any, call: str) -> int:
+    """A step as a plain int.
+
+    Args:
+        call: how the call looks, for messages: "checkpoint(state, step)".
+
+    Raises:
+        TypeError: not a whole number. ValueError: out of bounds.
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"{call}: step must be a whole number, not {_what(step)}{_hint(step)}") from None
+    if isinstance(step, bool) or not 0 <= number < LAST_STEP:
+        raise ValueError(f"{call}: step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
+    return number
+
+
+def _what(value: Any) -> str:
+    return f"{value!r}" if isinstance(value, (str, bytes, float)) else f"a {type(value).__name__}"
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return f": int({value!r})"
+    if isinstance(value, float) and value.is_integer():
+        return f": int({value!r})"
+    if isinstance(value, (Mapping, list, tuple)) or hasattr(value, "state_dict"):
+        return ": the state comes first, then the step"
+    return ""
+
+
+def resolve_config(config: Any, settings: dict[str, Any]) -> Config:
+    """The configuration that a :class:`deeppart.Checkpointer` is made with.
+
+    Raises:
+        TypeError: a config and single settings.
+        ConfigError: something else than a :class:`deeppart.Config`; a setting that does not exist.
+    """
+    if config is not None and not isinstance(config, Config):
+        raise _no_config(config)
+    if config is not None and settings:
+        raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
+    known = [field.name for field in fields(Config)]
+    for name in settings:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            raise ConfigError(
+                f"there is no setting {name!r}",
+                expected=f"one of {', '.join(known)}",
+                todo=f"write {close[0]}=..." if close else "see the documentation of deeppart.Config",
+            )
+    return Config(**settings) if config is None else config
+
+
+def _no_config(config: Any) -> ConfigError:
+    todo = "Checkpointer(deeppart.Config(...)), or settings by name: Checkpointer(persistent_dir=...)"
+    if isinstance(config, (str, os.PathLike)):
+        todo = f"a directory has a name: Checkpointer(persistent_dir={os.fspath(config)!r})"
+    elif isinstance(config, Mapping):
+        todo = "Checkpointer(**settings), or Checkpointer(deeppart.Config(**settings))"
+    elif hasattr(config, "Get_size") or hasattr(config, "broadcast_into"):
+        todo = "a communicator comes second, or by name: Checkpointer(comm=comm)"
+    elif hasattr(config, "state_dict"):
+        todo = "the state is given to checkpoint(state, step) and restore(state), not to the Checkpointer"
+    return ConfigError(
+        "a Checkpointer is made with a deeppart.Config, or with settings by name",
+        expected="a deeppart.Config",
+        found=f"{_what(config)}",
+        todo=todo,
+    )

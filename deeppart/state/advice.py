@@ -1,0 +1,120 @@
+"""What the caller most likely meant, when a live state and a checkpoint do not fit each other.
+
+The usual causes: one of them is nested one level deeper, or was saved from a wrapper that puts a prefix before the
+names of its parameters. Both trees are walked along the keys that they share, down to the first such place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deeppart.state.flatten import Branch, Key, Node, Path, readable
+from deeppart.state.structure import DICTS, SavedBranch, SavedNode, id_key
+
+#: Prefix -> (what puts it before every name, how to get at the module inside).
+_WRAPPERS = {
+    "module._orig_mod.": ("DistributedDataParallel over torch.compile", ".module._orig_mod"),
+    "_orig_mod.module.": ("torch.compile over DistributedDataParallel", "._orig_mod.module"),
+    "module.": ("DistributedDataParallel or DataParallel", ".module"),
+    "_orig_mod.": ("torch.compile", "._orig_mod"),
+}
+_MOST_KEYS = 5
+
+_Inner = SavedBranch | Branch
+
+
+def advice(saved: SavedNode, live: Node) -> str | None:
+    """What to do so that the live state fits the checkpoint, or None where no usual cause is recognized."""
+    return _advice(saved, live, ())
+
+
+def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
+    theirs, mine = _as_dict(saved), _as_dict(live)
+    if theirs is None and mine is None:
+        return None
+    if theirs is not None and mine is not None:
+        ours, others = _children(mine), _children(theirs)
+        common = [key for key in others if key in ours]
+        for key in common:
+            found = _advice(others[key], ours[key], (*path, key[1]))
+            if found is not None:
+                return found
+        found = _wrapper(theirs, mine, path) if ours.keys() != others.keys() else None
+        if found is not None or common:
+            return found
+    if theirs is not None and (inside := _alike(theirs, live)) is not None:
+        here = "the whole state" if not path else f"what is at {readable(path)}"
+        return f"the checkpoint has a level more: {here} is a dict with {_some(theirs)} there: {_call(theirs, inside)}"
+    if mine is not None and (inside := _alike(mine, saved)) is not None:
+        what = f"state[{inside!r}]" if not path else readable((*path, inside))
+        return (
+            f"the checkpoint has a level less: it was saved from what is at {readable((*path, inside))} here; "
+            f"restore({what}), and save dicts with {_some(mine)} from now on"
+        )
+    if theirs is not None and not path:
+        return f"the checkpoint is a dict with {_some(theirs)}: {_call(theirs, None)}"
+    return None
+
+
+def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
+    """One side's names are the other's behind a prefix."""
+    saved, live = _names(theirs), _names(mine)
+    where = f" at {readable(path)}" if path else ""
+    for prefix, (wrapper, inside) in _WRAPPERS.items():
+        if _overlap({prefix + name for name in live}, saved):
+            return (
+                f"the checkpoint's names{where} begin with {prefix!r}: it was saved from a model inside {wrapper}; "
+                f"wrap the live model likewise before restore; from now on save the model inside: `wrapped{inside}`"
+            )
+        if _overlap({prefix + name for name in saved}, live):
+            return (
+                f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and was saved without "
+                f"it; give restore the model inside: `wrapped{inside}`"
+            )
+    return None
+
+
+def _alike(outer: _Inner, wanted: Any) -> Key | None:
+    """The key of the child that has the names of what is wanted; None where there is none."""
+    inner = _as_dict(wanted)
+    if inner is None:
+        return None
+    for key, child in zip(outer.keys, outer.children, strict=True):
+        one = _as_dict(child)
+        if one is not None and (_overlap(_names(one), _names(inner)) or _wrapper(one, inner, ()) is not None):
+            return key
+    return None
+
+
+def _overlap(one: set[str], other: set[str]) -> bool:
+    """Whether most of the names are the same."""
+    return bool(one) and 2 * len(one & other) > max(len(one), len(other))
+
+
+def _as_dict(node: Any) -> _Inner | None:
+    """A dict, or what an object's ``state_dict()`` gives if that is one."""
+    while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
+        node = node.children[0]
+    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+
+
+def _children(node: _Inner) -> dict[tuple[str, Key], Any]:
+    return {id_key(key): child for key, child in zip(node.keys, node.children, strict=True)}
+
+
+def _names(node: _Inner) -> set[str]:
+    return {key for key in node.keys if isinstance(key, str)}
+
+
+def _some(node: _Inner) -> str:
+    names = [str(key) for key in node.keys[:_MOST_KEYS]]
+    more = f" and {len(node.keys) - len(names)} more" if len(node.keys) > len(names) else ""
+    return ("the key " if len(node.keys) == 1 else "the keys ") + ", ".join(names) + more
+
+
+def _call(node: _Inner, inside: Key | None) -> str:
+    """How to call restore with a dict of these keys."""
+    items = [f'"{key}": {key if str(key).isidentifier() else "..."}' for key in node.keys[:_MOST_KEYS]]
+    items += ["..."] if len(node.keys) > _MOST_KEYS else []
+    as_what = "" if inside is None else f", with the live one as {str(inside)!r}"
+    return f"restore({{{', '.join(items)}}}){as_what}"
