@@ -177,6 +177,10 @@ class ScrubNotice(DeeppartWarning):
     """Files on nodes were found damaged or missing when they were read again, and have been repaired, or not."""
 
 
+class ReducedProtectionWarning(DeeppartWarning):
+    """The job has too few nodes for the partner and parity levels asked for, and goes on with what these can give."""
+
+
 class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 
