@@ -373,7 +373,8 @@ def _check_directory(name: str, value: object) -> str | None:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str) or not value or "\0" in value:
-        raise _refusal(name, value, "a directory name")
+        todo = "settings have names: Config(**settings)" if isinstance(value, Mapping) else None
+        raise _refusal(name, value, "a directory name", todo)
     for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
         if placeholder not in _PLACEHOLDERS:
             raise _refusal(name, value, f"placeholders among {_PLACEHOLDERS}", "write $NAME for variables")

@@ -1,8 +1,8 @@
 """Which nodes protect each other in this job: checked against its topology at start-up.
 
 Where there are too few nodes for what the configuration asks, the job goes on with the best that they can give, and
-that is said; with ``protection = "strict"`` it is refused. Nothing is switched off in silence but the partner level that
-nobody asked for, which is on by default, where there is nothing it could protect against.
+that is said; with ``protection = "strict"`` it is refused. Nothing is switched off in silence, except the partner
+level that nobody asked for, which is on by default, where there is nothing it could protect against.
 """
 
 from __future__ import annotations

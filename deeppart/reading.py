@@ -202,23 +202,22 @@ def find_manifest(root: Path, step: int | None) -> Manifest:
         RestoreError: there is none; the reasons are listed.
         FormatError, StorageError: the step asked for has a damaged one.
     """
-    if step is not None:
-        try:
-            return read_manifest(root, step)
-        except (FileNotFoundError, NotADirectoryError):
-            _check_place(root)
-            raise _nothing(root, f"step {step} is not a committed checkpoint", committed_steps(root)) from None
     if not root.is_dir():
         _check_place(root)
         raise _nothing(root, "there is no such checkpoint directory", [])
+    if step is not None:
+        try:
+            return read_manifest(root, step)
+        except FileNotFoundError:
+            _check_place(root)
+            raise _nothing(root, f"step {step} is not a committed checkpoint", committed_steps(root)) from None
     for _ in range(MOST_LOOKS):
         manifests, problems = read_manifests(root)
         if manifests:
             return manifests[max(manifests)]
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
             break
-    if not problems:
-        _check_place(root)
+    _check_place(root)
     reasons = "; ".join(f"step {number}: {reason}" for number, reason in sorted(problems.items()))
     raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
 

@@ -17,6 +17,7 @@ from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
 from deeppart.levels.node import NODE_FOLDERS, Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
+from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import reduced_runs
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Attempt, Manifest
