@@ -15,6 +15,7 @@ from deeppart.errors import StorageError
 from deeppart.levels.files import read_file, write_file
 from deeppart.levels.timestamps import now
 from deeppart.part import is_hex32
+from deeppart.part.json_text import parse_json
 
 PROTECTION_NAME = "deeppart-protection.json"
 _FORMAT, _VERSION = "deeppart-protection", 1
@@ -41,7 +42,7 @@ class ReducedRun:
 def reduced_runs(root: Path) -> list[ReducedRun]:
     """What the file says, oldest first; nothing where there is no sound one."""
     try:
-        document = json.loads(read_file(root / PROTECTION_NAME, _MOST_BYTES))
+        document = parse_json(read_file(root / PROTECTION_NAME, _MOST_BYTES))
         if (document["format"], document["version"]) != (_FORMAT, _VERSION):
             return []
         return [_run(record) for record in document["runs"]]
