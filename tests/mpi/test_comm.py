@@ -87,7 +87,7 @@ def above_two_gib(comm: Any) -> bool:
     if channel.rank == 0:
         buffer[:: 1 << 20] = 7
         buffer[-1] = 9
-    finish(channel, channel.broadcast_into(buffer, 0), "2 GiB", 80.0)
+    finish(channel, channel.broadcast_into(buffer, 0), "2 GiB", 500.0)
     return bool(buffer[-1] == 9) and int(buffer.sum(dtype=np.int64)) == 7 * len(range(0, length, 1 << 20)) + 9
 
 
