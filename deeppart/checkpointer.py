@@ -165,6 +165,7 @@ class Checkpointer:
             self._saver.let_go()
         ended = time.monotonic()
         pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, self._saver.diverged)))
+        pending.note_cost(reduced=self._session.protection.shortfalls)
         pending.note_stage("flatten", agreeing - looking)
         pending.note_stage("agree", copying - agreeing)
         pending.note_stage("capture", ended - copying)

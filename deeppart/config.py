@@ -80,6 +80,8 @@ class Config:
         machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
         parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
         parity_tolerate: nodes of each group that may be lost; None for 1.
+        protection: what happens where the job has too few nodes for the partner and parity levels asked for: "best"
+            goes on with the best that these nodes can give, and says so; "strict" refuses to start.
         scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
             background; None for never.
         permissions: who else may read and write checkpoints, and whose directories are used. "private": on nodes nobody
@@ -109,6 +111,7 @@ class Config:
     scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
     machine: str | None = _setting("machine", None)
     permissions: str = _setting("permissions", "private")
+    protection: str = _setting("protection", "best")
 
     def __post_init__(self) -> None:
         _check_known_keys()
@@ -120,6 +123,7 @@ class Config:
         _check_choice("replicated", self.replicated, ("auto", "all", "none", "verify"))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
         _check_choice("permissions", self.permissions, access.PERMISSIONS)
+        _check_choice("protection", self.protection, ("best", "strict"))
         _check_compression(self.compression)
         if not isinstance(self.incremental, bool):
             raise _refusal("incremental", self.incremental, "true or false")
@@ -138,7 +142,7 @@ class Config:
     def shared_settings(self) -> dict[str, Any]:
         """The settings that must be equal on every rank (directories may differ through their placeholders)."""
         names = ["every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa"]
-        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental", "permissions"]
+        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental", "permissions", "protection"]
         scrubbed = {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
         return {name: getattr(self, name) for name in names} | scrubbed
 
@@ -370,7 +374,8 @@ def _check_directory(name: str, value: object) -> str | None:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str) or not value or "\0" in value:
-        raise _refusal(name, value, "a directory name")
+        todo = "settings have names: Config(**settings)" if isinstance(value, Mapping) else None
+        raise _refusal(name, value, "a directory name", todo)
     for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
         if placeholder not in _PLACEHOLDERS:
             raise _refusal(name, value, f"placeholders among {_PLACEHOLDERS}", "write $NAME for variables")

@@ -181,6 +181,10 @@ class KeepNotice(DeeppartWarning):
     """A committed step of an earlier run cannot be restored from its directory, and does not count for ``keep``."""
 
 
+class ReducedProtectionWarning(DeeppartWarning):
+    """The job has too few nodes for the partner and parity levels asked for, and goes on with what these can give."""
+
+
 class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 

@@ -51,6 +51,8 @@ class Report:
         diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
         held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).
         compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
+        reduced: lines about what was asked for of partner and parity and could not be given; see
+            ``ReducedProtectionWarning``.
     """
 
     step: int
@@ -66,6 +68,7 @@ class Report:
     diverged: tuple[str, ...] = ()
     compression: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held_s: float = 0.0
+    reduced: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ class _Costs:
     retries: int = 0
     diverged: tuple[str, ...] = ()
     held_s: float = 0.0
+    reduced: tuple[str, ...] = ()
     stages_s: dict[str, float] = field(default_factory=dict)
     compression: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -204,6 +208,7 @@ class Pending:
                 costs.diverged,
                 dict(costs.compression),
                 costs.held_s,
+                costs.reduced,
             )
 
     def failures(self) -> list[CheckpointError]:

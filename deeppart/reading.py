@@ -201,19 +201,18 @@ def find_step(root: Path, step: int | None) -> CommittedStep:
         RestoreError: there is none; the reasons are listed.
         FormatError, StorageError: the step asked for has a damaged manifest.
     """
-    if step is not None:
-        return _find_exactly(root, step)
     if not root.is_dir():
         _check_place(root)
         raise _nothing(root, "there is no such checkpoint directory", [])
+    if step is not None:
+        return _find_exactly(root, step)
     for _ in range(MOST_LOOKS):
         found, problems = read_manifests(root)
         if found:
             return found[-1]
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
             break
-    if not problems:
-        _check_place(root)
+    _check_place(root)
     reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in sorted(problems.items()))
     raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
 

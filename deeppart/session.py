@@ -18,13 +18,21 @@ from deeppart.comm.agreement import raise_together
 from deeppart.compressing import Processors
 from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
 from deeppart.erasure import check_available
-from deeppart.errors import ConfigError, DeeppartError, StorageError
+from deeppart.errors import (
+    ConfigError,
+    DeeppartError,
+    DeeppartWarning,
+    ReducedProtectionWarning,
+    StorageError,
+    warn_caller,
+)
 from deeppart.levels.files import make_directory, storage_error
 from deeppart.levels.mapped import forget_all
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.recognizing import recognize
+from deeppart.levels.reduced import note_protection
 from deeppart.levels.steps import list_steps
 from deeppart.model import LEVELS, StepKey
 from deeppart.protection import Protection, protect
@@ -168,6 +176,8 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     for name in busy:
         channels[name] = finish(main, main.channel(), _WHAT, timeout)
         taken.callback(channels[name].give_back)
+    if rank == 0:
+        _tell_protection(directory, welcome["session"], protection)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     committed = {StepKey(*key) for key in welcome["committed"]}
@@ -192,6 +202,25 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         for level in levels.values():
             level.drop_foreign_spares()
     return session
+
+
+def _tell_protection(root: Path, session: str, protection: Protection) -> None:
+    """Say what the nodes cannot give of what was asked for; and once, when they can again."""
+    lines = protection.shortfalls
+    problem = ""
+    recovered = False
+    try:
+        recovered = note_protection(root, session, lines)
+    except StorageError as error:
+        problem = f" (`deeppart ls` will not know: {error.summary})"
+    if lines:
+        warn_caller(
+            f"less protection than asked for: {'; '.join(lines)}{problem}. Checkpoints go on with that; "
+            "protection='strict' refuses to start instead",
+            ReducedProtectionWarning,
+        )
+    elif recovered:
+        warn_caller("there are enough nodes again for all the protection that is asked for", DeeppartWarning)
 
 
 def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, Processors]:

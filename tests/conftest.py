@@ -17,6 +17,10 @@ hypothesis.settings.register_profile("deeppart", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("deeppart")
 
 
+#: Limits on hanging tests are for an idle machine; on one that has ten times as much to do they would end good tests.
+PATIENCE = 6.0
+
+
 def pytest_configure() -> None:
     """Nothing in the shell around the tests configures the library."""
     for name in [name for name in os.environ if name.startswith("DEEPPART_")]:
@@ -29,6 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if (item.get_closest_marker("mpi") is not None) == under_mpirun]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+    for item in kept:
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0] if marker else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -50,7 +58,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def run_ranks() -> Callable[..., launch.JobResult]:
-    """``run_ranks(n, function_or_script, *args, timeout=60, env={}, expect_rc=0)``: see tests/mpi/launch.py."""
+    """``run_ranks(n, function_or_script, *args, timeout=300, env={}, expect_rc=0)``: see tests/mpi/launch.py."""
     _need_mpi()
     return launch.run_ranks
 

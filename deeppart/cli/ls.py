@@ -76,6 +76,7 @@ def _step_document(step: StepSummary) -> dict[str, Any]:
         "library": step.library,
         "session": attempt.session if attempt else step.key.session or None,
         "sequence": attempt.sequence if attempt else step.key.sequence if step.key.session else None,
+        "reduced_protection": list(step.reduced),
         "places": [
             {"level": place.level, "directory": place.directory, "parts": list(place.parts)} for place in step.places
         ],
@@ -110,8 +111,20 @@ def _print(directory: Path, listing: Listing) -> None:
         out.print(f"no steps in {printable(str(directory))}")
     if line := owner_line(listing.owner):
         out.print(line)
+    for lines, steps in _reduced(listing).items():
+        what = "step" if len(steps) == 1 else "steps"
+        out.print(printable(f"less protection than asked for: {what} {', '.join(map(str, steps))}: {'; '.join(lines)}"))
     for problem in listing.problems:
         out.print(printable(f"note: {problem}"))
+
+
+def _reduced(listing: Listing) -> dict[tuple[str, ...], list[int]]:
+    """What could not be given -> the steps saved without it."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for step in listing.steps:
+        if step.reduced:
+            found.setdefault(step.reduced, []).append(step.step)
+    return found
 
 
 def _places(step: StepSummary) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
@@ -19,6 +19,8 @@ from deeppart.levels.files import storage_error
 from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
 from deeppart.levels.presence import file_length, part_problem
+from deeppart.levels.recognizing import recognize
+from deeppart.levels.reduced import reduced_runs
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import is_hex32, parse_part_file_name
@@ -97,6 +99,7 @@ class StepSummary:
         raw_bytes: length before encoding; None without a sound manifest.
         referenced_bytes: bytes of it that lie in older files beside its own; None without a sound manifest.
         places: where its parts are.
+        reduced: lines about protection that was asked for and could not be given when it was saved.
     """
 
     key: StepKey
@@ -109,6 +112,7 @@ class StepSummary:
     raw_bytes: int | None
     referenced_bytes: int | None
     places: tuple[Place, ...]
+    reduced: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -167,6 +171,8 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
         steps += _summaries(root, step, persistent.get(step, ()), local)
+    lines = {run.session: run.lines for run in reduced_runs(root)}
+    steps = [replace(each, reduced=lines.get(each.attempt.session, ())) if each.attempt else each for each in steps]
     return Listing(lineage, read_owner(root), tuple(steps), tuple(problems))
 
 
@@ -191,6 +197,9 @@ def require_directory(root: Path) -> None:
             where=str(root),
             todo=f"give the directory above it, {root.absolute().parent}, and the step with --step",
         )
+    mistaken = recognize(root)
+    if mistaken is not None and any(root.iterdir()):
+        raise RestoreError(mistaken.what, where=str(root), todo=mistaken.todo)
 
 
 def examine(root: Path) -> list[PersistentStep]:

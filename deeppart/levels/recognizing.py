@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart.levels.persistent import LINEAGE_NAME
 from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.part import is_hex32, parse_part_file_name
 
@@ -54,7 +55,9 @@ def recognize(path: Path) -> Mistaken | None:
         return None
     if not names:
         return Mistaken("this directory is empty", "give the persistent_dir of the job, as its configuration has it")
-    if is_hex32(path.name) or (any(is_hex32(name) for name in names) and not any(map(_is_step, names))):
+    if LINEAGE_NAME in names:
+        return None
+    if is_hex32(path.name) or (any(map(is_hex32, names)) and not any(map(_is_step, names))):
         return Mistaken(
             "this is a local_dir: what lies on one node, not a checkpoint directory",
             f"give the persistent_dir of the job; `deeppart ls DIR --local {path}` shows both",

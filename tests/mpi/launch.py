@@ -45,6 +45,8 @@ _MARK = "RANKS_TEST_JOB"
 STACKS_SIGNAL = signal.SIGUSR2
 
 _LOG_LIMIT = 20_000
+#: A job that hangs is ended after this; so long, because on a busy machine good ones take ten times as long as alone.
+LIMIT_S = 300.0
 
 _STARTED = time.time()
 #: What a rank takes at most from making its shared memory to mapping it, in seconds: two calls, on a busy machine.
@@ -93,7 +95,7 @@ class Job:
         n: int,
         target: Callable[..., Any] | Path | str,
         *args: Any,
-        timeout: float = 60.0,
+        timeout: float = LIMIT_S,
         env: Mapping[str, str | None] | None = None,
         mpiexec: str | Path | None = None,
     ) -> None:
@@ -146,7 +148,7 @@ class Job:
         sweep_shared_memory()
         self._directory.cleanup()
 
-    def pid(self, rank: int, timeout: float = 30.0) -> int:
+    def pid(self, rank: int, timeout: float = LIMIT_S) -> int:
         """Process id of a rank; waits until the rank has started."""
         file = self._path / f"rank-{rank}.pid"
         self.wait_for(file, timeout)
@@ -158,7 +160,7 @@ class Job:
         self.killed[rank] = signum.name
         assert self._signal(pid, signum), f"rank {rank} had ended before it could be killed\n{self._read().output}"
 
-    def wait_for(self, condition: Path | Callable[[], Any], timeout: float = 30.0) -> None:
+    def wait_for(self, condition: Path | Callable[[], Any], timeout: float = LIMIT_S) -> None:
         """Wait until a file exists or a function returns something true; fail when the job ends or hangs before."""
         holds = condition.exists if isinstance(condition, Path) else condition
         deadline = min(time.monotonic() + timeout, self._deadline)

@@ -16,6 +16,9 @@ from tests.mpi.launch import ROOT, JobResult, start_ranks
 
 Run = Callable[..., JobResult]
 
+#: What a busy machine may take for what does not wait: far below the limits on hanging jobs.
+BUSY_S = 100.0
+
 
 def world() -> object:
     from mpi4py import MPI
@@ -86,19 +89,19 @@ def test_failing_rank_ends_the_job(run_ranks: Run) -> None:
     assert "--- rank 2, did not finish" in str(failure.value)
     result = run_ranks(3, fails_on_one, 0, expect_rc=None)
     assert result.returncode != 0
-    assert result.seconds < 20
+    assert result.seconds < BUSY_S
     assert not any(result.finished)
 
 
 def test_exit_code_of_a_rank(run_ranks: Run) -> None:
-    assert run_ranks(2, leaves_with, 7, expect_rc=7).seconds < 20
+    assert run_ranks(2, leaves_with, 7, expect_rc=7).seconds < BUSY_S
 
 
 def test_hanging_job_ends_with_stacks(run_ranks: Run) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match=r"did not end within 3 s; ranks still running: 0, 1, 2") as failure:
         run_ranks(3, hangs, timeout=3)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < BUSY_S
     assert str(failure.value).count("in hangs") == 3
 
 
@@ -184,7 +187,7 @@ def test_hang_ends_pytest(run_ranks: Run, tmp_path: Path) -> None:
     result = run_ranks(2, inner_pytest, tmp_path, expect_rc=None)
     assert result.returncode != 0
     assert "in test_hangs" in result.output
-    assert result.seconds < 20
+    assert result.seconds < BUSY_S
 
 
 def assert_gone(pids: list[int]) -> None:

@@ -25,7 +25,7 @@ FROZEN, CHANGING = 4_000_000, 100_000
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"node_size": 1, "timeout": 20.0, "every": {"persistent": 0}, "compression": "none", **settings}
+    settings = {"node_size": 1, "timeout": 200.0, "every": {"persistent": 0}, "compression": "none", **settings}
     return deeppart.Config(
         persistent_dir=str(directory / "ckpt"), local_dir=str(directory / "local" / "{node}"), **settings
     )
@@ -41,7 +41,7 @@ def save(checkpointer: deeppart.Checkpointer, *steps: int) -> dict[str, deeppart
         pending = checkpointer.checkpoint(state(step), step)
         for level, report in pending.report.levels.items():
             if report.state != "off":
-                pending.wait(level, timeout=20)
+                pending.wait(level, timeout=200)
     return {level: each for level, each in pending.report.levels.items() if each.state == "done"}
 
 

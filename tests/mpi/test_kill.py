@@ -96,7 +96,7 @@ def life(directory: Path, stage: str | None, victim: int, number: int) -> tuple[
             reached[0] += 1
             pending = ck.checkpoint(expected(later, rank), step=later)
             if later < begin + 3:
-                pending.wait("persistent", timeout=20)
+                pending.wait("persistent", timeout=200)
         time.sleep(600)
     return step, good
 
@@ -107,7 +107,7 @@ def test_killed_at_every_stage(start_ranks: Any, run_ranks: Any, tmp_path: Path)
     for number, stage in enumerate(STAGES):
         victim = 0 if stage in ("naming the manifest", "retiring") else 1
         with start_ranks(2, life, tmp_path, stage, victim, number) as job:
-            job.wait_for(tmp_path / f"standing-{number}", timeout=30)
+            job.wait_for(tmp_path / f"standing-{number}")
             job.kill(victim)
             job.wait(expect_rc=None)
         committed = max(

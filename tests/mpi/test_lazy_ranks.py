@@ -24,7 +24,7 @@ def training(comm: Any, directory: Path, spoiler: int | None) -> tuple[list[str]
     net = nn.Sequential(nn.Linear(500, 400), nn.Linear(400, 500))
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     state = {"net": net, "optimizer": optimizer, "rank": torch.full((40_000,), comm.rank)}
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0, "capture": "lazy"}
+    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 200.0, "capture": "lazy"}
     levels, expected, held = [], {}, []
     config = deeppart.Config(persistent_dir=str(directory / "ckpt"), keep={"persistent": 0}, **settings)
     with warnings.catch_warnings():
@@ -39,8 +39,8 @@ def training(comm: Any, directory: Path, spoiler: int | None) -> tuple[list[str]
                     ck._pipeline._capturer._job.deferred._before += comm.rank == spoiler
                 optimizer.step()  # at once
                 try:
-                    pending.wait(timeout=20)
-                    pending.wait("local", timeout=20)
+                    pending.wait(timeout=200)
+                    pending.wait("local", timeout=200)
                     levels.append("done")
                 except CheckpointError as error:
                     levels.append(str(error))

@@ -24,7 +24,7 @@ PARITY = {"every": {"persistent": 0, "partner": 0, "parity": 1}, "parity_group":
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"node_size": 1, "timeout": 20.0, **settings}
+    settings = {"node_size": 1, "timeout": 200.0, **settings}
     local = str(directory / "local" / "{node}")
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), local_dir=local, **settings)
 
@@ -43,7 +43,7 @@ def save(comm: Any, directory: Path, settings: dict[str, Any], steps: tuple[int,
                 pending = ck.checkpoint(state(step, comm.rank), step)
                 for level, report in pending.report.levels.items():
                     if report.state != "off":
-                        pending.wait(level, timeout=20)
+                        pending.wait(level, timeout=200)
     return {level: report.nbytes for level, report in pending.report.levels.items() if report.state == "done"}
 
 

@@ -54,7 +54,7 @@ def is_sound(path: Path) -> bool:
     return True
 
 
-def config(directory: Path, *, timeout: float = 20.0, **settings: Any) -> deeppart.Config:
+def config(directory: Path, *, timeout: float = 200.0, **settings: Any) -> deeppart.Config:
     """Every rank is a node; nothing goes to the persistent level."""
     every = {"persistent": 0, **settings.pop("every", {})}
     return deeppart.Config(
@@ -77,7 +77,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
         with deeppart.Checkpointer(settings, comm) as ck:
             pending = ck.checkpoint(state(comm.rank), 1)
             for level in ("local", "partner", "parity"):
-                pending.wait(level, timeout=20)
+                pending.wait(level, timeout=200)
             for number, (name, (pattern, damage)) in enumerate(DAMAGE.items(), start=1):
                 comm.Barrier()
                 (path,) = (directory / "local").glob(pattern)
@@ -85,7 +85,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
                 if comm.rank == 0:
                     damage(path)
                 comm.Barrier()
-                deadline = time.monotonic() + 15
+                deadline = time.monotonic() + 150
                 while ck.scrubbed.repaired < number and time.monotonic() < deadline:
                     time.sleep(0.02)
                 lost += [] if path.exists() and is_sound(path) else [name]
@@ -133,7 +133,7 @@ def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]
             ledger.hold = hold_too_late  # type: ignore[method-assign]
             pending = ck.checkpoint(state(comm.rank), 1)
             for level in ("local", "partner"):
-                pending.wait(level, timeout=20)
+                pending.wait(level, timeout=200)
             assert held.wait(20)
             comm.Barrier()
             cycles = ck.scrubbed.cycles
@@ -161,7 +161,7 @@ def test_what_is_retired_meanwhile_is_not_taken_for_lost(
 
 def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     """The scrubbing thread of one rank ends by itself; the job closes all the same, and another one begins."""
-    settings = config(directory, timeout=4.0)
+    settings = config(directory, timeout=10.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(settings, comm) as ck:
@@ -171,8 +171,8 @@ def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
                 scrubber._check = lambda path: 1 / 0  # type: ignore[assignment, method-assign]
             pending = ck.checkpoint(state(comm.rank), 1)
             for level in ("local", "partner"):
-                pending.wait(level, timeout=20)
-            deadline = time.monotonic() + 15
+                pending.wait(level, timeout=200)
+            deadline = time.monotonic() + 150
             while comm.rank == 1 and scrubber._thread.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.02)
             comm.Barrier()

@@ -99,7 +99,7 @@ def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
     command = [sys.executable, *options, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.mark.parametrize("local", ["", 'local_dir = "scratch"\n'])

@@ -62,6 +62,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "scrub_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
     "parity_group": ((2, 2), ("5", 5), ("9", 9)),
     "parity_tolerate": ((1, 1), ("2", 2), ("3", 3)),
+    "protection": (("best", "best"), ("strict", "strict"), ('"strict"', "strict")),
     "encode_threads": ((1, 1), ("2", 2), ("3", 3)),
     "incremental": ((False, False), ("false", False), ("true", True)),
     "node_size": ((1, 1), ("2", 2), ("3", 3)),

@@ -1,0 +1,338 @@
+"""Calls that mean something else than they say: the message says what was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import deeppart
+from deeppart.cli.app import main
+from deeppart.comm import SingleComm
+from deeppart.errors import ConfigError, DeeppartWarning, RestoreError, StateError, StepExistsError
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 30.0, **settings})
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+
+
+class Wrapped(torch.nn.Module):
+    """As DistributedDataParallel (``module``) and torch.compile (``_orig_mod``) do: the names get a prefix."""
+
+    def __init__(self, inner: torch.nn.Module, name: str) -> None:
+        super().__init__()
+        self.add_module(name, inner)
+
+
+# --- making a checkpointer --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("dir", "Checkpointer(persistent_dir='dir')"),
+        (Path("dir"), "Checkpointer(persistent_dir='dir')"),
+        ({"persistent_dir": "dir"}, "Checkpointer(**settings)"),
+        (SingleComm(), "Checkpointer(comm=comm)"),
+        (network(), "checkpoint(state, step)"),
+        (7, "settings by name"),
+    ],
+)
+def test_something_else_than_a_config(given: Any, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        deeppart.Checkpointer(given)
+    assert meant in str(caught.value) and "deeppart.Config" in str(caught.value)
+
+
+def test_a_setting_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="no setting 'persistant_dir'") as caught:
+        deeppart.Checkpointer(persistant_dir="dir")
+    assert "write persistent_dir=" in str(caught.value)
+
+
+def test_a_config_made_of_a_dict() -> None:
+    with pytest.raises(ConfigError, match=r"Config\(\*\*settings\)"):
+        deeppart.Config({"persistent_dir": "dir"})  # type: ignore[arg-type]
+
+
+# --- the calls --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ck(tmp_path: Path) -> Iterator[deeppart.Checkpointer]:
+    with deeppart.Checkpointer(config(tmp_path)) as checkpointer:
+        yield checkpointer
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "meant"),
+    [
+        ("100", TypeError, "int('100')"),
+        ("last", TypeError, "whole number, not 'last'"),
+        (5.0, TypeError, "int(5.0)"),
+        (network(), TypeError, "a Sequential: the state comes first"),
+        ({"w": 1}, TypeError, "a dict: the state comes first"),
+        (-1, ValueError, "not -1"),
+        (True, ValueError, "not True"),
+        (10**18, ValueError, "from 0 to"),
+    ],
+)
+def test_steps(ck: deeppart.Checkpointer, tmp_path: Path, step: Any, kind: type[Exception], meant: str) -> None:
+    for call, does in (
+        ("checkpoint(state, step)", lambda: ck.checkpoint({"a": 1}, step)),
+        ("restore(state, step)", lambda: ck.restore({"a": 1}, step)),
+        ("load(path, step)", lambda: deeppart.load(tmp_path / "ckpt", step)),
+    ):
+        with pytest.raises(kind, match=re.escape(meant)) as caught:
+            does()
+        assert str(caught.value).startswith(call)
+
+
+def test_per_rank_misspelt_is_refused_before_there_is_anything_to_restore(ck: deeppart.Checkpointer) -> None:
+    for word in ("stric", "Drop", None, ["drop"]):
+        with pytest.raises(ConfigError, match='"strict", "drop" or a function'):
+            ck.restore({"a": 1}, per_rank=word)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"a": (n for n in range(3))}, ["path a", "generator", "list"]),
+        ({"models": {network()}}, ["path models", "set", "list"]),
+        ({"keys": {"a": 1}.keys()}, ["path keys", "list"]),
+    ],
+)
+def test_what_is_not_a_state(ck: deeppart.Checkpointer, state: Any, words: list[str]) -> None:
+    with pytest.raises(StateError) as caught:
+        ck.checkpoint(state, 1)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_after_the_end(tmp_path: Path) -> None:
+    ck = deeppart.Checkpointer(config(tmp_path))
+    ck.close()
+    for call in (lambda: ck.checkpoint({"a": 1}, 1), lambda: ck.restore({"a": 1})):
+        with pytest.raises(deeppart.CheckpointError, match="closed"):
+            call()
+
+
+def test_training_that_begins_anew_beside_what_is_there(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as first:
+        for step in (5, 10):
+            first.checkpoint({"a": step}, step).wait()
+    with deeppart.Checkpointer(config(tmp_path)) as second:
+        with pytest.warns(DeeppartWarning, match="step 10 of an earlier run") as caught:
+            second.checkpoint({"a": 1}, 1).wait()
+        assert "Call restore(state) before the loop" in str(caught[0].message) and len(caught) == 1
+        second.checkpoint({"a": 2}, 2).wait()
+        with pytest.raises(StepExistsError, match="count on from"):
+            second.checkpoint({"a": 5}, 5)
+    with deeppart.Checkpointer(config(tmp_path)) as third, pytest.raises(StepExistsError) as refused:
+        third.checkpoint({"a": 10}, 10)
+    assert "call restore(state) before the loop" in str(refused.value)
+
+
+# --- states that are nested otherwise ---------------------------------------------------------------------------------
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    return optimizer
+
+
+def training(model: torch.nn.Module) -> dict[str, Any]:
+    return {"model": model, "optimizer": optimizer_of(model), "step": 3}
+
+
+#: (saved, live), words of the advice
+NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
+    "model of a dict": (
+        lambda: (training(network()), network()),
+        ["a level more", "the keys model, optimizer, step", 'restore({"model": model, "optimizer"', "as 'model'"],
+    ),
+    "state_dict of a dict": (
+        lambda: (training(network()), network().state_dict()),
+        ["the keys model, optimizer, step", 'restore({"model": model', "as 'model'"],
+    ),
+    "optimizer of a dict": (
+        lambda: (training(network()), optimizer_of(network())),
+        ['restore({"model": model, "optimizer": optimizer', "as 'optimizer'"],
+    ),
+    "another module of a dict": (
+        lambda: (training(network()), torch.nn.BatchNorm1d(3)),
+        ["a dict with the keys model, optimizer, step", 'restore({"model": model'],
+    ),
+    "dict of a model": (
+        lambda: (network(), training(network())),
+        ["a level less", "restore(state['model'])", "save dicts with the keys model, optimizer, step"],
+    ),
+    "a level more": (
+        lambda: ({"train": training(network())}, training(network())),
+        ["a level more", 'restore({"train": train})', "as 'train'"],
+    ),
+    "a level less": (
+        lambda: (training(network()), {"train": training(network())}),
+        ["a level less", "restore(state['train'])"],
+    ),
+    "a level more inside": (
+        lambda: ({"all": {"net": network()}, "n": 1}, {"all": network(), "n": 1}),
+        ["what is at all is a dict with the key net"],
+    ),
+    "DDP was saved": (
+        lambda: ({"model": Wrapped(network(), "module")}, {"model": network()}),
+        ["begin with 'module.'", "DistributedDataParallel", "at model", "wrapped.module"],
+    ),
+    "DDP is live": (
+        lambda: ({"model": network()}, {"model": Wrapped(network(), "module")}),
+        ["live names at model begin with 'module.'", "give restore the model inside", "wrapped.module"],
+    ),
+    "compiled was saved": (
+        lambda: (network(), Wrapped(network(), "_orig_mod")),
+        ["begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod"],
+    ),
+    "compiled is live": (
+        lambda: (Wrapped(network(), "_orig_mod"), network()),
+        ["begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod"],
+    ),
+    "both wrappers": (
+        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": network()}),
+        ["'module._orig_mod.'", "DistributedDataParallel over torch.compile"],
+    ),
+    "a wrapper and a level": (
+        lambda: ({"model": Wrapped(network(), "module"), "n": 1}, network()),
+        ["the keys model, n", 'restore({"model": model, "n": n})'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTING)
+def test_states_that_are_nested_otherwise(tmp_path: Path, name: str) -> None:
+    make, words = NESTING[name]
+    saved, live = make()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint(saved, 1).wait()
+        with pytest.raises(StateError) as caught:
+            ck.restore(live)
+        todo = str(caught.value.todo)
+        assert not [word for word in words if word not in todo], str(caught.value)
+        assert ck.restore(saved) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_real_compiled_and_data_parallel_modules_have_these_prefixes() -> None:
+    assert all(name.startswith("_orig_mod.") for name in torch.compile(network()).state_dict())
+    assert all(name.startswith("module.") for name in torch.nn.DataParallel(network()).state_dict())
+
+
+def test_a_mismatch_without_such_a_cause_keeps_its_own_advice(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"a": torch.ones(3), "b": 1}, 1).wait()
+        for live in ({"a": torch.ones(4), "b": 1}, {"a": torch.ones(3), "b": 1, "c": 2}, [1, 2]):
+            with pytest.raises(StateError) as caught:
+                ck.restore(live)
+            assert "level" not in str(caught.value.todo)
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    settings = {"local_dir": str(tmp_path / "local"), "keep": {"local": 2}}
+    with deeppart.Checkpointer(config(tmp_path, **settings)) as ck:
+        ck.checkpoint({"a": torch.ones(3)}, 100).wait()
+    return tmp_path / "ckpt"
+
+
+def step_directory(root: Path) -> Path:
+    (found,) = root.glob("step-000000000100*")
+    return found
+
+
+PLACES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "a step": (step_directory, ["directory of one step", 'load("{root}", step=100)']),
+    "a manifest": (lambda root: step_directory(root) / "manifest", ["file of one step", 'load("{root}", step=100)']),
+    "a part": (lambda root: next(step_directory(root).glob("*.dpp")), ["file of one step", 'load("{root}", step=100)']),
+    "local_dir": (lambda root: root.parent / "local", ["a local_dir", "persistent_dir", "deeppart ls DIR --local"]),
+    "inside local_dir": (lambda root: next((root.parent / "local").iterdir()), ["a local_dir", "persistent_dir"]),
+    "nothing there": (lambda root: root / "nothing", ["no such checkpoint directory"]),
+    "empty": (lambda root: made(root.parent / "empty"), ["empty", "persistent_dir"]),
+    "a file": (lambda root: file(root.parent / "notes.txt", b"text"), ["a file, not a checkpoint directory"]),
+    "torch.save": (lambda root: torch_saved(root.parent / "model"), ["torch.save", "torch.load"]),
+    "old torch.save": (lambda root: file(root.parent / "model.pt", b"\x80\x02"), ["torch.save", "torch.load"]),
+    "safetensors": (lambda root: file(root.parent / "m.safetensors", b"\x08"), ["safetensors.torch.load_file"]),
+    "DCP": (lambda root: dcp_saved(root.parent / "dcp"), ["torch.distributed.checkpoint"]),
+}
+
+
+def made(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def file(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def torch_saved(path: Path) -> Path:
+    torch.save({"a": torch.ones(2)}, path)
+    return path
+
+
+def dcp_saved(path: Path) -> Path:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=path, no_dist=True)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", PLACES)
+def test_load_of_something_else(saved: Path, name: str) -> None:
+    make, words = PLACES[name]
+    place = make(saved)
+    for step in (None, 100):
+        with pytest.raises(RestoreError) as caught:
+            deeppart.load(place, step=step)
+        text = str(caught.value)
+        wanted = [word.replace("{root}", str(saved)) for word in words]
+        assert not [word for word in wanted if word not in text], text
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["a step", "local_dir", "DCP", "torch.save", "a part"])
+def test_the_commands_say_it_too(saved: Path, name: str) -> None:
+    outcome = CliRunner().invoke(main, ["ls", str(PLACES[name][0](saved))])
+    assert outcome.exit_code != 0
+    words = {"a step": "one step", "local_dir": "local_dir", "DCP": "torch.distributed.checkpoint"}
+    assert words.get(name, "a file") in " ".join((outcome.output + outcome.stderr).split())
+
+
+def test_a_job_does_not_begin_anew_inside_a_step(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="directory of one step") as caught:
+        deeppart.Checkpointer(persistent_dir=str(step_directory(saved)), timeout=30.0)
+    assert f"persistent_dir={str(saved)!r}" in str(caught.value)
+
+
+def test_one_directory_for_both_levels_is_a_checkpoint_directory(tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    with deeppart.Checkpointer(persistent_dir=str(both), local_dir=str(both), timeout=30.0) as ck:
+        ck.checkpoint({"a": 1}, 1).wait()
+    assert deeppart.load(both)["a"] == 1
