@@ -14,7 +14,7 @@ from deeppart.errors import StorageError
 from deeppart.levels import exclusive
 from deeppart.levels.exclusive import rename_new
 from deeppart.levels.files import DurableFile, create_file
-from deeppart.levels.persistent import DirectoryOwner, lock_record
+from deeppart.levels.persistent import DirectoryOwner
 
 WAYS = ("rename", "link", "claim")
 
@@ -163,4 +163,4 @@ def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(na
         assert len({lineage for lineage, _ in known}) == 1
         owner = DirectoryOwner.__new__(DirectoryOwner)
         owner.directory, owner._path = directory, directory / ".deeppart.lock"
-        assert lock_record(owner._read())["session"] in {session for _, session in known}
+        assert owner._read()[0]["session"] in {session for _, session in known}
