@@ -1,7 +1,8 @@
 """The runs of a persistent directory, in a small file of it: when each began, how it ended, where the next came from.
 
-Rank 0 alone reads and writes it: at the start, after a restore, at the end. What it says only bears on how often
-checkpoints are made, so nothing that is wrong with it stops a job.
+Rank 0 alone reads and writes it: at the start, after a restore, at the end. Each time it is read again, and only the
+record of this run is put in its place: a job that ends late, after another has begun, takes nothing from that one's.
+What it says only bears on how often checkpoints are made, so nothing that is wrong with it stops a job.
 """
 
 from __future__ import annotations
@@ -48,23 +49,24 @@ class History:
         if records and not records[-1]["ended"]:
             records[-1]["seen"] = records[-1]["seen"] or self._last_commit(records[-1]["began"])
         self.runs = _runs(records)
-        self._records = [*records, {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(_LATER)]
-        self._write()
+        self._own: dict[str, Any] = {"session": session, "began": now(), "nodes": nodes} | dict.fromkeys(_LATER)
+        self._earlier = records
+        self._write(records)
 
     def restored(self, level: str) -> None:
         """This run has come back from a level, the dearest of those it had to read from."""
-        self._records[-1]["restored"] = level
-        self.runs = _runs(self._records[:-1], self._records[-1])
-        self._write()
+        self._own["restored"] = level
+        self.runs = _runs(self._earlier, self._own)
+        self._write(self._read() or self._earlier)
 
     def end(self, *, failed: bool) -> None:
         """This run ends: as it should, or with an error."""
-        own = self._records[-1]
+        own = self._own
         if not failed:
             own["ended"] = now()
         elif self._last_commit(own["began"]):
             own["seen"] = now()
-        self._write()
+        self._write(self._read() or self._earlier)
 
     def _read(self) -> list[dict[str, Any]]:
         path = self._root / HISTORY_NAME
@@ -81,8 +83,13 @@ class History:
             self.problem = f"{path}: {type(error).__name__}: {error}; begun anew"
             return []
 
-    def _write(self) -> None:
-        document = {"format": _FORMAT, "version": _VERSION, "runs": self._records[-_MOST_RUNS:]}
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        """Put this run's record among those of the others, in its place if it has one."""
+        places = [number for number, each in enumerate(records) if each["session"] == self._own["session"]]
+        runs = [*records, self._own] if not places else records
+        for number in places:
+            runs[number] = self._own
+        document = {"format": _FORMAT, "version": _VERSION, "runs": runs[-_MOST_RUNS:]}
         try:
             write_file(self._root / HISTORY_NAME, json.dumps(document, indent=1).encode() + b"\n")
         except StorageError as error:

@@ -6,14 +6,19 @@ a process that slept in between.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deeppart.errors import DirectoryInUseError, StorageError
+from deeppart.levels import keeping, persistent
 from deeppart.levels.files import DurableFile
-from deeppart.levels.node import NODE_FOLDERS, NodeLevel
+from deeppart.levels.node import NODE_FOLDERS, NodeLevel, node_root
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
 from deeppart.levels.steps import list_steps, parse_step_directory_name
 from deeppart.levels.timestamps import timestamp
@@ -22,7 +27,6 @@ from deeppart.part import encode_manifest, part_file_name
 from deeppart.retention import Retention
 
 LEVELS = ("local", "partner", "parity", "persistent")
-Files = dict[Path, tuple[int, bytes]]
 
 
 class Late(PersistentLevel):
@@ -44,8 +48,8 @@ class Late(PersistentLevel):
 class Session:
     """One job of one rank, whose every step is taken by itself."""
 
-    def __init__(self, root: Path, dice: random.Random, world: World) -> None:
-        self._root, self._dice, self._world = root, dice, world
+    def __init__(self, root: Path, dice: random.Random, keep: int | None = None) -> None:
+        self._dice = dice
         self.owner = DirectoryOwner(root / "p", "me")
         self.name = self.owner.session
         self.persistent = Late(root / "p")
@@ -54,26 +58,30 @@ class Session:
         self.earlier["persistent"] = set(list_steps(root / "p"))
         for level in self.nodes.values():
             level.drop_foreign_spares()
-        keep = {name: dice.choice((0, 1, 1, 2)) for name in LEVELS}
+        counts = {name: dice.choice((0, 1, 1, 2)) if keep is None else keep for name in LEVELS}
         every = {name: dice.choice((0, 1)) if name != "local" else 1 for name in LEVELS}
-        self.retention = Retention(self.nodes, self.persistent, keep, every, self.earlier, self.owner)
+        self.retention = Retention(self.nodes, self.persistent, counts, every, self.earlier, self.owner)
         self._sequence = 0
         self._writing: list[tuple[str, Attempt, DurableFile]] = []
-        self._written: list[tuple[str, Attempt]] = []
-        self._checked: list[Attempt] = []
+        self._named: list[tuple[str, Attempt]] = []
+        self._at_commit: tuple[Attempt, str] | None = None
 
-    def steps(self) -> Iterator[Callable[[], None]]:
-        """What it may do next."""
+    def moves(self) -> Iterator[Callable[[], None]]:
+        """What it may do next; it may sleep for as long as it likes before each."""
         yield self.begin
         yield self.persistent.act
         if self._writing:
             yield self.write
             yield self.name_file
-        if self._written:
-            yield self.complete
-        if self._checked:
-            yield self.commit
+        if self._named:
+            yield self.complete_on_a_node
             yield self.fail
+        if self._at_commit is None:
+            yield self.check_first
+        else:
+            yield {"checked": self.put_manifest, "committed": self.check_again, "stands": self.retire}[
+                self._at_commit[1]
+            ]
 
     def begin(self) -> None:
         step = self._dice.randrange(1, 6)  # the same numbers in all sessions
@@ -91,115 +99,120 @@ class Session:
         level, attempt, file = self._writing.pop(self._dice.randrange(len(self._writing)))
         try:
             file.commit()
-        except StorageError:
+        except StorageError:  # its directory has been removed by a session that found it unfinished
             file.abort()
             return
-        (self._checked if level == "persistent" else self._written).append(
-            attempt if level == "persistent" else (level, attempt)  # type: ignore[arg-type]
-        )
+        self._named.append((level, attempt))
 
-    def complete(self) -> None:
-        level, attempt = self._written.pop(0)
-        self._retire(level, attempt)
-
-    def commit(self) -> None:
-        attempt = self._checked.pop(0)
-        path = self.persistent.part_path(attempt, 0)
-        nbytes = path.stat().st_size if path.exists() else 1
-        record = PartRecord(0, part_file_name(0, 1), max(nbytes, 1000), 0, "0" * 32, "1" * 32)
-        created = timestamp(1.7e9 + self._dice.randrange(1000))  # clocks that mean nothing
-        manifest = encode_manifest(Manifest(attempt, created, "test", (record,), {}))
-        if self._dice.random() < 0.7:  # or it slept after it
-            try:
-                self.owner.check()
-            except DirectoryInUseError:
-                self.retention.abandon("persistent", attempt.key, [path])
-                return
-        self._world.others_act(self)
-        try:
-            self.persistent.commit(attempt.key, manifest)
-        except StorageError:
-            return
-        self._world.others_act(self)
-        try:
-            self.owner.check_commit(attempt.key)
-        except DirectoryInUseError:
-            self.persistent.withdraw(attempt.key)
-            return
-        self._retire("persistent", attempt)
+    def complete_on_a_node(self) -> None:
+        level, attempt = self._named.pop(0)
+        if level != "persistent":
+            self.retention.committed(level, attempt.key, set)
 
     def fail(self) -> None:
-        attempt = self._checked.pop(0)
-        self.retention.abandon("persistent", attempt.key, [self.persistent.part_path(attempt, 0)])
+        level, attempt = self._named.pop(0)
+        storage: Any = self.persistent if level == "persistent" else self.nodes[level]
+        self.retention.abandon(level, attempt.key, [storage.part_path(attempt, 0)])
 
-    def _retire(self, level: str, attempt: Attempt) -> None:
+    def check_first(self) -> None:
+        ready = [attempt for level, attempt in self._named if level == "persistent"]
+        if ready:
+            self._named.remove(("persistent", ready[0]))
+            with contextlib.suppress(DirectoryInUseError):
+                self.owner.check()
+                self._at_commit = ready[0], "checked"
+
+    def put_manifest(self) -> None:
+        assert self._at_commit is not None
+        attempt, self._at_commit = self._at_commit[0], None
+        record = PartRecord(0, part_file_name(0, 1), 5000, 0, "0" * 32, "1" * 32)
+        created = timestamp(1.7e9 + self._dice.randrange(1000))  # a clock that means nothing
+        with contextlib.suppress(StorageError):
+            self.persistent.commit(attempt.key, encode_manifest(Manifest(attempt, created, "test", (record,), {})))
+            self._at_commit = attempt, "committed"
+
+    def check_again(self) -> None:
+        assert self._at_commit is not None
+        attempt, self._at_commit = self._at_commit[0], None
         try:
-            self.retention.committed(level, attempt.key, set)
+            self.owner.check_commit(attempt.key)
+            self._at_commit = attempt, "stands"
         except DirectoryInUseError:
-            pass
+            with contextlib.suppress(StorageError):
+                self.persistent.withdraw(attempt.key)
+
+    def retire(self) -> None:
+        assert self._at_commit is not None
+        attempt, self._at_commit = self._at_commit[0], None
+        with contextlib.suppress(DirectoryInUseError):
+            self.retention.committed("persistent", attempt.key, set)
 
 
-class World:
-    """The sessions, and what each must leave alone."""
+def files(root: Path) -> dict[Path, tuple[int, bytes]]:
+    """Inode and bytes of all files that have their name."""
+    found = {}
+    for path in root.rglob("*"):
+        if path.is_file() and ".tmp-" not in path.name and parse_step_directory_name(path.parent.name) is not None:
+            found[path] = path.stat().st_ino, path.read_bytes()
+    return found
 
-    def __init__(self, root: Path, seed: int) -> None:
-        self._root, self._dice = root, random.Random(seed)
-        self._sessions: list[Session] = []
-        self._depth = 0
 
-    def play(self, moves: int) -> None:
-        self.start()
-        for _ in range(moves):
-            if len(self._sessions) < 4 and self._dice.random() < 0.06:
-                self.start()
-            self._move(self._dice.choice(self._sessions))
+def level_of(root: Path, path: Path) -> str:
+    below = path.relative_to(root).parts
+    return "persistent" if below[0] == "p" else below[2] if below[2] in NODE_FOLDERS else "local"
 
-    def start(self) -> None:
-        before = self._files()
-        self._sessions.append(Session(self._root, self._dice, self))
-        self._check(self._sessions[-1], before)
 
-    def others_act(self, sleeper: Session) -> None:
-        """While one sleeps in the middle of something."""
-        if self._depth < 2:
-            for _ in range(self._dice.randrange(3)):
-                self._move(self._dice.choice([each for each in self._sessions if each is not sleeper] or [sleeper]))
+@pytest.mark.parametrize("seed", range(40))
+def test_no_session_touches_what_another_has_written_since(
+    seed: int, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
 
-    def _move(self, session: Session) -> None:
-        self._depth += 1
-        moves = list(session.steps())
-        before = self._files() if self._depth == 1 else None
-        self._dice.choice(moves)()
-        self._depth -= 1
-        if before is not None and self._depth == 0:
-            self._check_all(before)
-        else:
-            self._check_all({})
-
-    def _files(self) -> Files:
-        return {
-            path: (path.stat().st_ino, path.read_bytes())
-            for path in self._root.rglob("*")
-            if path.is_file() and parse_step_directory_name(path.parent.name) is not None and ".tmp-" not in path.name
-        }
-
-    def _check(self, session: Session, before: Files) -> None:
-        self._check_all(before)
-
-    def _check_all(self, before: Files) -> None:
-        """A file of a session that nobody else knew when it started is gone, or another, only by that session."""
-        now = self._files() if before else {}
-        for path, content in before.items():
+    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    monkeypatch.setattr(keeping, "first_problem", lambda *arguments: None)
+    dice = random.Random(seed)
+    sessions = [Session(memory, dice)]
+    touched = 0
+    for _ in range(150):
+        if len(sessions) < 4 and dice.random() < 0.05:
+            sessions.append(Session(memory, dice))
+        mover = dice.choice(sessions)
+        move = dice.choice(list(mover.moves()))
+        before = files(memory)
+        move()
+        after = files(memory)
+        for path in before.keys() | after.keys():
             key = parse_step_directory_name(path.parent.name)
-            assert key is not None
-            knew = any(key in each.earlier[level] for each in self._sessions for level in LEVELS)
-            if not knew and path in now:
-                assert now[path] == content or self._by(key), path
-            if not knew and path not in now:
-                assert self._by(key), f"{path} is gone"
+            if before.get(path) != after.get(path) and key is not None and key.session != mover.name:
+                touched += 1
+                assert path not in after, f"{mover.name} wrote {path} by {move.__name__}"
+                assert key in mover.earlier[level_of(memory, path)], f"{mover.name} removed {path}"
+    assert len(sessions) > 1 or seed
 
-    def _by(self, key: StepKey) -> bool:
-        """Whether the session that wrote it may have moved: only its own moves may touch it."""
-        return any(each.name == key.session and each is self.mover for each in self._sessions)
 
-    mover: Session | None = None
+def test_steps_of_earlier_sessions_do_go(memory: Path) -> None:
+    """The rule leaves something to do: what was there at the start goes, with and without a manifest."""
+    dice = random.Random(1)
+    for _ in range(3):
+        session = Session(memory, dice, keep=1)
+        for _ in range(2):
+            session.begin()
+            while session._writing:
+                session.write()
+                session.name_file()
+            session.check_first()
+            session.put_manifest()
+            session.check_again()
+            session.retire()
+            session.persistent.act()
+            while session._named:
+                session.complete_on_a_node()
+        session.begin()  # left unfinished
+        session.owner.close()
+        left = {key.session for key in list_steps(memory / "p")}
+        assert left == {session.name}
+    for level in NODE_FOLDERS:
+        assert {key.session for key in list_steps(node_root(memory / "l", session.owner.lineage, level))} <= {
+            session.name
+        }

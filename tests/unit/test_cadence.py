@@ -98,6 +98,18 @@ def test_runs_are_known_to_later_ones(tmp_path: Path) -> None:
     assert fourth.runs[1].needed == "partner" and fourth.problem is None
 
 
+def test_a_run_that_ends_after_the_next_one_has_begun_takes_nothing_from_it(tmp_path: Path) -> None:
+    overtaken = History(tmp_path, "a" * 32, 4)
+    successor = History(tmp_path, "b" * 32, 2)
+    successor.restored("partner")
+    overtaken.end(failed=False)
+    runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
+    assert [(run["session"][0], run["restored"], run["ended"] is not None) for run in runs] == [
+        ("a", None, True),
+        ("b", "partner", False),
+    ]
+
+
 def test_a_run_that_died_before_its_first_commit_is_no_failure(tmp_path: Path) -> None:
     """Such as one that stops at a mistake in the training script: it had nothing to lose."""
     History(tmp_path, "a" * 32, 1)
