@@ -45,6 +45,7 @@ from deeppart.errors import (
     StepExistsError,
     StorageError,
     StructureMismatchError,
+    SuspectStepWarning,
     UnsupportedLeafError,
 )
 from deeppart.pending import LevelReport, Pending, Report
@@ -87,6 +88,7 @@ __all__ = [
     "StepExistsError",
     "StorageError",
     "StructureMismatchError",
+    "SuspectStepWarning",
     "UnsupportedLeafError",
     "__version__",
     "checkpoint",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import weakref
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
+from deeppart.suspecting import SuspicionWriter, suspect_lines, suspicion_of, warn_suspect
 from deeppart.writing import Job
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
@@ -75,6 +77,7 @@ class Checkpointer:
         self._saver = Saver(self._comm, self.config, self._staging)
         self._retention = retention_for(self._session)
         self._pipeline = pipeline_for(self._session, self._retention)
+        self._suspicions = SuspicionWriter(self._session.persistent.root, self._pipeline.ledger)
         self._scrubber = scrubber_for(self._session, self._pipeline)
         self._background = Background(self._session, self._pipeline, self._scrubber, self._staging)
         # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
@@ -146,7 +149,7 @@ class Checkpointer:
         self._warn_not_restored(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
-        looking = time.monotonic()
+        looking, sequence = time.monotonic(), self._sequence
         try:
             with collection_paused():
                 self._saver.look(state, refusal)
@@ -162,6 +165,7 @@ class Checkpointer:
                 if self._auto is not None:
                     self._auto.made(pending)
         finally:
+            self._record_suspects(step, sequence)
             self._saver.let_go()
         ended = time.monotonic()
         pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, self._saver.diverged)))
@@ -197,6 +201,7 @@ class Checkpointer:
         step = None if step is None else check_step(step, "restore(state, step)")
         self._restored = True
         self._wait_for_background(refusal_of(per_rank))
+        self._suspicions.wait(timeout)
         self._saver.restored()
         inventory = take_inventory(
             self._comm,
@@ -213,6 +218,7 @@ class Checkpointer:
             self._warn_unfinished(self.explanation)
             return None
         restore_state(self._comm, recovered, state, per_rank, timeout)
+        self._tell_suspects(recovered.attempt)
         if self._auto is not None:
             self._auto.restored(recovered.dearest_level)
         self._heal(recovered, inventory)
@@ -244,6 +250,7 @@ class Checkpointer:
             self._background.leave()
             raise
         try:
+            self._suspicions.wait(self.config.timeout)
             self._report_failures()
             if self._auto is not None:
                 self._auto.end(failed=False)
@@ -405,6 +412,25 @@ class Checkpointer:
                 "a directory of its own, or remove the old steps with `deeppart prune --after`",
                 DeeppartWarning,
             )
+
+    def _record_suspects(self, step: int, sequence: int) -> None:
+        """Put on record what the ranks have found out about earlier checkpoints, whatever becomes of this one."""
+        if self.rank == 0 and self._saver.diverged:
+            session = self._session
+            attempt = Attempt(session.lineage, session.session, sequence, step, self._comm.size)
+            suspicion = suspicion_of(attempt, self._saver.diverged)
+            if suspicion is not None:
+                self._suspicions.write(suspicion)
+
+    def _tell_suspects(self, attempt: Attempt) -> None:
+        """Say whether a restored step is suspect (collective)."""
+        lines = suspect_lines(self._session.persistent.root, attempt) if self.rank == 0 else []
+        message = json.dumps(lines).encode() if self.rank == 0 else None
+        what = "restore, looking for records of suspect steps"
+        lines = json.loads(finish(self._comm, self._comm.broadcast(message), what, self.config.timeout))
+        self.explanation += tuple(lines)
+        if self.rank == 0:
+            warn_suspect(attempt.step, lines)
 
     def _warn_unsaved(self, step: int | None) -> None:
         if step is not None and self.rank == 0:

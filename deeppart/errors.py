@@ -173,6 +173,12 @@ class ReplicaDivergenceWarning(DeeppartWarning):
     """
 
 
+class SuspectStepWarning(DeeppartWarning):
+    """A checkpoint that is read is suspect: ranks may have held other bytes of leaves than those that were saved for
+    all, as was found out later.
+    """
+
+
 class ScrubNotice(DeeppartWarning):
     """Files on nodes were found damaged or missing when they were read again, and have been repaired, or not."""
 

@@ -206,6 +206,58 @@ class ComparedEarlier:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectLeaf:
+    """A leaf that was saved once for all ranks while they may have held other bytes of it.
+
+    Attributes:
+        path: of the leaf.
+        ranks: who was found to differ from whom.
+        after: sequence of the checkpoint at which all of it was last compared.
+        after_step: the step of that.
+    """
+
+    path: str
+    ranks: str
+    after: int
+    after_step: int
+
+    def __str__(self) -> str:
+        return f"{self.path} (last compared in full at step {self.after_step}, then found: {self.ranks})"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """What a session has found out about its earlier checkpoints.
+
+    Attributes:
+        lineage, session: whose.
+        sequence, step: of the checkpoint that found leaves to differ between ranks.
+        steps: of the checkpoints that are suspect for at least one of the leaves.
+        leaves: those that differ.
+    """
+
+    lineage: str
+    session: str
+    sequence: int
+    step: int
+    steps: tuple[int, ...]
+    leaves: tuple[SuspectLeaf, ...]
+
+    def leaves_of(self, attempt: Attempt) -> tuple[SuspectLeaf, ...]:
+        """The leaves for which a checkpoint is suspect."""
+        if (attempt.lineage, attempt.session) != (self.lineage, self.session):
+            return ()
+        return tuple(leaf for leaf in self.leaves if leaf.after < attempt.sequence < self.sequence)
+
+    def may_name(self, key: StepKey) -> bool:
+        """Whether a step directory of this name may be of a checkpoint that is suspect."""
+        if not key.session:
+            return key.step in self.steps
+        since = min(leaf.after for leaf in self.leaves)
+        return key.session == self.session and since < key.sequence < self.sequence
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
 

@@ -27,6 +27,7 @@ from deeppart.state.runs import make_run, run_items, run_kind
 from deeppart.state.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, decode_structure
 from deeppart.state.target import Target, decode_values
+from deeppart.suspecting import suspect_lines, warn_suspect
 
 T = TypeVar("T")
 
@@ -90,6 +91,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest]
 
 
 def _load(directory: Path, manifest: Manifest, keys: str | Sequence[str] | None, rank: int) -> Any:
+    warn_suspect(manifest.attempt.step, suspect_lines(directory.parent, manifest.attempt))
     with ExitStack() as files:
         checkpoint = OpenCheckpoint(files, directory, manifest, rank)
         tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)

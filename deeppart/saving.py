@@ -37,6 +37,8 @@ from deeppart.state.lazy import LazyCapture
 from deeppart.state.owners import trained_leaves
 from deeppart.state.template import Template
 
+_SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
+
 
 class Saver:
     """The foreground of a save.
@@ -182,14 +184,14 @@ class Saver:
         assert self._flat is not None
         found = self._classifier.classify(self._flat, turn, step, fresh, what)
         self.diverged = found.diverged
-        if self._comm.rank == 0:
-            self._tell(found, what)
         self._share = self._plan(what)
         if self._lazy is not None and self._classifier.layout is not None:
             self._lazy.look_after(self._share, self._classifier.layout.types)
         self._pinned = any(data.is_cuda for data in self._flat.data if isinstance(data, torch.Tensor))
         self._capture = None
         self._fresh = False
+        if self._comm.rank == 0:
+            self._tell(found, what)  # last: where warnings are errors, the other ranks are not left waiting
 
     def _tell(self, found: Classified, what: str) -> None:
         """Warn of leaves that turn out to differ between ranks."""
@@ -199,8 +201,8 @@ class Saver:
         if found.diverged:
             warn_caller(
                 f"{what}: leaves that all ranks held alike differ now. Where ranks are not meant to differ, this is a "
-                "bug in training or silent data corruption. From now on they are saved per rank; what was saved since "
-                "all of a leaf was last compared is suspect:"
+                "bug in training or silent data corruption. From now on they are saved per rank"
+                f"{_SUSPECT * any(each.interval is not None for each in found.diverged)}:"
                 f"\n  {_some([str(each) for each in self.diverged], chr(10) + '  ')}",
                 ReplicaDivergenceWarning,
             )

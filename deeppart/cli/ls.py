@@ -13,7 +13,7 @@ from deeppart.cli.output import console, moment, printable, some, state_text, st
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, SuspectLeaf
 from deeppart.units import show_bytes
 
 
@@ -51,6 +51,11 @@ def owner_line(owner: Owner | None) -> str | None:
     return printable(f"{verb} {owner.who}, since {moment(owner.since)}")
 
 
+def suspect_document(leaf: SuspectLeaf) -> dict[str, Any]:
+    """The JSON form of a leaf that a step is suspect for."""
+    return {"path": leaf.path, "ranks": leaf.ranks, "compared_at_step": leaf.after_step}
+
+
 def _document(directory: Path, listing: Listing) -> dict[str, Any]:
     return {
         "directory": str(directory),
@@ -74,6 +79,7 @@ def _step_document(step: StepSummary) -> dict[str, Any]:
         "raw_bytes": step.raw_bytes,
         "referenced_bytes": step.referenced_bytes,
         "library": step.library,
+        "suspect": [suspect_document(leaf) for leaf in step.suspect],
         "session": attempt.session if attempt else step.key.session or None,
         "sequence": attempt.sequence if attempt else step.key.sequence if step.key.session else None,
         "reduced_protection": list(step.reduced),
@@ -97,6 +103,9 @@ def _print(directory: Path, listing: Listing) -> None:
             state = state_text(step.state)
             if step.reasons:
                 state.append(printable(f": {some(step.reasons, 3)}"), "default not bold")
+            if step.suspect:
+                names = some([leaf.path for leaf in step.suspect], 3)
+                state.append(printable(f"; suspect: {names}"), "yellow not bold")
             table.add_row(
                 names[step.key],
                 str(step.attempt.world_size) if step.attempt else "?",

@@ -17,6 +17,7 @@ from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
 from deeppart.levels.persistent import read_lineage
 from deeppart.restart import Source, explain, explain_parts
+from deeppart.suspecting import suspect_lines
 
 _TIMEOUT_S = 120.0
 
@@ -67,10 +68,13 @@ def _on_nodes(directory: Path, lineage: str, local_dirs: tuple[str, ...], step: 
 
 
 def _tell(directory: Path, plan: RestorePlan, as_json: bool) -> int:
+    suspect = suspect_lines(directory, plan.candidate.attempt) if plan.candidate is not None else []
     if as_json:
-        print_json(_document(directory, plan))
+        print_json({**_document(directory, plan), "suspect": suspect})
     else:
         _print(plan)
+        for line in suspect:
+            console().print(printable(line), style="yellow", soft_wrap=True)
     return GOOD if plan.candidate is not None else NOT_GOOD
 
 

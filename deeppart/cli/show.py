@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
+from deeppart.cli.ls import suspect_document
 from deeppart.cli.output import console, count, moment, printable
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
@@ -60,6 +61,7 @@ def _document(directory: Path, contents: Contents) -> dict[str, Any]:
         "created": manifest.created,
         "library": manifest.library,
         "ranks": manifest.attempt.world_size,
+        "suspect": [suspect_document(leaf) for leaf in contents.suspect],
         "totals": _totals(contents),
         "leaves": [
             _leaf_document(leaf) if isinstance(leaf, Leaf) else _value_document(leaf) for leaf in contents.leaves()
@@ -91,6 +93,7 @@ def _leaf_document(leaf: Leaf) -> dict[str, Any]:
         "bytes": leaf.nbytes,
         "stored_bytes": leaf.stored_bytes,
         "per_rank": kinds is not None,
+        "compared_at_step": leaf.compared,
         "alias_of": leaf.alias_of,
         "parts": [{"part": held.rank, "start": held.start, "bytes": held.length} for held in leaf.holdings],
         "ranks": None
@@ -172,6 +175,8 @@ def _print_end(contents: Contents) -> None:
     if totals["referenced_bytes"]:
         files += f", and {show_bytes(totals['referenced_bytes'])} unchanged in older files"
     out.print(f"{text}; in all {files}", style="dim")
+    for leaf in contents.suspect:
+        out.print(printable(f"suspect: {leaf}"), style="yellow")
     for problem in contents.problems:
         out.print(printable(f"cannot be read: {problem}"), style="red")
 

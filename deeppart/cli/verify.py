@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from deeppart.cli.ls import owner_document, owner_line
+from deeppart.cli.ls import owner_document, owner_line, suspect_document
 from deeppart.cli.options import local_option
 from deeppart.cli.output import console, count, printable, state_text, step_names
 from deeppart.cli.progress import progress_bar
@@ -22,6 +22,8 @@ from deeppart.inspecting.repairing import Repaired, Repairer
 from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
 from deeppart.inspecting.verifying import verify as verify_subject
 from deeppart.levels.steps import list_steps, step_directory
+from deeppart.levels.suspects import Suspicions, read_suspicions
+from deeppart.model import SuspectLeaf
 from deeppart.units import show_bytes
 
 #: Leaves printed per damaged place; --json has all of them.
@@ -83,9 +85,11 @@ def _verify(
                 _print(out, names[subject.key], *timed[-1])
         nodes = verify_nodes(local_dirs, lineage_on_nodes(directory), step) if local_dirs else None
     repaired = _repair(directory, [verdict for verdict, _ in timed], nodes) if repair else []
+    suspicions = read_suspicions(directory)
     if as_json:
-        print_json(_document(directory, timed, owner, nodes, repaired, repair))
+        print_json(_document(directory, timed, owner, nodes, repaired, repair, suspicions))
     else:
+        _print_suspects(out, [verdict for verdict, _ in timed], suspicions)
         _print_nodes(out, nodes, repaired)
         if line := owner_line(owner):
             out.print(line)
@@ -124,6 +128,7 @@ def _document(
     nodes: NodeFiles | None,
     repaired: list[Repaired],
     repair: bool,
+    suspicions: Suspicions,
 ) -> dict[str, Any]:
     return {
         "directory": str(directory),
@@ -139,10 +144,12 @@ def _document(
                 "raw_bytes": verdict.raw_bytes,
                 "seconds": round(seconds, 6),
                 "damaged_leaves": list(verdict.damaged_leaves),
+                "suspect": [suspect_document(leaf) for leaf in _suspects(verdict, suspicions)],
                 "damage": [_damage_document(damage) for damage in verdict.damage],
             }
             for verdict, seconds in timed
         ],
+        "unreadable_suspect_records": list(suspicions.problems),
         "nodes": None
         if nodes is None
         else {
@@ -158,6 +165,19 @@ def _document(
         if repair
         else None,
     }
+
+
+def _suspects(verdict: Verdict, suspicions: Suspicions) -> tuple[SuspectLeaf, ...]:
+    return () if verdict.manifest is None else suspicions.of(verdict.manifest.attempt)
+
+
+def _print_suspects(out: Console, verdicts: list[Verdict], suspicions: Suspicions) -> None:
+    """Steps whose bytes may be those of one rank only. That is not damage: the files are as they were written."""
+    for verdict in verdicts:
+        for leaf in _suspects(verdict, suspicions):
+            out.print(Text(printable(f"step {verdict.step} is suspect: {leaf}"), "yellow"), soft_wrap=True)
+    for problem in suspicions.problems:
+        out.print(Text(printable(f"a record of suspect steps cannot be read: {problem}"), "yellow"), soft_wrap=True)
 
 
 def _damage_document(damage: Damage) -> dict[str, Any]:

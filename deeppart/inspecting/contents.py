@@ -18,7 +18,8 @@ from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.parts import StepFiles
 from deeppart.levels.node import one_line
-from deeppart.model import Manifest
+from deeppart.levels.suspects import read_suspicions
+from deeppart.model import Manifest, SuspectLeaf
 from deeppart.part import OWN_TABLE
 from deeppart.reading import find_step
 from deeppart.state.document import OwnDocument
@@ -49,6 +50,8 @@ class Leaf:
         per_rank: None if replicated, otherwise rank -> type, for the ranks whose parts could be read.
         alias_of: path of the leaf whose bytes it shares, or None.
         holdings: which parts hold it, by rank; for a leaf per rank, each rank's whole copy.
+        compared: the step at which all of it was last compared between the ranks; None if never, if that is not known,
+            or for a leaf per rank.
     """
 
     path: str
@@ -56,6 +59,7 @@ class Leaf:
     per_rank: dict[int, LeafType] | None
     alias_of: str | None
     holdings: tuple[Holding, ...]
+    compared: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -111,11 +115,13 @@ class Contents:
         manifest: of the step.
         tree: the nesting, as saved.
         problems: parts whose index could not be read, one line each.
+        suspect: leaves that ranks may not have held alike when it was saved.
     """
 
     manifest: Manifest
     tree: Node
     problems: tuple[str, ...]
+    suspect: tuple[SuspectLeaf, ...] = ()
 
     def leaves(self) -> Iterator[Leaf | Value]:
         """Every leaf and value, in the order of the tree."""
@@ -142,7 +148,9 @@ def read_contents(root: Path, step: int | None = None, keys: Sequence[str] = ())
     tree = describing.node(files.structure.tree, ())
     if tree is None:
         raise _no_match(files, keys)
-    return Contents(files.manifest, tree, tuple(describing.problems))
+    suspicions = read_suspicions(root)
+    problems = (*describing.problems, *suspicions.problems)
+    return Contents(files.manifest, tree, problems, suspicions.of(files.manifest.attempt))
 
 
 def _walk(node: Node) -> Iterator[Leaf | Value]:
@@ -159,6 +167,8 @@ class _Describing:
     def __init__(self, files: StepFiles, patterns: tuple[str, ...]) -> None:
         self._structure, self._patterns = files.structure, patterns
         self._where = str(files.directory)
+        self._manifest = files.manifest
+        self._compared = _steps_compared(files.manifest)
         self._paths = [readable(path) for path in files.structure.array_paths()]
         self.problems: list[str] = []
         self._own: dict[int, OwnDocument] = {}
@@ -220,7 +230,13 @@ class _Describing:
             kinds,
             None if alias is None else self._paths[alias.owner],
             tuple(self._holdings.get(source, ())),
+            self._last_compared(index) if kinds is None else None,
         )
+
+    def _last_compared(self, leaf: int) -> int | None:
+        if self._manifest.compared is None:
+            return None
+        return self._compared.get(leaf, self._manifest.attempt.step)
 
     def _value(self, saved: SavedValue, path: str) -> Value:
         index = saved.index
@@ -228,6 +244,17 @@ class _Describing:
             return Value(path, decode_leaf_value(self._structure.values[index], self._where), None)
         own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
         return Value(path, None, own)
+
+
+def _steps_compared(manifest: Manifest) -> dict[int, int | None]:
+    """Leaf number -> when it was last compared in full, for those that were not at the step itself."""
+    leaves = len(manifest.structure.get("leaves", ()))  # a range may reach further: it is not to cost memory
+    return {
+        leaf: group.step
+        for group in manifest.compared or ()
+        for first, count in group.ranges
+        for leaf in range(first, min(first + count, leaves))
+    }
 
 
 def _no_match(files: StepFiles, keys: Sequence[str]) -> StructureMismatchError:

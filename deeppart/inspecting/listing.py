@@ -22,7 +22,8 @@ from deeppart.levels.presence import file_length, part_problem
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import reduced_runs
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
-from deeppart.model import Attempt, Manifest, StepKey
+from deeppart.levels.suspects import read_suspicions
+from deeppart.model import Attempt, Manifest, StepKey, SuspectLeaf
 from deeppart.part import is_hex32, parse_part_file_name
 from deeppart.restart import Inventory, Source, Stock
 
@@ -100,6 +101,7 @@ class StepSummary:
         referenced_bytes: bytes of it that lie in older files beside its own; None without a sound manifest.
         places: where its parts are.
         reduced: lines about protection that was asked for and could not be given when it was saved.
+        suspect: leaves that ranks may not have held alike when it was saved.
     """
 
     key: StepKey
@@ -113,6 +115,7 @@ class StepSummary:
     referenced_bytes: int | None
     places: tuple[Place, ...]
     reduced: tuple[str, ...] = ()
+    suspect: tuple[SuspectLeaf, ...] = ()
 
     @property
     def step(self) -> int:
@@ -173,6 +176,9 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
         steps += _summaries(root, step, persistent.get(step, ()), local)
     lines = {run.session: run.lines for run in reduced_runs(root)}
     steps = [replace(each, reduced=lines.get(each.attempt.session, ())) if each.attempt else each for each in steps]
+    suspicions = read_suspicions(root)
+    problems += suspicions.problems
+    steps = [replace(each, suspect=suspicions.of(each.attempt)) if each.attempt else each for each in steps]
     return Listing(lineage, read_owner(root), tuple(steps), tuple(problems))
 
 

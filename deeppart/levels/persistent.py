@@ -24,6 +24,7 @@ from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, 
 from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error, sync_directory
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
+from deeppart.levels.suspects import has_suspicions, remove_suspicions
 from deeppart.levels.timestamps import now
 from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import decode_manifest, is_hex32, part_file_name
@@ -104,6 +105,19 @@ class PersistentLevel:
             sync_directory(path.parent)
         except OSError as error:
             raise storage_error("cannot take a commit back", error, path) from error
+
+    def retire_suspicions(self, newest: StepKey, kept_elsewhere: set[StepKey]) -> None:
+        """Remove the records of suspect steps of which none is left.
+
+        Args:
+            newest: what was committed last.
+            kept_elsewhere: what is on nodes.
+
+        Raises:
+            StorageError: a removal was refused.
+        """
+        if has_suspicions(self.root):
+            remove_suspicions(self.root, kept_elsewhere.union(committed_steps(self.root)), newest)
 
     def remove(self, keys: set[StepKey]) -> None:
         """Remove steps.

@@ -23,6 +23,7 @@ from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_m
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader
 from deeppart.part.source import FileSource, MemorySource, Source
+from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_CHUNK_BYTES",
     "MAX_MANIFEST_BYTES",
+    "MAX_SUSPECT_BYTES",
     "OWN_TABLE",
     "SHARED_TABLE",
     "SPAN_DTYPE",
@@ -48,7 +50,9 @@ __all__ = [
     "Source",
     "base_file_name",
     "decode_manifest",
+    "decode_suspicion",
     "encode_manifest",
+    "encode_suspicion",
     "is_hex32",
     "is_parity_file_name",
     "parity_file_name",

@@ -256,7 +256,8 @@ class Classifier:
             return
         found = layout.comparison
         read = [number for number in found.full if number not in found.unread] if unread_alike else []
-        layout.record.some_of([*found.small, *read], found.in_turn, found.orders[found.ways > 0], turn)
+        vouched = [*found.small, *found.full]
+        layout.record.some_of([*found.small, *read], vouched, found.in_turn, found.orders[found.ways > 0], turn)
         if found.numbers:
             self._calls.forget_before(min(int(layout.record.turns[found.numbers].min()), turn - TURNS))
 
@@ -284,7 +285,7 @@ class Classifier:
         """
         layout = self.layout
         assert layout is not None
-        known = self._known_before(layout, fresh)
+        known, vouched = self._known_before(layout, fresh), layout.record.vouched
         if fresh:
             layout.per_rank[:] = self._mode == "none"
             layout.per_rank_values[:] = self._mode == "none"
@@ -300,6 +301,8 @@ class Classifier:
         layout.per_rank |= untyped
         in_full = self._compare_leaves(layout, flat, turn, in_full, what)
         layout.per_rank_values |= self._unequal_values(flat, what)
+        if not fresh:
+            known = np.where(self._refuted(layout, what) | (known == NEVER), known, vouched)
         if in_full:
             layout.record.all_of(layout.comparison.numbers, turn)
         else:
@@ -307,6 +310,17 @@ class Classifier:
         if fresh or (layout.per_rank & ~before[0]).any():
             _refresh(layout, flat, self._always)
         return self._classified(flat, before, known, (turn, step), what)
+
+    def _refuted(self, layout: Layout, what: str) -> Flags:
+        """Leaves of which torch's word that they had not changed has turned out to be wrong on some rank (collective).
+
+        What it has said at earlier checkpoints is not believed then.
+        """
+        flags = np.zeros(len(layout.types), dtype=np.int64)
+        flags[list(layout.comparison.refuted)] = 1
+        most = finish(self._comm, self._comm.maximum(flags), what, self._timeout)
+        refuted: Flags = most > 0
+        return refuted
 
     def _known_before(self, layout: Layout, fresh: bool) -> npt.NDArray[np.int64]:
         """For each leaf the turn at which all of it was last found alike on all ranks."""

@@ -51,6 +51,7 @@ class ComparedRecord:
 
     def __init__(self, leaves: int) -> None:
         self._full = np.full(leaves, NEVER, dtype=np.int64)
+        self._vouched = np.full(leaves, NEVER, dtype=np.int64)
         self._slices = np.full(TURNS, NEVER, dtype=np.int64)
         #: The order in memory in which a leaf is compared in turn, and since when.
         self._orders = np.zeros(leaves, dtype=np.int64)
@@ -60,17 +61,22 @@ class ComparedRecord:
         """All bytes of these leaves were compared; nothing else is compared any more."""
         at = list(numbers)
         self._full[at] = turn
+        self._vouched[at] = turn
         self._slices[:] = turn
         self._since[:], self._orders[:] = NEVER, 0
 
-    def some_of(self, whole: Collection[int], in_turn: _Turns, orders: _Turns, turn: int) -> None:
+    def some_of(
+        self, whole: Collection[int], vouched: Collection[int], in_turn: _Turns, orders: _Turns, turn: int
+    ) -> None:
         """At a turn, all bytes of some leaves were compared, and the turn's slice of others.
 
         Args:
             whole: leaves that every rank has read in full.
-            in_turn, orders: the others, and how they lie in memory.
+            vouched: leaves that every rank has read in full, or knows to be as they were, if torch is to be believed.
+            in_turn, orders: leaves of which a slice was compared, and how they lie in memory.
         """
         self._full[list(whole)] = turn
+        self._vouched[list(vouched)] = turn
         moved = self._orders[in_turn] != orders
         out = np.ones(len(self._orders), dtype=np.bool_)
         out[in_turn] = False
@@ -90,6 +96,11 @@ class ComparedRecord:
     def turns(self) -> _Turns:
         """The same of every leaf."""
         return self._full
+
+    @property
+    def vouched(self) -> _Turns:
+        """The same of every leaf, where torch is believed that it was as it had been when it was compared."""
+        return np.maximum(self._full, self._vouched)
 
 
 class Calls:

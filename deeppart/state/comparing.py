@@ -65,6 +65,8 @@ class Comparison:
         self._small_leaves = SmallLeaves(self.small, flat.data, types)
         #: Of this rank, when it last looked.
         self._own_ways = np.full(len(self.large), -1, dtype=np.int64)
+        #: Leaves that turned out to have been written to while torch said that they had not been.
+        self.refuted: frozenset[int] = frozenset()
         self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
     def digests(self, flat: FlatState, turn: int, watch: TrainingWatch | None) -> dict[str, int]:
@@ -115,12 +117,14 @@ class Comparison:
 
     def in_full(self, flat: FlatState) -> Digests:
         """Digests of all bytes of every leaf, read now; 0 for leaves that are not compared."""
+        believed = {number: self.remembered.digest(number) for number in self.unread}
         self.remembered.forget()
         found = np.zeros(len(self._types), dtype=np.int64)
         for number in self.small:
             found[number] = full_digest(flat.data[number])
         digests, _ = self._whole(flat, self.large, frozenset(self.large))
         found[self.large] = digests
+        self.refuted = frozenset(number for number, digest in believed.items() if found[number] != digest)
         return found
 
     def _look(self, flat: FlatState, watch: TrainingWatch | None) -> Digests:

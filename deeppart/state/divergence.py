@@ -42,7 +42,7 @@ class Divergence:
         if len(first) == 1 and len(self.groups) > 2:
             return "every rank holds other bytes"
         if len(rest) == 1 and len(rest[0]) == len(first):
-            return f"{rank_names(first)} hold other bytes than {rank_names(rest[0])}"
+            return f"{rank_names(first)} hold{'s' * (len(first) == 1)} other bytes than {rank_names(rest[0])}"
         others = [rank for group in rest for rank in group]
         return f"{rank_names(others)} differ{'s' if len(others) == 1 else ''} from {rank_names(first)}"
 

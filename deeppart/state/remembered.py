@@ -1,9 +1,11 @@
 """Digests of whole leaves, kept for as long as torch says that nobody has written to them.
 
-What torch can say is its version counter: every operation on a tensor, its views and what ``detach()`` gives advances
-it. It says nothing of writes by way of ``.data``, dlpack, a kernel that does not count, or torch's own means to go
-around it; numpy's can be told, because torch marks a storage that numpy has seen. So a remembered digest saves time,
-and is no proof: what is remembered has to be compared in turn, too (:mod:`deeppart.state.turns`).
+What torch can say is its version counter: most operations on a tensor, its views and what ``detach()`` gives advance
+it. Not all do: ``batch_norm`` writes its statistics without, so do fused optimizers, ``apply_``, writes to the storage,
+and whoever goes by way of ``.data`` or dlpack; numpy's can be told, because torch marks a storage that numpy has seen.
+So only parameters are remembered, which are written to by few, in ways that count, and read again and again for nothing
+where they are frozen. Even so this saves time and is no proof: what is remembered is compared in turn, too
+(:mod:`deeppart.state.turns`).
 
 A counter and an address alone say nothing: after a tensor is freed, another gets its address and begins to count at 0.
 Here both belong to one tensor object with one storage object, which weak references tell from all others.
@@ -14,7 +16,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -45,6 +46,11 @@ class Remembered:
         """Memory has been written to in ways that no counter tells."""
         self._known = {}
 
+    def digest(self, number: int) -> int | None:
+        """What is remembered of a leaf, whether it still holds or not."""
+        known = self._known.get(number)
+        return None if known is None else known.digest
+
     def digests(self, flat: FlatState, numbers: Collection[int]) -> tuple[dict[int, int], frozenset[int]]:
         """The digest of each leaf, and the leaves whose bytes were not read for it."""
         counting = self._counting(flat, numbers)
@@ -67,18 +73,18 @@ class Remembered:
         return found, frozenset(unread)
 
     def _counting(self, flat: FlatState, numbers: Collection[int]) -> dict[int, torch.Tensor]:
-        """For each leaf the tensor whose counter tells of writes to it; without those that have none."""
+        """For each leaf that is a parameter, the one whose counter tells of writes to it."""
         wanted = set(numbers)
-        found = {number: flat.data[number] for number in wanted if isinstance(flat.data[number], torch.Tensor)}
+        found = {number: flat.data[number] for number in wanted if isinstance(flat.data[number], torch.nn.Parameter)}
         for branch, leaves in self._modules_of(flat):
-            inside = leaves & found.keys()
+            inside = leaves & wanted
             if not inside:
                 continue
             # state_dict() hands out a new tensor each time, which shares memory and counter with the module's own.
             module = branch.container
-            own = {each.data_ptr(): each for each in chain(module.parameters(), module.buffers()) if _is_plain(each)}
+            own = {each.data_ptr(): each for each in module.parameters() if _is_plain(each)}
             for number in inside:
-                tensor, data = own.get(flat.pointers[number]), found[number]
+                tensor, data = own.get(flat.pointers[number]), flat.data[number]
                 if tensor is not None and _is_plain(data) and _place(tensor) == _place(data):
                     found[number] = tensor
         return {number: tensor for number, tensor in found.items() if _counts_all(tensor)}

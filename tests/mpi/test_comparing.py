@@ -1,0 +1,285 @@
+"""Leaves that come to differ on some ranks are found, at once or in turn; what was saved meanwhile is suspect."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.inspecting.listing import list_directory
+from deeppart.state.turns import TURNS
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
+]
+
+ROWS = 20_000
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory), timeout=30.0, keep={"persistent": 0}, **settings)
+
+
+def equal(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def fill_rows(buffer: Any, rank: int, turn: int, rows: int) -> None:
+    buffer[turn * rows : (turn + 1) * rows] = rank + 1
+
+
+def fill_growing(buffer: Any, rank: int, turn: int, rows: int) -> None:
+    buffer[turn * turn : (turn + 1) ** 2] = rank + 1
+
+
+def fill_ring(buffer: Any, rank: int, turn: int, rows: int) -> None:
+    for at in range(rows):
+        buffer[(turn * rows + at) % len(buffer)] = 100 * rank + at
+
+
+def fill_data(buffer: Any, rank: int, turn: int, rows: int) -> None:
+    buffer.data[turn, 0] = rank
+
+
+def fill_bits(buffer: Any, rank: int, turn: int, rows: int) -> None:
+    buffer[2 * (turn * rows) + rank] = True
+
+
+BUFFERS: dict[str, tuple[Callable[[], Any], Callable[..., None], int]] = {
+    "1 row": (lambda: torch.zeros(ROWS, 8), fill_rows, 1),
+    "10 rows": (lambda: torch.zeros(ROWS, 8), fill_rows, 10),
+    "1000 rows": (lambda: torch.zeros(ROWS, 8), fill_rows, 1000),
+    "growing": (lambda: torch.zeros(ROWS, 8), fill_growing, 1),
+    "numpy": (lambda: np.zeros((ROWS, 8), dtype=np.float32), fill_rows, 1),
+    "bitmap": (lambda: torch.zeros(500_000, dtype=torch.bool), fill_bits, 1),
+    "ring": (lambda: torch.zeros(9000, 2, dtype=torch.float64), fill_ring, 3),
+    "every other row": (lambda: torch.zeros(2 * ROWS, 8)[::2], fill_rows, 1),
+    "not counted": (lambda: torch.zeros(ROWS, 8), fill_data, 1),
+    "transposed": (lambda: torch.zeros(8, ROWS).t(), fill_rows, 1),
+}
+
+
+def filled(comm: Any, directory: Path, name: str) -> tuple[list[tuple[str, ...]], bool, int]:
+    """A buffer that all ranks hold alike at first and each fills for itself, a little between checkpoints."""
+    make, fill, rows = BUFFERS[name]
+    buffer, reported, saved = make(), [], []
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        for step in range(1, 6):
+            if step > 1:
+                fill(buffer, comm.rank, step, rows)
+            pending = ck.checkpoint({"buffer": buffer, "same": torch.ones(30_000)}, step)
+            pending.wait(timeout=30)
+            reported.append(pending.report.diverged)
+            saved.append(buffer.copy() if isinstance(buffer, np.ndarray) else buffer.clone())
+        same = True
+        for step in (2, 5):
+            buffer[...] = 0
+            ck.restore({"buffer": buffer, "same": torch.ones(30_000)}, step=step)
+            same = same and equal(buffer, saved[step - 1])
+    return reported, same, len(list(directory.glob("suspect-*")))
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_of_each_rank_is_found_at_the_next_checkpoint(run_on: Any, shared_path: Path, name: str) -> None:
+    for reported, same, records in run_on(2, filled, shared_path, name):
+        assert [len(each) for each in reported] == [0, 1, 0, 0, 0]
+        assert reported[1] == ("buffer: rank 0 holds other bytes than rank 1",)
+        assert same, "every rank gets its own back, of the first step that differs too"
+        assert records == 0, "no earlier step is suspect"
+
+
+class Normed(torch.nn.Module):
+    """Statistics of the rank's own data, as of a BatchNorm, larger than what is always compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(20_000)
+
+
+def normed(comm: Any, directory: Path) -> tuple[list[tuple[str, ...]], bool]:
+    model, reported = Normed(), []
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        for step in range(1, 5):
+            if step == 3:
+                model.norm(torch.full((4, 20_000), float(comm.rank)))
+            pending = ck.checkpoint(model, step)
+            pending.wait(timeout=30)
+            reported.append(pending.report.diverged)
+        mine = model.norm.running_mean.clone()
+        model.norm.running_mean.zero_()
+        ck.restore(model)
+    return reported, torch.equal(mine, model.norm.running_mean)
+
+
+def test_statistics_of_a_module_are_found_at_the_next_checkpoint(run_on: Any, shared_path: Path) -> None:
+    for reported, same in run_on(2, normed, shared_path):
+        assert [len(each) for each in reported] == [0, 0, 1, 0]
+        assert reported[2][0].startswith("norm.running_mean: ")
+        assert same
+
+
+def unseen(comm: Any, directory: Path, write: str) -> tuple[int, tuple[str, ...], list[str], int, list[Any]]:
+    """One element of a frozen parameter is changed in a way that torch does not count, on the last rank."""
+    buffer = torch.nn.Parameter(torch.zeros(70_000), requires_grad=False)
+    loaded: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config(directory), comm) as ck:
+            found, step, lines = 0, 0, ()
+            while not found and step < TURNS + 20:
+                step += 1
+                if step == 10 and comm.rank == comm.size - 1:
+                    UNSEEN[write](buffer)
+                pending = ck.checkpoint({"buffer": buffer}, step)
+                pending.wait(timeout=30)
+                lines = pending.report.diverged
+                found = step if lines else 0
+            ck.restore({"buffer": buffer}, step=found - 1)
+            explanation = [line for line in ck.explanation if "suspect" in line]
+            ck.restore({"buffer": buffer}, step=5)
+            clean = len([line for line in ck.explanation if "suspect" in line])
+    for each in caught:
+        if issubclass(each.category, deeppart.SuspectStepWarning):
+            loaded.append(str(each.message))
+    return found, lines, explanation, clean, loaded
+
+
+def by_data(buffer: torch.Tensor) -> None:
+    buffer.data[54_321] = 1
+
+
+def by_other_storage_view(buffer: torch.Tensor) -> None:
+    with torch.autograd._unsafe_preserve_version_counter(buffer):
+        buffer[54_321] = 1
+
+
+UNSEEN = {"data": by_data, "uncounted": by_other_storage_view}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("write", UNSEEN)
+def test_what_torch_does_not_count_is_found_in_turn_and_makes_steps_suspect(
+    run_on: Any, shared_path: Path, write: str
+) -> None:
+    results = run_on(2, unseen, shared_path, write)
+    found = results[0][0]
+    assert 10 <= found < 10 + TURNS
+    for rank, (when, lines, explanation, clean, warned) in enumerate(results):
+        assert when == found
+        assert lines[0].startswith("buffer: rank 0 holds other bytes than rank 1")
+        assert "suspect: last compared in full at step 1" in lines[0]
+        assert len(explanation) == 1 and f"step {found - 1} is suspect: buffer" in explanation[0]
+        assert clean == 1, "step 5 was not compared in full either before it was found"
+        assert len(warned) == 2 * (rank == 0)
+    if run_on(2, lambda comm: comm.rank, *())[0] == 0:
+        listing = {step.step: [leaf.path for leaf in step.suspect] for step in list_directory(shared_path).steps}
+        assert listing == {step: ["buffer"] * (1 < step < found) for step in range(1, found + 1)}
+        with pytest.warns(deeppart.SuspectStepWarning, match="buffer"):
+            deeppart.load(shared_path, step=found - 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            deeppart.load(shared_path, step=1)
+            deeppart.load(shared_path, step=found)
+
+
+def by_numpy(comm: Any, directory: Path) -> list[int]:
+    """A buffer that is only changed through numpy: torch says of its storage that numpy has seen it."""
+    buffer = torch.zeros(70_000)
+    view, found = buffer.numpy(), []
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        for step in range(1, 5):
+            if step == 3:
+                view[54_321] = comm.rank
+            found.append(len(ck.checkpoint({"buffer": buffer}, step).report.diverged))
+    return found
+
+
+def test_a_write_through_numpy_is_found_at_once(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, by_numpy, shared_path) == [[0, 0, 1, 0]] * 2
+
+
+def verified(comm: Any, directory: Path) -> list[int]:
+    buffer, found = torch.zeros(70_000), []
+    with deeppart.Checkpointer(config(directory, replicated="verify"), comm) as ck:
+        for step in range(1, 6):
+            if step == 4:
+                buffer.data[12_345] = comm.rank
+            found.append(len(ck.checkpoint({"buffer": buffer}, step).report.diverged))
+    return found
+
+
+def test_verify_finds_a_single_element_at_once_however_it_was_written(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, verified, shared_path) == [[0, 0, 0, 1, 0]] * 2
+
+
+def embedded(comm: Any, directory: Path, seed: int) -> tuple[bool, list[int], int]:
+    """1 % of the rows of a trained embedding differ on one rank from step 5 on."""
+    torch.manual_seed(seed)
+    rows = torch.randperm(2000)[:20]
+    table = torch.nn.Embedding(2000, 16)
+    optimizer = torch.optim.AdamW(table.parameters(), lr=1e-3)
+    compared, found = [], 0
+    with deeppart.Checkpointer(config(directory, every={"persistent": 50}), comm) as ck:
+        for step in range(1, 30):
+            for _ in range(2):
+                optimizer.zero_grad()
+                table.weight.square().sum().backward()
+                optimizer.step()
+            if step == 5 and comm.rank == 1:
+                with torch.no_grad():
+                    table.weight[rows] += 1e-3
+            pending = ck.checkpoint({"table": table, "optimizer": optimizer}, step)
+            if step == 4:
+                layout = ck._saver._classifier.layout
+                assert layout is not None
+                compared = layout.comparison.training.tolist()
+            if pending.report.diverged:
+                found = step
+                break
+    return all(compared) and len(compared) == 3, compared, found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_trained_embedding_are_found_within_16_checkpoints(run_on: Any, shared_path: Path, seed: int) -> None:
+    for trained, compared, found in run_on(2, embedded, shared_path, seed):
+        assert trained, f"weights and both moments are compared in turn: {compared}"
+        assert 5 <= found < 5 + 16
+
+
+def failing(comm: Any, directory: Path) -> tuple[int, bool, int]:
+    """The checkpoint that finds a difference fails on one rank."""
+    buffer, found = torch.nn.Parameter(torch.zeros(70_000), requires_grad=False), 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with deeppart.Checkpointer(config(directory), comm) as ck:
+            for step in range(1, TURNS + 20):
+                if step == 3 and comm.rank == 1:
+                    buffer.data[:] = 1  # the next sampled words tell
+                capture = ck._saver.capture
+                if step == 3 and comm.rank == 1:
+                    ck._saver.capture = no_memory  # type: ignore[method-assign]
+                pending = ck.checkpoint({"buffer": buffer}, step)
+                ck._saver.capture = capture  # type: ignore[method-assign]
+                if pending.report.diverged:
+                    found = step
+                    with pytest.raises(deeppart.CheckpointError):
+                        pending.wait(timeout=30)
+                    break
+                pending.wait(timeout=30)
+    return found, True, len(list(directory.glob("suspect-*")))
+
+
+def no_memory(*arguments: Any) -> Any:
+    raise MemoryError("no room")
+
+
+def test_the_record_is_made_even_if_the_checkpoint_that_found_it_fails(run_on: Any, shared_path: Path) -> None:
+    results = run_on(2, failing, shared_path)
+    assert results[0] == (3, True, 1)

@@ -1,0 +1,110 @@
+"""Records of suspect steps in a persistent directory: files that are created once, read by everyone, never replaced.
+
+A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
+checkpoint after the last at which all of it was compared, to the one before it was found to differ.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart.errors import FormatError, StorageError
+from deeppart.levels.files import create_file, read_file, storage_error
+from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
+from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
+
+_NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
+#: Records read at most, the latest by name; a session makes one whenever leaves come to differ, which is rare.
+_MOST_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicions:
+    """All records of a directory.
+
+    Attributes:
+        records: by session and sequence.
+        problems: lines about records that cannot be read: what they name is not known.
+    """
+
+    records: tuple[Suspicion, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def of(self, attempt: Attempt) -> tuple[SuspectLeaf, ...]:
+        """The leaves for which a checkpoint is suspect, each once."""
+        found = {leaf.path: leaf for record in self.records for leaf in record.leaves_of(attempt)}
+        return tuple(found[path] for path in sorted(found))
+
+
+def write_suspicion(root: Path, suspicion: Suspicion) -> None:
+    """Put a record into a persistent directory, durably.
+
+    Raises:
+        StorageError: the operating system refused.
+        FormatError: it cannot be a record.
+    """
+    create_file(root / _name(suspicion), encode_suspicion(suspicion))
+
+
+def has_suspicions(root: Path) -> bool:
+    """Whether there is any record, read or not.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    try:
+        return any(_NAME.fullmatch(name) for name in os.listdir(root))
+    except OSError as error:
+        raise storage_error("cannot list a checkpoint directory", error, root) from error
+
+
+def read_suspicions(root: Path) -> Suspicions:
+    """All records of a persistent directory."""
+    try:
+        names = sorted(name for name in os.listdir(root) if _NAME.fullmatch(name))
+    except OSError as error:
+        return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.strerror}",))
+    records, problems = [], []
+    for name in names[-_MOST_RECORDS:]:
+        path = root / name
+        try:
+            record = decode_suspicion(read_file(path, MAX_SUSPECT_BYTES), where=str(path))
+            if _name(record) == name:
+                records.append(record)
+            else:
+                problems.append(f"{name}: is the record {_name(record)}")
+        except FileNotFoundError:
+            continue
+        except (FormatError, StorageError) as error:
+            problems.append(f"{name}: {error.summary}" + (f": {error.found}" if error.found else ""))
+    return Suspicions(tuple(records), tuple(problems))
+
+
+def remove_suspicions(root: Path, kept: Collection[StepKey], newest: StepKey) -> None:
+    """Remove the records of which no step is left.
+
+    Args:
+        kept: what is anywhere.
+        newest: the checkpoint committed last; records of its session that are later are kept: what they name may be on
+            its way.
+
+    Raises:
+        StorageError: a removal was refused.
+    """
+    for record in read_suspicions(root).records:
+        on_its_way = record.session == newest.session and record.sequence > newest.sequence
+        if not on_its_way and not any(record.may_name(key) for key in kept):
+            try:
+                os.unlink(root / _name(record))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise storage_error("cannot remove a record of suspect steps", error, root / _name(record)) from error
+
+
+def _name(suspicion: Suspicion) -> str:
+    return f"suspect-{suspicion.session}-{suspicion.sequence:06d}"

@@ -1,0 +1,81 @@
+"""What ranks find out about their earlier checkpoints: put on record at once, told to whoever restores one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from deeppart.errors import BackgroundFailureWarning, DeeppartError, SuspectStepWarning, warn_caller
+from deeppart.ledger import Ledger
+from deeppart.levels.suspects import read_suspicions, write_suspicion
+from deeppart.model import Attempt, SuspectLeaf, Suspicion
+from deeppart.state.divergence import Divergence
+
+#: Leaves named in a line or a warning; the record and ``deeppart show --json`` have all.
+_MOST_NAMED = 8
+
+
+def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion | None:
+    """The record of what a checkpoint has found; None if no earlier one is suspect for it."""
+    leaves, steps = [], dict[int, None]()
+    for each in diverged:
+        if each.interval is not None:
+            leaves.append(SuspectLeaf(each.path, each.ranks, each.interval.after, each.interval.after_step))
+            steps |= dict.fromkeys(each.interval.steps)
+    if not leaves:
+        return None
+    return Suspicion(attempt.lineage, attempt.session, attempt.sequence, attempt.step, tuple(steps), tuple(leaves))
+
+
+class SuspicionWriter:
+    """Writes records in the background, each at once: the checkpoint that has found them may never be complete.
+
+    Args:
+        root: the persistent directory.
+        ledger: hears of what cannot be written.
+    """
+
+    def __init__(self, root: Path, ledger: Ledger) -> None:
+        self._root, self._ledger = root, ledger
+        self._threads: list[threading.Thread] = []  # touched by the training thread alone
+
+    def write(self, suspicion: Suspicion) -> None:
+        """Begin to write a record."""
+        thread = threading.Thread(target=self._write, args=(suspicion,), name="deeppart-suspect", daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.start()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until all records are written, or given up; at most ``timeout`` seconds for each."""
+        for thread in self._threads:
+            thread.join(timeout)
+
+    def _write(self, suspicion: Suspicion) -> None:
+        try:
+            write_suspicion(self._root, suspicion)
+        except DeeppartError as error:
+            steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
+            text = f"it could not be put on record that these steps are suspect: {steps}: {error}"
+            self._ledger.note(text, BackgroundFailureWarning)
+
+
+def suspect_lines(root: Path, attempt: Attempt) -> list[str]:
+    """Why a checkpoint is suspect, or may be."""
+    found = read_suspicions(root)
+    return [
+        *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),
+        *(f"step {attempt.step} may be suspect: {problem}" for problem in found.problems),
+    ]
+
+
+def warn_suspect(step: int, lines: Sequence[str]) -> None:
+    """Tell the caller, if there is anything to tell."""
+    if lines:
+        more = f"\n  and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
+        listed = "\n  ".join(lines[:_MOST_NAMED])
+        warn_caller(
+            f"step {step}: ranks may not have held all replicated leaves alike when it was saved. Of those that are "
+            f"named here, it has one rank's bytes, or a mixture, for all\n  {listed}{more}",
+            SuspectStepWarning,
+        )
