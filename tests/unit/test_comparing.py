@@ -28,7 +28,7 @@ def compare(flat: FlatState) -> Comparison:
     return Comparison(range(len(flat.data)), flat, [leaf_type(data) for data in flat.data])
 
 
-# --- digests of whole leaves -------------------------------------------------------------------------------------------
+# --- digests of whole leaves ------------------------------------------------------------------------------------------
 
 LAYOUTS: dict[str, Any] = {
     "contiguous": lambda: torch.arange(6000.0).view(20, 300),
