@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,34 @@ _TIMEOUT_S = 300.0
 _WARM_UPS = 3
 
 
+class _Sweep(torch.optim.Optimizer):
+    """Reads and writes every element, and changes none: from its first step on, all tensors are known to be trained.
+
+    While entered, the tensors ask for gradients, which take no memory.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__(tensors, {})
+        self._tensors = tensors
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """As a training step does."""
+        for tensor in self._tensors:
+            tensor.mul_(1.0)
+
+    def __enter__(self) -> None:
+        for tensor in self._tensors:
+            tensor.requires_grad_()
+            tensor.grad = torch.zeros(()).expand(tensor.shape)
+        self.step()
+
+    def __exit__(self, *error: object) -> None:
+        for tensor in self._tensors:
+            tensor.grad = None
+            tensor.requires_grad_(False)
+
+
 class Deeppart:
     """Each turn opens a checkpointer, saves a few times to warm it, saves once timed, and restores from both levels.
 
@@ -27,6 +56,7 @@ class Deeppart:
 
     capture = "eager"
     compression = "none"
+    replicated = "auto"
 
     def __init__(self, name: str = "deeppart") -> None:
         self.name = name
@@ -51,24 +81,23 @@ class Deeppart:
             keep={"local": 1, "persistent": 1},
             compression=self.compression,
             capture=self.capture,
+            replicated=self.replicated,
             timeout=_TIMEOUT_S,
         )
 
     def _save(self, rig: Rig, disk: Path, local: Path) -> Turn:
-        with deeppart.Checkpointer(self._config(disk, local)) as checkpointer:
-            if self.capture == "lazy":
-                # Without gradients it changes nothing; but from here on the tensors are known to be an optimizer's.
-                optimizer = torch.optim.SGD(rig.workload.leaves)
-                optimizer.step()
+        optimizer = _Sweep(rig.workload.leaves)
+        with deeppart.Checkpointer(self._config(disk, local)) as checkpointer, optimizer:
             rig.step()
             with MemoryWatch(local) as cold:
                 first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
                 pending.wait("persistent", _TIMEOUT_S)
                 for _ in range(_WARM_UPS - 1):
                     rig.next_state()  # or there would be nothing to write
+                    optimizer.step()
                     checkpointer.checkpoint(rig.workload.tree, self._next_step()).wait("persistent", _TIMEOUT_S)
                 with MemoryWatch(local) as warm:
-                    measured = self._timed_save(rig, checkpointer)
+                    measured = self._timed_save(rig, checkpointer, optimizer)
         return measured | {
             "first_blocked_s": first_s,
             "memory_bytes": rig.slowest(cold.growth_bytes),
@@ -77,9 +106,10 @@ class Deeppart:
             "steady_memory_bytes": rig.slowest(warm.growth_bytes),
         }
 
-    def _timed_save(self, rig: Rig, checkpointer: deeppart.Checkpointer) -> Turn:
+    def _timed_save(self, rig: Rig, checkpointer: deeppart.Checkpointer, optimizer: torch.optim.Optimizer) -> Turn:
         step = self._next_step()
         rig.next_state()
+        optimizer.step()
         rig.step()
         began = time.perf_counter()
         pending = checkpointer.checkpoint(rig.workload.tree, step)
@@ -123,6 +153,12 @@ class DeeppartLazy(Deeppart):
     """The same with ``capture="lazy"``: all tensors are an optimizer's."""
 
     capture = "lazy"
+
+
+class DeeppartVerify(Deeppart):
+    """The same with ``replicated="verify"``: all is compared in full at every checkpoint."""
+
+    replicated = "verify"
 
 
 class DeeppartTensor(Deeppart):

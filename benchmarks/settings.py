@@ -11,6 +11,7 @@ CONTESTANTS = (
     "limits",
     "deeppart",
     "deeppart lazy",
+    "deeppart verify",
     "deeppart tensor",
     "deeppart auto",
     "torch.save",

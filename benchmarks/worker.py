@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 import deeppart
 from benchmarks.limits import Limits
-from benchmarks.ours import Deeppart, DeeppartAuto, DeeppartLazy, DeeppartTensor
+from benchmarks.ours import Deeppart, DeeppartAuto, DeeppartLazy, DeeppartTensor, DeeppartVerify
 from benchmarks.peers import (
     Dcp,
     DcpAsync,
@@ -92,6 +92,7 @@ def _contestants(settings: Settings) -> tuple[list[Contestant], dict[str, str]]:
         Limits(),
         Deeppart(),
         DeeppartLazy("deeppart lazy"),
+        DeeppartVerify("deeppart verify"),
         DeeppartTensor("deeppart tensor"),
         DeeppartAuto("deeppart auto"),
         TorchSave(),

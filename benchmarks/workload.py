@@ -49,7 +49,7 @@ class Workload:
         """xxh3-128 of all bytes, leaf after leaf."""
         hasher = xxhash.xxh3_128()
         for leaf in self.leaves:
-            hasher.update(leaf.reshape(-1).numpy().data)
+            hasher.update(leaf.detach().reshape(-1).numpy().data)
         return hasher.hexdigest()
 
     def spoil(self) -> None:
@@ -60,7 +60,7 @@ class Workload:
     def train(self, turn: int) -> None:
         """Change every leaf everywhere a little, the same way on all ranks: no chunk of it is as it was."""
         for leaf in self.leaves:
-            flat = leaf.reshape(-1)
+            flat = leaf.detach().reshape(-1)
             flat[turn % min(flat.numel(), _CHANGED_EVERY) :: _CHANGED_EVERY] = turn + 0.5
 
     def sweep(self) -> None:

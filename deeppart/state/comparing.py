@@ -26,7 +26,7 @@ from deeppart.state.flatten import FlatState
 from deeppart.state.leaves import LeafType
 from deeppart.state.remembered import Remembered
 from deeppart.state.training import TrainingWatch
-from deeppart.state.turns import Turns, memory_order
+from deeppart.state.turns import C_ORDER, Turns, memory_order
 
 Digests = npt.NDArray[np.int64]
 #: Names of the digests by which ranks tell whether they hold the same bytes.
@@ -62,7 +62,10 @@ class Comparison:
         self._types, self._always = types, frozenset(always)
         self.small = [number for number in numbers if types[number].nbytes <= SMALL_LEAF_BYTES]
         self.large = [number for number in numbers if types[number].nbytes > SMALL_LEAF_BYTES]
+        self._nbytes = [types[number].nbytes for number in self.large]
         self._small_leaves = SmallLeaves(self.small, flat.data, types)
+        # What lies in C order on the host does so in every state of this structure: it need not be asked again.
+        self._c_order = [memory_order(flat.data[number]) == C_ORDER for number in self.large]
         #: Of this rank, when it last looked.
         self._own_ways = np.full(len(self.large), -1, dtype=np.int64)
         #: Leaves that turned out to have been written to while torch said that they had not been.
@@ -131,9 +134,11 @@ class Comparison:
         """The way of each large leaf, as far as this rank can tell."""
         trained = {} if watch is None else watch.trained()
         ways = np.zeros(len(self.large), dtype=np.int64)
-        for at, number in enumerate(self.large):
-            order = 0 if number in self._always else memory_order(flat.data[number])
-            is_trained = order and trained.get(flat.pointers[number]) == self._types[number].nbytes
+        for at, (number, in_c_order) in enumerate(zip(self.large, self._c_order, strict=True)):
+            if number in self._always:
+                continue
+            order = C_ORDER if in_c_order else memory_order(flat.data[number])
+            is_trained = order and trained.get(flat.pointers[number]) == self._nbytes[at]
             ways[at] = 2 * order + (_TRAINED if is_trained else 0)
         return ways
 

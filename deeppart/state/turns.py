@@ -27,6 +27,8 @@ Digests = npt.NDArray[np.int64]
 TURNS = 64
 #: Words of each leaf that are compared at every checkpoint, besides its slice.
 PLACES = 16
+#: The memory order of a leaf in C order.
+C_ORDER = 1
 _WORD_BYTES = 8
 #: Odd, and close to 64 over the golden ratio: successive multiples, modulo 64, visit all slices, far from each other.
 _STRIDE = 39
@@ -89,11 +91,11 @@ def memory_order(data: Any) -> int:
         if not data.is_cpu or data.is_conj() or data.is_neg():
             return 0
         if data.is_contiguous():
-            return 1
+            return C_ORDER
         strides = data.stride()
     else:
         if data.flags.c_contiguous:
-            return 1
+            return C_ORDER
         strides = tuple(stride // data.itemsize if stride % data.itemsize == 0 else -1 for stride in data.strides)
     dimensions = [(stride, length, at) for at, (stride, length) in enumerate(zip(strides, data.shape, strict=True))]
     reach, order = 1, []
@@ -102,4 +104,4 @@ def memory_order(data: Any) -> int:
             return 0
         reach *= length
         order.append(at)
-    return 2 + (hash63(str(order).encode()) >> 3)
+    return C_ORDER + 1 + (hash63(str(order).encode()) >> 3)
