@@ -104,8 +104,8 @@ def _print(directory: Path, listing: Listing) -> None:
             if step.reasons:
                 state.append(printable(f": {some(step.reasons, 3)}"), "default not bold")
             if step.suspect:
-                names = some([leaf.path for leaf in step.suspect], 3)
-                state.append(printable(f"; suspect: {names}"), "yellow not bold")
+                leaves = some([leaf.path for leaf in step.suspect], 3)
+                state.append(printable(f"; suspect: {leaves}"), "yellow not bold")
             table.add_row(
                 names[step.key],
                 str(step.attempt.world_size) if step.attempt else "?",

@@ -1,0 +1,115 @@
+"""Records of suspect steps: their bytes, what they name, how long they stay, and what the commands say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
+from deeppart.levels.suspects import read_suspicions, remove_suspicions, write_suspicion
+from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
+from deeppart.part import decode_suspicion, encode_suspicion
+
+LINEAGE, SESSION, OTHER = "1" * 32, "2" * 32, "3" * 32
+RECORD = Suspicion(
+    LINEAGE,
+    SESSION,
+    9,
+    190,
+    (150, 160, 170, 180),
+    (
+        SuspectLeaf("a/b", "rank 1 differs from rank 0", 4, 140),
+        SuspectLeaf("c", "every rank holds other bytes", 6, 160),
+    ),
+)
+
+
+def attempt(sequence: int, session: str = SESSION) -> Attempt:
+    return Attempt(LINEAGE, session, sequence, 100 + 10 * sequence, 2)
+
+
+def test_what_is_suspect_and_what_is_not() -> None:
+    paths = {sequence: [leaf.path for leaf in RECORD.leaves_of(attempt(sequence))] for sequence in range(3, 11)}
+    assert paths == {3: [], 4: [], 5: ["a/b"], 6: ["a/b"], 7: ["a/b", "c"], 8: ["a/b", "c"], 9: [], 10: []}
+    assert RECORD.leaves_of(attempt(7, OTHER)) == ()
+    assert RECORD.leaves_of(replace(attempt(7), lineage=OTHER)) == ()
+
+
+def test_bytes_of_a_record() -> None:
+    data = encode_suspicion(RECORD)
+    assert decode_suspicion(data, where="record") == RECORD
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        with pytest.raises((CorruptFileError, NewerFormatError)):
+            decode_suspicion(bytes(damaged), where="record")
+        with pytest.raises(CorruptFileError):
+            decode_suspicion(data[:at], where="record")
+    with pytest.raises(CorruptFileError):
+        decode_suspicion(data + b" ", where="record")
+
+
+def sealed(document: object) -> bytes:
+    body = json.dumps(document).encode()
+    return f"deeppart-suspect 1 xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lineage", "x" * 32),
+        ("session", None),
+        ("sequence", -1),
+        ("sequence", True),
+        ("step", 2**63),
+        ("steps", 5),
+        ("steps", [1.5]),
+        ("leaves", []),
+        ("leaves", [1]),
+        ("leaves", [{"path": "a", "ranks": "r", "after": 9, "after_step": 1}]),
+        ("leaves", [{"path": "\u00e4", "ranks": "r", "after": 1, "after_step": 1}]),
+        ("leaves", [{"path": "a", "ranks": "r", "after": 1}]),
+        ("more", 1),
+    ],
+)
+def test_impossible_fields(name: str, value: object) -> None:
+    document = json.loads(encode_suspicion(RECORD).split(b"\n", 1)[1])
+    assert decode_suspicion(sealed(document), where="record") == RECORD
+    with pytest.raises(CorruptFileError):
+        decode_suspicion(sealed({**document, name: value}), where="record")
+
+
+def test_nothing_impossible_is_written() -> None:
+    with pytest.raises(FormatError):
+        encode_suspicion(replace(RECORD, leaves=()))
+
+
+def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:
+    assert read_suspicions(tmp_path).records == ()
+    write_suspicion(tmp_path, RECORD)
+    with pytest.raises(StorageError):
+        write_suspicion(tmp_path, RECORD)
+    (tmp_path / f"suspect-{OTHER}-000001").write_bytes(encode_suspicion(RECORD))
+    (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
+    (tmp_path / "suspect-of-mine").write_bytes(b"")
+    found = read_suspicions(tmp_path)
+    assert found.records == (RECORD,) and len(found.problems) == 2
+    assert [leaf.path for leaf in found.of(attempt(8))] == ["a/b", "c"]
+
+
+def test_a_record_goes_with_the_last_step_that_it_names(tmp_path: Path) -> None:
+    write_suspicion(tmp_path, RECORD)
+    path = tmp_path / f"suspect-{SESSION}-000009"
+    later = attempt(12).key
+    remove_suspicions(tmp_path, {later, attempt(5).key}, later)
+    assert path.exists()
+    remove_suspicions(tmp_path, {later, StepKey(170)}, later)
+    assert path.exists(), "a directory of the older layout says its step alone"
+    remove_suspicions(tmp_path, set(), attempt(8).key)
+    assert path.exists(), "what it names may be on its way"
+    remove_suspicions(tmp_path, {later, attempt(4).key, attempt(9).key, attempt(7, OTHER).key}, later)
+    assert not path.exists()
