@@ -45,7 +45,9 @@ def names(damage: dict[str, Any]) -> set[str]:
 def test_sound(compression: str, tmp_path: Path) -> None:
     save(tmp_path, 1, 2, compression=compression)
     document = call_json("verify", tmp_path, "--all")
-    assert document.keys() == {"directory", "good", "nodes", "owner", "repairs", "steps"}
+    assert document.keys() == {
+        *("directory", "good", "nodes", "owner", "repairs", "steps", "unreadable_suspect_records")
+    }
     assert document["good"] is True
     for step in document["steps"]:
         size = part_path(tmp_path, step["step"]).stat().st_size
@@ -203,12 +205,12 @@ def test_manifests(tmp_path: Path) -> None:
     for step in range(1, 5):
         save(tmp_path, step)
     flip(manifest_path(tmp_path, 2), 250)
-    manifest_path(tmp_path, 3).write_bytes(by_hand.seal({"new": "fields"}, version=3))
+    manifest_path(tmp_path, 3).write_bytes(by_hand.seal({"new": "fields"}, version=4))
     manifest_path(tmp_path, 4).unlink()
     document = call_json("verify", tmp_path, "--all", code=1)
     assert [step["state"] for step in document["steps"]] == ["sound", "damaged", "newer", "unfinished"]
     assert "digest of the manifest does not hold" in document["steps"][1]["damage"][0]["message"]
-    assert "format version 3" in document["steps"][2]["damage"][0]["message"]
+    assert "format version 4" in document["steps"][2]["damage"][0]["message"]
     assert "no manifest" in call("verify", tmp_path, "--step", 4, code=1)
     # the newest commit is what is verified, not the newest that is sound
     assert [step["step"] for step in call_json("verify", tmp_path, code=1)["steps"]] == [3]

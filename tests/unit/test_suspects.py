@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 import xxhash
 
+import deeppart
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
+from deeppart.levels.persistent import committed_steps, read_manifest
 from deeppart.levels.suspects import read_suspicions, remove_suspicions, write_suspicion
 from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
 from deeppart.part import decode_suspicion, encode_suspicion
+from tests.unit.cli_support import call, call_json, save
 
 LINEAGE, SESSION, OTHER = "1" * 32, "2" * 32, "3" * 32
 RECORD = Suspicion(
@@ -113,3 +116,29 @@ def test_a_record_goes_with_the_last_step_that_it_names(tmp_path: Path) -> None:
     assert path.exists(), "what it names may be on its way"
     remove_suspicions(tmp_path, {later, attempt(4).key, attempt(9).key, attempt(7, OTHER).key}, later)
     assert not path.exists()
+
+
+def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    first, second, third = (read_manifest(tmp_path, key).attempt for key in committed_steps(tmp_path))
+    leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", first.sequence, 1)
+    write_suspicion(tmp_path, Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
+    expected = [{"path": "model/weight", "ranks": "rank 1 differs from rank 0", "compared_at_step": 1}]
+    listed = {step["step"]: step["suspect"] for step in call_json("ls", tmp_path)["steps"]}
+    assert listed == {1: [], 2: expected, 3: []}
+    assert "suspect: model/weight" in call("ls", tmp_path)
+    for step in (1, 2, 3):
+        found = expected if step == 2 else []
+        assert call_json("show", tmp_path, "--step", step)["suspect"] == found
+        assert call_json("verify", tmp_path, "--step", step)["steps"][0]["suspect"] == found
+        assert ("suspect: model/weight" in call("show", tmp_path, "--step", step)) == (step == 2)
+        assert ("is suspect: model/weight" in call("verify", tmp_path, "--step", step)) == (step == 2)
+        assert ("is suspect" in call("restore", tmp_path, "--dry-run", "--step", step)) == (step == 2)
+    deeppart.load(tmp_path, step=3)
+    with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
+        deeppart.load(tmp_path, step=2)
+    (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
+    assert call_json("verify", tmp_path)["unreadable_suspect_records"]
+    assert call_json("ls", tmp_path)["problems"]
+    with pytest.warns(deeppart.SuspectStepWarning, match="may be suspect"):
+        deeppart.load(tmp_path, step=3)
