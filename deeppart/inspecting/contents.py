@@ -26,8 +26,8 @@ from deeppart.state.document import OwnDocument
 from deeppart.state.flatten import Path as KeyPath
 from deeppart.state.flatten import exact, readable
 from deeppart.state.leaves import LeafType
-from deeppart.state.patterns import matches
-from deeppart.state.runs import decode_leaf_value
+from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.runs import decode_leaf_value, run_items, run_kind
 from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 
 
@@ -205,9 +205,10 @@ class _Describing:
             return Container("per rank", "", tuple((name, found) for name, found in found_of if found is not None))
         if not isinstance(saved, SavedBranch):
             text = readable(path)
-            if self._patterns and not matches(text, self._patterns):
-                return None
-            return self._leaf(saved, text) if isinstance(saved, SavedArray) else self._value(saved, text)
+            if isinstance(saved, SavedArray):
+                return self._leaf(saved, text) if not self._patterns or matches(text, self._patterns) else None
+            value = self._value(saved, text)
+            return value if not self._patterns or self._any_matches(text, value) else None
         children = []
         for key, child in zip(saved.keys, saved.children, strict=True):
             found = self.node(child, path if saved.kind == "object" else (*path, key))
@@ -245,6 +246,15 @@ class _Describing:
         kind = own.types[index]
         tied = None if alias is None else f"leaf {alias.owner} of rank {rank}"
         return Leaf(path, kind, {rank: kind}, tied, tuple(holdings))
+
+    def _any_matches(self, path: str, found: Value) -> bool:
+        """Whether the globs choose a value, or an item of a run, which is then shown as a whole."""
+        if matches(path, self._patterns):
+            return True
+        below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
+        held = [found.value] if found.per_rank is None else list(found.per_rank.values())
+        keys = [key for value in held if below and run_kind(value) is not None for key in run_items(value)[0]]
+        return any(matches(f"{path}/{readable((key,))}", below) for key in keys)
 
     def _leaf(self, saved: SavedArray, path: str) -> Leaf:
         index = saved.index

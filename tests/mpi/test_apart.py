@@ -16,6 +16,7 @@ import torch
 
 import deeppart
 from deeppart.errors import PerRankError, StructureMismatchError
+from deeppart.reading import find_step
 from deeppart.testing.states import blank, difference
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -219,9 +220,7 @@ def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
     saved = run_on(2, growing, shared_path)
     loaded = deeppart.load(shared_path / "ckpt", step=6)
     assert difference(saved[0][5], loaded) is None
-    from deeppart.reading import find_manifest
-
-    assert not find_manifest(shared_path / "ckpt", 6).structure["apart"]
+    assert not find_step(shared_path / "ckpt", 6).manifest.structure["apart"]
 
 
 def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
+from deeppart.inspecting.contents import read_contents
 from deeppart.state.flatten import flatten
 from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS, decode_leaf_value, encode_leaf_value, is_run
 from deeppart.state.template import Template
@@ -223,3 +224,12 @@ def test_keys_choose_items_of_runs(ck: deeppart.Checkpointer) -> None:
     assert deeppart.load(path, keys="table/w~17") == {"table": {"w/7": 7}}
     with pytest.raises(StructureMismatchError):
         deeppart.load(path, keys="table/w/7")
+
+
+def test_show_finds_items_of_runs(ck: deeppart.Checkpointer) -> None:
+    ck.checkpoint({"list": list(range(100)), "other": list(range(50)), "few": [1, 2]}, step=1).wait()
+    root = Path(ck.config.persistent_dir)
+    assert [leaf.path for leaf in read_contents(root, keys=["list/7"]).leaves()] == ["list"]
+    assert [leaf.path for leaf in read_contents(root, keys=["*/1"]).leaves()] == ["few/1", "list", "other"]
+    with pytest.raises(StructureMismatchError):
+        read_contents(root, keys=["list/100"])
