@@ -230,6 +230,6 @@ def test_show_finds_items_of_runs(ck: deeppart.Checkpointer) -> None:
     ck.checkpoint({"list": list(range(100)), "other": list(range(50)), "few": [1, 2]}, step=1).wait()
     root = Path(ck.config.persistent_dir)
     assert [leaf.path for leaf in read_contents(root, keys=["list/7"]).leaves()] == ["list"]
-    assert [leaf.path for leaf in read_contents(root, keys=["*/1"]).leaves()] == ["few/1", "list", "other"]
+    assert [leaf.path for leaf in read_contents(root, keys=["*/1"]).leaves()] == ["list", "other", "few/1"]
     with pytest.raises(StructureMismatchError):
         read_contents(root, keys=["list/100"])
