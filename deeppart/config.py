@@ -38,6 +38,8 @@ _MOST_TOML_BYTES = 1 << 20
 #: Steps, ranks, threads: what is counted fits into 32 bits.
 _MOST_COUNT = 2**31 - 1
 
+#: Ways to treat leaves of which ranks may hold the same.
+REPLICATED = ("auto", "all", "none", "verify")
 _PLACEHOLDERS = ("node", "rank", "job")
 _COMPRESSION = re.compile(r"auto|none|tensor|zstd(:-?\d{1,3})?")
 _LEAST_ZSTD, _MOST_ZSTD = -7, 22
@@ -69,7 +71,8 @@ class Config:
         capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
         replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
-            are equal, "none" saves all per rank.
+            are equal, "none" saves all per rank. Or a mapping from globs over paths, as ``load(keys=...)`` takes them,
+            to one of these or to "rank0", which saves what rank 0 has for all; the first that matches decides.
         on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.
@@ -98,7 +101,7 @@ class Config:
     keep: Mapping[str, int] = _setting("keep", {})
     compression: str = _setting("compression", "auto")
     capture: str = _setting("capture", "eager")
-    replicated: str = _setting("replicated", "auto")
+    replicated: str | Mapping[str, str] = _setting("replicated", "auto")
     on_busy: str = _setting("on_busy", "wait")
     flush_bandwidth: float | None = _setting("flush_bandwidth", None)
     node_size: int | None = _setting("node_size", None)
@@ -120,7 +123,7 @@ class Config:
         object.__setattr__(self, "every", _check_every(self.every, self.local_dir))
         object.__setattr__(self, "keep", {**DEFAULT_KEEP, **_check_levels("keep", self.keep)})
         _check_choice("capture", self.capture, ("eager", "lazy"))
-        _check_choice("replicated", self.replicated, ("auto", "all", "none", "verify"))
+        object.__setattr__(self, "replicated", _check_replicated(self.replicated))
         _check_choice("on_busy", self.on_busy, ("wait", "skip"))
         _check_choice("permissions", self.permissions, access.PERMISSIONS)
         _check_choice("protection", self.protection, ("best", "strict"))
@@ -278,6 +281,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "node_size": int,
         "encode_threads": int,
         "incremental": _read_switch,
+        "replicated": _read_modes,
         "parity_group": int,
         "parity_tolerate": int,
     }
@@ -304,6 +308,19 @@ def _read_counts(text: str) -> dict[str, int]:
             raise ValueError('LEVEL=COUNT, comma separated; every may be "auto"')
         counts[level.strip()] = int(count)
     return counts
+
+
+def _read_modes(text: str) -> str | dict[str, str]:
+    """``replay/*=none,best/*=rank0`` -> dict; a mode alone as it is."""
+    if "=" not in text:
+        return text
+    modes = {}
+    for item in text.split(","):
+        pattern, separator, mode = item.rpartition("=")
+        if not separator or not pattern.strip():
+            raise ValueError("a mode, or GLOB=MODE, comma separated")
+        modes[pattern.strip()] = mode.strip()
+    return modes
 
 
 def _read_switch(text: str) -> bool:
@@ -351,6 +368,19 @@ def _is_int(value: object) -> bool:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise _refusal(name, value, "one of " + ", ".join(map(repr, choices)))
+
+
+def _check_replicated(value: object) -> str | dict[str, str]:
+    if not isinstance(value, Mapping):
+        _check_choice("replicated", value, REPLICATED)
+        assert isinstance(value, str)
+        return value
+    modes = (*REPLICATED, "rank0")
+    for pattern, mode in value.items():
+        if not isinstance(pattern, str) or not pattern or mode not in modes:
+            expected = f"globs over paths with one of {', '.join(map(repr, modes))}"
+            raise _refusal("replicated", dict(value), expected)
+    return dict(value)
 
 
 def _check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from deeppart.arguments import check_step
+from deeppart.collecting import collection_paused
 from deeppart.errors import FormatError, RestoreError, StorageError, StructureMismatchError
 from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests
 from deeppart.levels.recognizing import recognize
@@ -97,7 +98,8 @@ def _load(directory: Path, manifest: Manifest, keys: str | Sequence[str] | None,
         tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
         checkpoint.check(leaves)
         arrays = checkpoint.read(leaves)
-    return build(checkpoint.target, arrays, tree)
+    with collection_paused():
+        return build(checkpoint.target, arrays, tree)
 
 
 class OpenCheckpoint:
@@ -129,13 +131,18 @@ class OpenCheckpoint:
         self._readers = [
             _open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)
         ]
-        own = [decode_meta(reader.meta, f"{self._where}, part {number}") for number, reader in enumerate(self._readers)]
-        self.target = _target(self.structure, own[rank], self._where)
+        own = [
+            decode_meta(reader.meta, f"{self._where}, part {number}", with_structure=False)
+            for number, reader in enumerate(self._readers)
+        ]
+        shared = self.structure
         for number, reader in enumerate(self._readers):
             where = f"{self._where}, part {number}"
-            own[number].check(self.structure, where)
+            own[number].check(shared, where)
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            check_places(self.structure, own[number].types, *places, where)
+            check_places(own[number].complete(shared, where), own[number].types, *places, where)
+        self.structure = own[rank].complete(shared, self._where)
+        self.target = _target(self.structure, own[rank], self._where)
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 
@@ -285,7 +292,7 @@ def _select(structure: Structure, values: list[Any], patterns: Sequence[str] | N
         if not isinstance(node, SavedBranch):
             text = readable(path)
             if not matches(text, patterns):
-                return None if isinstance(node, SavedArray) else _select_items(node, values, text, patterns)
+                return None if not isinstance(node, SavedValue) else _select_items(node, values, text, patterns)
             if isinstance(node, SavedArray):
                 kept.add(node.index)
             return node

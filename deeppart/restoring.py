@@ -7,12 +7,13 @@ called before the first live byte changes; any error up to then is raised on eve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from deeppart.collecting import collection_paused
 from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import raise_together
 from deeppart.distribute import PartIndexView, distribute_all_own, distribute_own, distribute_shared, share_indexes
@@ -29,12 +30,13 @@ from deeppart.errors import (
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery import Recovered
 from deeppart.state.advice import advice
+from deeppart.state.apart import OwnTree, insert, without_apart
 from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.flatten import FlatState, flatten, readable
+from deeppart.state.flatten import ExactPath, FlatState, Path, exact, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
-from deeppart.state.merge import put, tie
+from deeppart.state.merge import build, put, tie
 from deeppart.state.scatter import Scatter, check_cover, check_places
-from deeppart.state.structure import SavedArray, Structure, check_aliases
+from deeppart.state.structure import SavedArray, SavedValue, Structure, check_aliases, decode_tree, encode_tree
 from deeppart.state.target import Target, decode_values, find_targets
 
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
@@ -108,7 +110,7 @@ def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[
     except FormatError as refusal:
         return None, refusal  # every rank decodes the same bytes, so every rank returns here
     texts: list[bytes] = []
-    if structure.per_rank.any() or structure.per_rank_values.any():
+    if structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart:
         texts = [fetch(part) for part in range(1, recovered.attempt.world_size)]
     try:
         own += [decode_meta(text, f"{what}, part {part}") for part, text in enumerate(texts, start=1)]
@@ -132,10 +134,17 @@ class _Restoring:
         timeout: float,
     ) -> None:
         self._comm, self._recovered, self._timeout = comm, recovered, timeout
-        self._structure, self._own = documents.structure, documents.own
-        self._indexes = indexes
+        self._own, self._indexes = documents.own, indexes
         self._per_rank = per_rank
         self._same_world = recovered.attempt.world_size == comm.size
+        self._shared = documents.structure
+        where = f"step {recovered.attempt.step}"
+        self._of_ranks = tuple(own.complete(self._shared, where) for own in documents.own)
+        self._apart = _apart_paths(documents.own)
+        if self._same_world:
+            self._structure = self._of_ranks[min(comm.rank, len(self._of_ranks) - 1)]
+        else:
+            self._structure = without_apart(self._shared, self._apart)
         self._own_leaves = set(np.flatnonzero(self._structure.per_rank).tolist())
         self._own_values = set(np.flatnonzero(self._structure.per_rank_values).tolist())
         self._paths = self._structure.array_paths()
@@ -143,7 +152,11 @@ class _Restoring:
 
     @property
     def _maps(self) -> bool:
-        return callable(self._per_rank) and not self._same_world and bool(self._own_leaves or self._own_values)
+        return callable(self._per_rank) and not self._same_world and self._any_own
+
+    @property
+    def _any_own(self) -> bool:
+        return bool(self._own_leaves or self._own_values or self._apart)
 
     def prepare(self, state: Any) -> DeeppartError | None:
         """Match the live state; touches nothing."""
@@ -166,10 +179,10 @@ class _Restoring:
             raise
 
     def _check_per_rank(self) -> None:
-        if self._same_world or self._per_rank != "strict" or not (self._own_leaves or self._own_values):
+        if self._same_world or self._per_rank != "strict" or not self._any_own:
             return
         names = [readable(self._paths[index]) for index in sorted(self._own_leaves)]
-        names += self._value_names(self._own_values)
+        names += self._value_names(self._own_values) + [readable(tree.path) for tree in self._apart]
         raise PerRankError(
             f"the checkpoint holds leaves of each of its {self._recovered.attempt.world_size} ranks, "
             f"but {self._comm.size} {'ranks restore' if self._comm.size != 1 else 'rank restores'} it",
@@ -183,26 +196,27 @@ class _Restoring:
         return [
             readable(path)
             for path, node in self._structure.walk()
-            if not isinstance(node, SavedArray) and node.index in numbers
+            if isinstance(node, SavedValue) and node.index in numbers
         ]
 
     def _check_spans(self) -> None:
         shared = [index.spans[index.spans["table"] == SHARED_TABLE] for index in self._indexes]
-        wanted = {i for i in range(len(self._structure.types)) if i not in self._structure.aliases}
+        wanted = {i for i in range(len(self._shared.types)) if i not in self._shared.aliases}
         where = f"step {self._recovered.attempt.step}"
         for index in self._indexes:
-            document = self._own[index.part] if self._own_leaves else self._own[0]
+            part = index.part if self._any_own else 0
             raw_starts = np.zeros(len(index.lengths) + 1, dtype=np.uint64)
             np.cumsum(np.array(index.lengths, dtype=np.uint64), out=raw_starts[1:])
             marked = np.array(index.per_rank, dtype=np.bool_)
-            check_places(
-                self._structure, document.types, index.spans, raw_starts, marked, f"{where}, part {index.part}"
-            )
-        check_cover(list(self._structure.types), wanted - self._own_leaves, shared, where)
-        if self._own_leaves:
-            for document, index in zip(self._own, self._indexes, strict=True):
+            places = index.spans, raw_starts, marked
+            check_places(self._of_ranks[part], self._own[part].types, *places, f"{where}, part {index.part}")
+        replicated = wanted - set(np.flatnonzero(self._shared.per_rank).tolist())
+        check_cover(list(self._shared.types), replicated, shared, where)
+        if self._any_own:
+            for document, structure, index in zip(self._own, self._of_ranks, self._indexes, strict=True):
                 own = index.spans[index.spans["table"] != SHARED_TABLE]
-                check_cover(document.all_types(self._structure), self._own_leaves, [own], f"{where}, part {index.part}")
+                leaves = set(np.flatnonzero(structure.per_rank).tolist()) - structure.aliases.keys()
+                check_cover(document.all_types(structure), leaves, [own], f"{where}, part {index.part}")
 
     def _make_target(self) -> Target:
         structure = self._structure
@@ -227,7 +241,12 @@ class _Restoring:
             return None
         assert callable(self._per_rank)
         old: list[dict[int, Array]] = [
-            {index: new_array(document.types[index]) for index in self._own_leaves} for document in self._own
+            {
+                index: new_array(document.types[index])
+                for index in np.flatnonzero(structure.per_rank).tolist()
+                if index not in structure.aliases
+            }
+            for document, structure in zip(self._own, self._of_ranks, strict=True)
         ]
         distribute_all_own(self._comm, self._recovered, self._indexes, lambda part: Scatter(old[part]), self._timeout)
         rank, size = self._comm.rank, self._comm.size
@@ -236,9 +255,10 @@ class _Restoring:
                 if isinstance(node, SavedArray) and node.index in self._own_leaves:
                     arrays = [entry[node.index] for entry in old]
                     self._mapped[node.index] = self._per_rank(readable(path), arrays, rank, size)
-                elif not isinstance(node, SavedArray) and node.index in self._own_values:
+                elif isinstance(node, SavedValue) and node.index in self._own_values:
                     values = [document.values[node.index] for document in self._own]
                     self._target.values[node.index] = self._per_rank(readable(path), values, rank, size)
+            self._map_apart(old)
             self._take_mapped()
         except DeeppartError as error:
             return error
@@ -247,6 +267,36 @@ class _Restoring:
                 "the per_rank function failed", found=f"{type(error).__name__}: {error}", where=f"rank {rank}"
             )
         return None
+
+    def _map_apart(self, old: list[dict[int, Array]]) -> None:
+        """Ask for what stands apart: the function gets what each old rank had there, None where it had nothing."""
+        assert callable(self._per_rank)
+        trees = []
+        for tree in self._apart:
+            contents = [
+                _content(document, structure, arrays, tree.path)
+                for document, structure, arrays in zip(self._own, self._of_ranks, old, strict=True)
+            ]
+            made = flatten(self._per_rank(readable(tree.path), contents, self._comm.rank, self._comm.size))
+            first = len(self._target.types), len(self._target.values)
+            most = first[1] + len(made.values)
+            node, _, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
+            trees.append(OwnTree(tree.path, tree.place, node))
+            self._target.types += [leaf_type(data) for data in made.data]
+            self._target.values += [leaf.value for leaf in made.values]
+            added = range(first[0], first[0] + len(made.data))
+            self._mapped |= dict(zip(added, made.data, strict=True))
+            self._own_leaves |= set(added)
+        if trees:
+            count = len(self._target.types)
+            structure = replace(
+                self._shared,
+                tree=insert(self._shared.tree, trees, whole=True),
+                types=tuple(self._target.types),
+                per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
+            )
+            self._target.structure = self._structure = structure
+            self._paths = structure.array_paths()
 
     def _take_mapped(self) -> None:
         """The mapped arrays become what is restored: their types are the types wanted from now on."""
@@ -285,10 +335,32 @@ class _Restoring:
                 return changed
         try:
             tie(self._target, self._arrays)
-            put(self._target, self._arrays, self._flat)
+            with collection_paused():
+                put(self._target, self._arrays, self._flat)
         except DeeppartError as error:
             return error
         return None
+
+
+def _apart_paths(documents: Sequence[OwnDocument]) -> list[OwnTree]:
+    """The paths at which anything stands apart on any rank."""
+    found: dict[ExactPath, OwnTree] = {}
+    for document in documents:
+        for tree in document.trees:
+            found.setdefault(exact(tree.path), tree)
+    return list(found.values())
+
+
+def _content(document: OwnDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
+    """What one rank had at a path that stands apart; None if nothing."""
+    tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)
+    if tree is None:
+        return None
+    values = [document.values.get(index) for index in range(len(structure.values))]
+    own = replace(structure, aliases=document.aliases)
+    target = Target(own, document.all_types(structure), values)
+    tie(target, arrays)
+    return build(target, arrays, tree.node)
 
 
 def _assign(target: Any, value: Any) -> None:
@@ -301,7 +373,8 @@ def _assign(target: Any, value: Any) -> None:
 
 def _flatten(state: Any) -> FlatState:
     try:
-        return flatten(state, live=True)
+        with collection_paused():
+            return flatten(state, live=True)
     except DeeppartError:
         raise
     except Exception as error:  # from the caller's state_dict(): the other ranks are waiting to hear of it

@@ -16,25 +16,30 @@ from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
 from deeppart.errors import (
     DeeppartError,
+    DeeppartWarning,
     PerRankNotice,
     RanksDisagreeError,
     ReplicaDivergenceWarning,
     StateError,
+    StructureMismatchError,
     warn_caller,
 )
 from deeppart.levels.transfer import Staged
 from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
+from deeppart.state.apart import encode_own
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
 from deeppart.state.classify import DIGESTS, Classified, Classifier, Layout
 from deeppart.state.comparing import UNREAD
 from deeppart.state.deferred import DeferredCopy
 from deeppart.state.divergence import Divergence
-from deeppart.state.document import PartDocument
-from deeppart.state.flatten import FlatState, readable
+from deeppart.state.document import Own, PartDocument
+from deeppart.state.flatten import Cuts, ExactPath, FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.lazy import LazyCapture
 from deeppart.state.owners import trained_leaves
+from deeppart.state.reconciling import reconcile
+from deeppart.state.structure import encode_path
 from deeppart.state.template import Template
 
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
@@ -55,10 +60,14 @@ class Saver:
     def __init__(self, comm: Comm, config: Config, staging: Staging) -> None:
         self._comm = comm
         self._timeout = config.timeout
-        self._mode = config.replicated
         self._kappa = DEFAULT_KAPPA_BYTES if config.kappa is None else config.kappa
         self._classifier = Classifier(comm, config.replicated, config.timeout)
         self._template = Template()
+        self._template.cuts = self._cuts(frozenset())
+        self._noticed: tuple[str, ...] = ()
+        self._told_patterns = False
+        #: How many arrays and values are rank 0's alone; this rank's own follow them in number.
+        self._rank0 = (0, 0)
         self._staging = staging
         self._share: ShareLayout | None = None
         self._capture: CapturePlan | None = None
@@ -104,7 +113,9 @@ class Saver:
         digests = self._digests(turn)
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in due)
         fields = {"step": step, "turn": turn, "levels": levels, **digests}
+        rank0 = self._count_rank0()
         flags = {"error": int(self._error is not None), "fresh": int(self._fresh or self._share is None), "busy": busy}
+        flags |= {"rank0_arrays": rank0[0], "rank0_values": rank0[1]}
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & {"step", "turn", "levels"}:
             self._raise_disagreement(step, what)
@@ -113,12 +124,15 @@ class Saver:
         assert self._flat is not None
         if agreed.flags["busy"]:
             return True
-        if "structure" in agreed.differing:
-            self._classifier.check_structure(self._flat, what)
+        self._rank0 = agreed.flags["rank0_arrays"], agreed.flags["rank0_values"]
+        fresh = bool(agreed.flags["fresh"])
+        if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
+            self._recut(what)
+            fresh = True
         self._classifier.note(turn, step, saved=bool(due))
         unread_alike = UNREAD not in agreed.differing
-        if agreed.differing - {UNREAD} or agreed.flags["fresh"]:
-            self._renew(turn, step, bool(agreed.flags["fresh"]), what)
+        if agreed.differing - {UNREAD} or fresh:
+            self._renew(turn, step, fresh, what)
         else:
             self._classifier.alike(turn, unread_alike=unread_alike)
         return False
@@ -167,13 +181,68 @@ class Saver:
             return self._classifier.digests(self._flat, turn, fresh=self._fresh)
         return dict.fromkeys(DIGESTS, 0)
 
+    def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:
+        """Where states are cut: at ``mine``, and where rank 0's holds for all."""
+        replication = self._classifier.replication
+        if not mine and not replication.has_rank0:
+            return None
+        return Cuts(mine, replication.is_rank0 if replication.has_rank0 else None, self._comm.rank == 0)
+
+    def _has_own_cuts(self) -> bool:
+        return self._template.cuts is not None and bool(self._template.cuts.mine)
+
+    def _count_rank0(self) -> tuple[int, int]:
+        """How many arrays and values of this rank stand for all ranks."""
+        if self._flat is None:
+            return 0, 0
+        shared, common = self._flat.shared, self._flat.common
+        return common[0] - shared[0], common[1] - shared[1]
+
+    def _recut(self, what: str) -> None:
+        """The ranks' structures differ, or did: agree where to cut them, from scratch (collective).
+
+        Raises:
+            StructureMismatchError: on every rank; they differ where they may not.
+        """
+        assert self._flat is not None
+        flat = self._template.cut(self._cuts(frozenset())) if self._has_own_cuts() else self._flat
+        found = reconcile(self._comm, flat.root, self._classifier.replication, what, self._timeout)
+        self._noticed = found.noticed
+        self._flat = self._template.cut(self._cuts(found.cuts)) if found.cuts else flat
+        self._classifier.prepare(self._flat)
+        self._fresh = True
+        layout = self._classifier.layout
+        assert layout is not None
+        digest = layout.structure_digest
+        if "structure" in agree(self._comm, {"structure": digest}, {}, what, self._timeout).differing:
+            raise StructureMismatchError(
+                f"{what}: the state's structure differs between ranks in a way that cannot be told",
+                expected="the same kinds of containers and of keys on every rank",
+                where=f"rank {self._comm.rank}",
+                todo="see that the ranks build their states alike; patterns of `replicated` that overlap may hide it",
+            )
+
     def _document(self, layout: Layout) -> PartDocument:
+        flat = self._flat
+        assert flat is not None
+        per_rank, per_rank_values = layout.per_rank.copy(), layout.per_rank_values.copy()
+        own = None
+        if flat.apart:
+            per_rank[flat.shared[0] : flat.common[0]] = False
+            per_rank_values[flat.shared[1] : flat.common[1]] = False
+            here = self._count_rank0()
+            shift = self._rank0[0] - here[0], self._rank0[1] - here[1]
+            rank0 = [encode_path(each.path) for each in flat.apart if not each.mine and each.node is not None]
+            own = Own(encode_own(flat, shift), flat.common, shift, rank0, self._has_own_cuts())
+        elif self._has_own_cuts() or any(self._rank0):
+            own = Own([], flat.common, (0, 0), [], self._has_own_cuts())
         return PartDocument(
             tree=layout.tree,
             types=layout.types,
             aliases=dict(layout.aliases),
-            per_rank=layout.per_rank.copy(),
-            per_rank_values=layout.per_rank_values.copy(),
+            per_rank=per_rank,
+            per_rank_values=per_rank_values,
+            own=own,
             values=self._classifier.values,
             with_structure=self._comm.rank == 0,
             compared=self._classifier.compared_earlier(self._turn) if self._comm.rank == 0 else (),
@@ -184,6 +253,7 @@ class Saver:
         assert self._flat is not None
         found = self._classifier.classify(self._flat, turn, step, fresh, what)
         self.diverged = found.diverged
+        self._tell_patterns(what)
         self._share = self._plan(what)
         if self._lazy is not None and self._classifier.layout is not None:
             self._lazy.look_after(self._share, self._classifier.layout.types)
@@ -191,12 +261,27 @@ class Saver:
         self._capture = None
         self._fresh = False
         if self._comm.rank == 0:
-            self._tell(found, what)  # last: where warnings are errors, the other ranks are not left waiting
+            noticed, self._noticed = self._noticed, ()
+            self._tell(found, noticed, what)  # last: where warnings are errors, the others are not left waiting
 
-    def _tell(self, found: Classified, what: str) -> None:
+    def _tell_patterns(self, what: str) -> None:
+        """Say once which patterns match nothing on any rank (collective where there are patterns)."""
+        replication = self._classifier.replication
+        if self._told_patterns or not replication.patterns:
+            return
+        self._told_patterns = True
+        used = np.array([pattern in replication.used for pattern in replication.patterns], dtype=np.int64)
+        used = finish(self._comm, self._comm.maximum(used), what, self._timeout)
+        unused = [pattern for pattern, hit in zip(replication.patterns, used.tolist(), strict=True) if not hit]
+        if unused and self._comm.rank == 0:
+            names = _some([repr(each) for each in unused], ", ")
+            warn_caller(f"replicated: nothing in the state matches {names}: no path that ranks have", DeeppartWarning)
+
+    def _tell(self, found: Classified, noticed: tuple[str, ...], what: str) -> None:
         """Warn of leaves that turn out to differ between ranks."""
-        if found.per_rank:
-            names = _some(found.per_rank, ", ")
+        own = noticed + found.per_rank
+        if own:
+            names = _some(own, ", ")
             warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
         if found.diverged:
             warn_caller(
@@ -212,16 +297,19 @@ class Saver:
         layout, flat = self._classifier.layout, self._flat
         assert layout is not None and flat is not None
         sized = [i for i, kind in enumerate(layout.types) if kind.nbytes and i not in layout.aliases]
-        own = [i for i in sized if layout.per_rank[i]]
+        carries = [i for i in sized if layout.per_rank[i]]
+        rank0 = [i for i in carries if flat.shared[0] <= i < flat.common[0]]
+        own = [i for i in carries if i not in set(rank0)] if rank0 else carries
         shared = [i for i in sized if not layout.per_rank[i]]
         carried = np.zeros(self._comm.size, dtype=np.int64)
-        carried[self._comm.rank] = sum(layout.types[i].nbytes for i in own) + int(self._kappa) * len(own)
-        if layout.per_rank.any():
+        carried[self._comm.rank] = sum(layout.types[i].nbytes for i in carries) + int(self._kappa) * len(carries)
+        if layout.per_rank[: flat.shared[0]].any() or self._has_own_cuts() or any(self._rank0):
             carried = finish(self._comm, self._comm.maximum(carried), what, self._timeout)
         paths = [readable(leaf.path) for leaf in flat.arrays]
         specs = leaf_specs(layout.types, paths, shared)
         plan = partition(specs, self._comm.size, kappa=self._kappa, preload=carried.astype(np.float64))
         spans = [(shared[span.leaf], span.start, span.length) for span in plan.share(self._comm.rank).spans]
+        spans += [(leaf, 0, layout.types[leaf].nbytes) for leaf in rank0]
         return lay_out(layout.types, spans, own, trained_leaves(flat))
 
     def _raise_disagreement(self, step: int, what: str) -> None:

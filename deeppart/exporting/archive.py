@@ -18,7 +18,7 @@ from deeppart.levels.files import storage_error, sync_directory
 from deeppart.model import Manifest
 from deeppart.reading import OpenCheckpoint, with_checkpoint
 from deeppart.state.flatten import readable
-from deeppart.state.structure import SavedArray, SavedNode, SavedValue
+from deeppart.state.structure import SavedApart, SavedArray, SavedNode, SavedValue
 from deeppart.state.ties import contiguous_strides
 from deeppart.version import VERSION
 
@@ -164,6 +164,8 @@ class _Archive:
             self._values += 1
             self._per_rank += own
             _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
+        elif isinstance(node, SavedApart):
+            raise AssertionError("the structure of one rank has everything in its place")
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)
         else:

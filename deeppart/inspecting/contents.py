@@ -22,13 +22,14 @@ from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Manifest, SuspectLeaf
 from deeppart.part import OWN_TABLE
 from deeppart.reading import find_step
+from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument
 from deeppart.state.flatten import Path as KeyPath
-from deeppart.state.flatten import readable
+from deeppart.state.flatten import exact, readable
 from deeppart.state.leaves import LeafType
-from deeppart.state.patterns import matches
-from deeppart.state.runs import decode_leaf_value
-from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.runs import decode_leaf_value, run_items, run_kind
+from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,9 @@ class _Describing:
         self._paths = [readable(path) for path in files.structure.array_paths()]
         self.problems: list[str] = []
         self._own: dict[int, OwnDocument] = {}
+        #: Whose tree is being described, where it stands apart.
+        self._rank: int | None = None
+        self._own_holdings: dict[tuple[int, int], list[Holding]] = {}
         tables: list[npt.NDArray[np.void]] = []
         ranks: list[npt.NDArray[np.int64]] = []
         for rank in range(files.manifest.attempt.world_size):
@@ -195,6 +199,8 @@ class _Describing:
         spans = np.concatenate(tables)
         columns = [spans[name].tolist() for name in ("leaf", "table", "start", "length")]
         for leaf, table, start, length, rank in zip(*columns, np.concatenate(ranks).tolist(), strict=True):
+            if leaf >= len(per_rank) and table == OWN_TABLE:
+                self._own_holdings.setdefault((rank, leaf), []).append(Holding(rank, start, length))
             if leaf < len(per_rank) and per_rank[leaf] == (table == OWN_TABLE):
                 holdings.setdefault(leaf, []).append(Holding(rank, start, length))
         for entries in holdings.values():
@@ -203,22 +209,67 @@ class _Describing:
 
     def node(self, saved: SavedNode, path: KeyPath) -> Node | None:
         """What was saved at a path, less what the globs leave out; None if that is all of it."""
+        if isinstance(saved, SavedApart):
+            trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
+            found_of = [(f"rank {rank}", self._of_rank(rank, tree)) for rank, tree in trees]
+            return Container("per rank", "", tuple((name, found) for name, found in found_of if found is not None))
         if not isinstance(saved, SavedBranch):
             text = readable(path)
-            if self._patterns and not matches(text, self._patterns):
-                return None
-            return self._leaf(saved, text) if isinstance(saved, SavedArray) else self._value(saved, text)
+            if isinstance(saved, SavedArray):
+                return self._leaf(saved, text) if not self._patterns or matches(text, self._patterns) else None
+            value = self._value(saved, text)
+            return value if not self._patterns or self._any_matches(text, value) else None
         children = []
         for key, child in zip(saved.keys, saved.children, strict=True):
             found = self.node(child, path if saved.kind == "object" else (*path, key))
             if found is not None:
-                children.append((readable((key,)) if key != "" else "''", found))
+                children.append((_name(key), found))
+        for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
+            found = self._of_rank(rank, tree)
+            if found is not None:
+                children.append((f"{_name(tree.path[-1])} (rank {rank})", found))
         if not children and self._patterns:
             return None
         return Container(saved.kind, saved.name, tuple(children))
 
+    def _trees_below(self, path: KeyPath) -> list[tuple[int, OwnTree]]:
+        """What ranks have under keys of a dict that the others need not have."""
+        return [
+            (rank, tree)
+            for rank, own in self._own.items()
+            for tree in own.trees
+            if tree.place is not None and exact(tree.path[:-1]) == exact(path)
+        ]
+
+    def _of_rank(self, rank: int, tree: OwnTree) -> Node | None:
+        """What stands apart on one rank."""
+        self._rank = rank
+        try:
+            return self.node(tree.node, tree.path)
+        finally:
+            self._rank = None
+
+    def _own_leaf(self, rank: int, index: int, path: str) -> Leaf:
+        own = self._own[rank]
+        alias = own.aliases.get(index)
+        holdings = self._own_holdings.get((rank, index if alias is None else alias.owner), ())
+        kind = own.types[index]
+        tied = None if alias is None else f"leaf {alias.owner} of rank {rank}"
+        return Leaf(path, kind, {rank: kind}, tied, tuple(holdings))
+
+    def _any_matches(self, path: str, found: Value) -> bool:
+        """Whether the globs choose a value, or an item of a run, which is then shown as a whole."""
+        if matches(path, self._patterns):
+            return True
+        below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
+        held = [found.value] if found.per_rank is None else list(found.per_rank.values())
+        keys = [key for value in held if below and run_kind(value) is not None for key in run_items(value)[0]]
+        return any(matches(f"{path}/{readable((key,))}", below) for key in keys)
+
     def _leaf(self, saved: SavedArray, path: str) -> Leaf:
         index = saved.index
+        if self._rank is not None:
+            return self._own_leaf(self._rank, index, path)
         alias = self._structure.aliases.get(index)
         kinds = None
         if self._structure.per_rank[index]:
@@ -240,6 +291,8 @@ class _Describing:
 
     def _value(self, saved: SavedValue, path: str) -> Value:
         index = saved.index
+        if self._rank is not None:
+            return Value(path, None, {self._rank: self._own[self._rank].values[index]})
         if not self._structure.per_rank_values[index]:
             return Value(path, decode_leaf_value(self._structure.values[index], self._where), None)
         own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
@@ -255,6 +308,10 @@ def _steps_compared(manifest: Manifest) -> dict[int, int | None]:
         for first, count in group.ranges
         for leaf in range(first, min(first + count, leaves))
     }
+
+
+def _name(key: object) -> str:
+    return readable((key,)) if key != "" else "''"
 
 
 def _no_match(files: StepFiles, keys: Sequence[str]) -> StructureMismatchError:

@@ -80,7 +80,7 @@ class StepFiles:
                 expected_rank=rank,
                 expected_index_digest=record.index_digest,
             )
-            yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path)))
+            yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path), with_structure=False))
 
     def types_of(self, own: OwnDocument) -> list[LeafType]:
         """The type of every leaf as one rank saved it."""

@@ -261,7 +261,8 @@ class _Checking:
             found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
             self._damage.append(Damage("digest", found, record.file, record.rank))
         self._shared.append(shared_spans(part.reader))
-        self._add_faults(find_faults(self._names.own_sizes(part.own), [own_spans(part.reader)]), record)
+        names = self._names_of(part)
+        self._add_faults(find_faults(names.own_sizes(part.own), [own_spans(part.reader)]), record, names=names)
 
     def _bases(self, part: OpenPart) -> set[int]:
         """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
@@ -281,14 +282,25 @@ class _Checking:
     def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
         """What lies in a chunk."""
         first, last = part.reader.raw_starts[chunk : chunk + 2].tolist()
-        return self._names.in_raw_range(part.reader.spans, first, last, part.record.rank)
+        return self._names_of(part).in_raw_range(part.reader.spans, first, last, part.record.rank)
+
+    def _names_of(self, part: OpenPart) -> LeafNames:
+        """Of the state of one rank."""
+        if not self._files.structure.has_apart:
+            return self._names
+        try:
+            return LeafNames(part.own.complete(self._files.structure, part.record.file))
+        except FormatError:  # told already
+            return self._names
 
     def _document(self, part: OpenPart) -> None:
         """What the part says of leaves and values must be what the manifest says."""
         structure, own = self._files.structure, part.own
-        leaves = set(np.flatnonzero(structure.per_rank).tolist())
-        values = set(np.flatnonzero(structure.per_rank_values).tolist())
-        wrong = set(own.types) != leaves or set(own.values) != values
+        wrong = False
+        try:
+            own.check(structure, part.record.file)
+        except FormatError:
+            wrong = True
         if part.record.rank == 0 and not wrong:
             wrong = parse_json(part.reader.meta).get("structure") != self._files.manifest.structure
         if wrong:
@@ -306,7 +318,7 @@ class _Checking:
         try:
             part.own.check(structure, where)
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            check_places(structure, part.own.types, *places, where)
+            check_places(part.own.complete(structure, where), part.own.types, *places, where)
         except FormatError as error:
             self._damage.append(Damage("part", _text(error), part.record.file, part.record.rank))
 
@@ -366,7 +378,13 @@ class _Checking:
             leaves = (*self._names.of_faults(lost, None), *old.leaves)
             self._damage[at] = Damage(old.kind, old.message, old.file, old.rank, old.start, old.stop, leaves)
 
-    def _add_faults(self, faults: list[Fault], record: PartRecord | None = None, message: str | None = None) -> None:
+    def _add_faults(
+        self,
+        faults: list[Fault],
+        record: PartRecord | None = None,
+        message: str | None = None,
+        names: LeafNames | None = None,
+    ) -> None:
         if not faults:
             return
         if message is None:
@@ -375,7 +393,7 @@ class _Checking:
                 ": some stand twice, or behind the end of their leaf" if extra else ": some are missing"
             )
         rank, file = (record.rank, record.file) if record else (None, None)
-        self._damage.append(Damage("cover", message, file, rank, leaves=self._names.of_faults(faults, rank)))
+        self._damage.append(Damage("cover", message, file, rank, leaves=(names or self._names).of_faults(faults, rank)))
 
 
 def _text(error: DeeppartError) -> str:

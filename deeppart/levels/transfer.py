@@ -146,7 +146,7 @@ def _write(
                 place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
             if isinstance(sink, Relay):
                 sink.note_chunk(place)
-    return writer.finish(layout.segments, document.meta())
+    return writer.finish(document.spans(layout.segments), document.meta())
 
 
 def _stored_chunks(

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import xxhash
 
+from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt
@@ -121,7 +122,8 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
     """
     version, body = _sealed_body(data, where)
     try:
-        document = parse_json(body)
+        with collection_paused():
+            document = parse_json(body)
     except (ValueError, RecursionError) as error:
         # ValueError also covers bad UTF-8, numbers of thousands of digits, NaN, Infinity and keys that are repeated
         found = "nested too deeply" if isinstance(error, RecursionError) else str(error)

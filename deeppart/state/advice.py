@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeppart.state.flatten import Branch, Key, Node, Path, readable
-from deeppart.state.structure import DICTS, SavedBranch, SavedNode, id_key
+from deeppart.state.flatten import Branch, Key, Node, Path, id_key, readable
+from deeppart.state.structure import DICTS, SavedBranch, SavedNode
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {

@@ -9,8 +9,8 @@ differ stays per rank as long as the structure stands. It is on record when all 
 
 from __future__ import annotations
 
-import json
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.comm.base import Comm, finish
-from deeppart.errors import LeafMismatchError, StructureMismatchError
+from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
 from deeppart.state.compared import NEVER, Calls, ComparedRecord, Interval, compared_earlier
 from deeppart.state.comparing import COMPARED, UNREAD, Comparison
 from deeppart.state.divergence import Divergence, find_groups
 from deeppart.state.divergence import describe as describe_divergence
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
-from deeppart.state.flatten import ArrayLeaf, FlatState, canonical_order, readable
+from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, Path, canonical_order, readable
 from deeppart.state.leaves import LeafType, leaf_type
+from deeppart.state.replication import ALL, NONE, VERIFY, Replication
 from deeppart.state.runs import encode_leaf_value, run_kind
 from deeppart.state.structure import Alias, encode_tree
 from deeppart.state.ties import find_aliases
@@ -55,6 +56,11 @@ class Layout:
         comparison: what compares the leaves while they are held to be replicated.
         record: when all of each leaf was last compared.
         arrays: paths of the leaves.
+        shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
+            0's or stand apart, and are not compared.
+        forced, forced_values: leaves and values that are per rank whatever the ranks hold.
+        trusted, trusted_values: those that are taken to be equal, and not compared.
+        verified: leaves that are compared in full every time.
     """
 
     tokens: list[Any]
@@ -71,6 +77,12 @@ class Layout:
     comparison: Comparison
     record: ComparedRecord
     arrays: list[ArrayLeaf]
+    shared: tuple[int, int]
+    forced: Flags
+    forced_values: Flags
+    trusted: Flags
+    trusted_values: Flags
+    verified: frozenset[int]
     unordered: set[int] = field(default_factory=set)
 
     def stands_for(self, flat: FlatState) -> bool:
@@ -89,9 +101,11 @@ class Layout:
         return True
 
 
-def describe(flat: FlatState, always: bool) -> Layout:
+def describe(flat: FlatState, replication: Replication) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
+    modes = _modes([leaf.path for leaf in flat.arrays], flat.shared[0], replication)
+    value_modes = _modes([leaf.path for leaf in flat.values], flat.shared[1], replication)
     layout = Layout(
         tokens=flat.tokens,
         token_types=flat.types,
@@ -100,37 +114,58 @@ def describe(flat: FlatState, always: bool) -> Layout:
         tree=encode_tree(flat.root),
         types=types,
         aliases=find_aliases(flat, types),
-        structure_digest=hash_json(_skeleton(flat)),
+        structure_digest=hash_json(_skeleton(flat.tokens[: flat.shared[2]])),
         type_digests=np.zeros(0, dtype=np.int64),
-        per_rank=np.zeros(len(types), dtype=np.bool_),
-        per_rank_values=np.zeros(len(flat.values), dtype=np.bool_),
+        per_rank=modes == NONE,
+        per_rank_values=value_modes == NONE,
         comparison=Comparison([], flat, types),
         record=ComparedRecord(len(types)),
         arrays=flat.arrays,
+        shared=flat.shared[:2],
+        forced=modes == NONE,
+        forced_values=value_modes == NONE,
+        trusted=modes == ALL,
+        trusted_values=value_modes == ALL,
+        verified=frozenset(np.flatnonzero(modes == VERIFY).tolist()),
     )
-    _refresh(layout, flat, always)
+    _refresh(layout, flat)
     return layout
 
 
-def _refresh(layout: Layout, flat: FlatState, always: bool) -> None:
+def _modes(paths: list[Path], shared: int, replication: Replication) -> npt.NDArray[np.str_]:
+    """The mode of each leaf; those outside the structure that all ranks share are nobody else's."""
+    modes = np.full(len(paths), NONE, dtype="<U8")
+    if replication.uniform is not None:
+        modes[:shared] = replication.uniform
+    else:
+        modes[:shared] = [replication.mode(path) for path in paths[:shared]]
+    return modes
+
+
+def _refresh(layout: Layout, flat: FlatState) -> None:
     """Renew what depends on which leaves are replicated."""
     aliases = layout.aliases
     layout.type_digests = np.array(
         [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
     )
-    own = layout.per_rank
-    compared = [index for index in range(len(layout.types)) if not own[index] and index not in aliases]
-    layout.comparison = Comparison(
-        compared, flat, layout.types, compared if always else (), layout.comparison.remembered
-    )
+    skipped = layout.per_rank | layout.trusted
+    compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
+    verified = layout.verified.intersection(compared)
+    layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
 
 
-def _skeleton(flat: FlatState) -> list[Any]:
-    """Paths and kinds of all leaves, in canonical order: what must be equal on all ranks."""
-    entries: list[tuple[str, Any]] = [("a", leaf.path) for leaf in flat.arrays]
-    entries += [("v", leaf.path) for leaf in flat.values]
-    containers = [token for token in flat.tokens if isinstance(token, str)]
-    return [containers, [[kind, [encode_key(key, "a dict key") for key in path]] for kind, path in entries]]
+def _skeleton(tokens: list[Any]) -> list[Any]:
+    """Containers, keys and leaves in canonical order as JSON: what must be equal on all ranks.
+
+    ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
+    """
+    return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
+
+
+def _token_text(token: Any) -> Encoded:
+    if token is ARRAY or token is VALUE or token is APART:
+        return token
+    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +186,17 @@ class Classifier:
 
     Args:
         comm: channel of the training thread.
-        mode: Config.replicated: "auto", "all", "none" or "verify".
+        setting: Config.replicated: "auto", "all", "none" or "verify", or glob -> one of them or "rank0".
         timeout: seconds for each exchange.
     """
 
-    def __init__(self, comm: Comm, mode: str, timeout: float) -> None:
+    def __init__(self, comm: Comm, setting: str | Mapping[str, str], timeout: float) -> None:
         self._comm = comm
-        self._mode = mode if comm.size > 1 else "all"
         self._timeout = timeout
-        self._compares = self._mode in ("auto", "verify")
-        self._always = self._mode == "verify"
-        self._watch = TrainingWatch(SMALL_LEAF_BYTES) if self._mode == "auto" else None
+        self.replication = Replication(setting if comm.size > 1 else ALL)
+        self._mode = self.replication.uniform
+        self._compares = self._mode not in (ALL, NONE)
+        self._watch = TrainingWatch(SMALL_LEAF_BYTES) if self._compares and self._mode != VERIFY else None
         self._calls = Calls()
         #: Of leaves of earlier structures: path -> type, and the turn at which all of it was last compared.
         self._earlier: dict[Any, tuple[LeafType, int]] = {}
@@ -188,7 +223,7 @@ class Classifier:
         if self.layout is not None and self.layout.stands_for(flat):
             return False
         self._remember_leaves()
-        self.layout = describe(flat, self._always)
+        self.layout = describe(flat, self.replication)
         return True
 
     def _remember_leaves(self) -> None:
@@ -216,30 +251,11 @@ class Classifier:
         if self._mode != "none":
             fields["types"] = hash63(layout.type_digests[~layout.per_rank])
         if self._compares and not fresh:
-            own = layout.per_rank_values.tolist()
+            own = (layout.per_rank_values | layout.trusted_values).tolist()
             values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
             fields |= layout.comparison.digests(flat, turn, self._watch)
         return fields
-
-    def check_structure(self, flat: FlatState, what: str) -> None:
-        """Called on every rank when structures differ: raise the error that names the first difference.
-
-        Raises:
-            StructureMismatchError: on every rank.
-        """
-        mine = [f"{kind} {readable(path)}" for kind, path in _kinds(flat)]
-        reference = json.loads(finish(self._comm, self._comm.broadcast(json.dumps(mine).encode()), what, self._timeout))
-        texts = finish(self._comm, self._comm.allgather(_difference(reference, mine).encode()), what, self._timeout)
-        found = [f"rank {rank} {text.decode()}" for rank, text in enumerate(texts) if text]
-        raise StructureMismatchError(
-            f"{what}: the state's structure differs between ranks",
-            expected="the same containers, keys and leaves on every rank, as on rank 0",
-            found="; ".join(found[:4]) or "container kinds that differ",
-            where=f"reported to rank {self._comm.rank}",
-            todo="give every rank the same keys (values, shapes and dtypes may differ), for example None where one has "
-            "nothing",
-        )
 
     def note(self, turn: int, step: int, *, saved: bool) -> None:
         """The ranks agree to make a checkpoint; ``saved``: at some level."""
@@ -287,16 +303,16 @@ class Classifier:
         assert layout is not None
         known, vouched = self._known_before(layout, fresh), layout.record.vouched
         if fresh:
-            layout.per_rank[:] = self._mode == "none"
-            layout.per_rank_values[:] = self._mode == "none"
+            layout.per_rank[:] = layout.forced
+            layout.per_rank_values[:] = layout.forced_values
         if self._mode == "none":
-            _refresh(layout, flat, self._always)
+            _refresh(layout, flat)
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
         in_full = self._drop_unequal_ties(layout, flat, what) or fresh
-        untyped = self._unequal(layout.type_digests, what) & ~layout.per_rank
-        if self._mode == "all":
-            _refuse_unequal_types(flat, untyped, what)
+        untyped = self._unequal(layout.type_digests, layout.shared[0], what) & ~layout.per_rank
+        _refuse_unequal_types(flat, untyped & layout.trusted, what)
+        if self._mode == ALL:
             return Classified((), ())
         layout.per_rank |= untyped
         in_full = self._compare_leaves(layout, flat, turn, in_full, what)
@@ -308,7 +324,7 @@ class Classifier:
         else:
             self.alike(turn, unread_alike=False)
         if fresh or (layout.per_rank & ~before[0]).any():
-            _refresh(layout, flat, self._always)
+            _refresh(layout, flat)
         return self._classified(flat, before, known, (turn, step), what)
 
     def _refuted(self, layout: Layout, what: str) -> Flags:
@@ -341,13 +357,13 @@ class Classifier:
         if not in_full:
             orders, training = np.zeros((2, len(layout.types)), dtype=np.int64)
             orders[comparison.large], training[comparison.large] = comparison.orders, comparison.training
-            unequal = self._unequal(orders, what), self._unequal(training, what)
+            unequal = tuple(self._unequal(each, layout.shared[0], what) for each in (orders, training))
             comparison.settle_ways(*(flags[comparison.large] for flags in unequal))
-            differing = self._unequal(comparison.by_leaf(flat, turn), what) & ~layout.per_rank
+            differing = self._unequal(comparison.by_leaf(flat, turn), layout.shared[0], what) & ~layout.per_rank
             layout.per_rank |= differing
             in_full = bool(differing.any())
         if in_full:
-            layout.per_rank |= self._unequal(comparison.in_full(flat), what)
+            layout.per_rank |= self._unequal(comparison.in_full(flat), layout.shared[0], what)
         return in_full
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
@@ -359,12 +375,15 @@ class Classifier:
         """Values that differ between ranks (collective); the order of a dict's entries is no difference."""
         layout = self.layout
         assert layout is not None
-        digests = np.array([hash_json(self._comparable(flat, index)) for index in range(len(self.values))], np.int64)
-        unequal = self._unequal(digests, what)
+        skipped = layout.per_rank_values | layout.trusted_values
+        digests = np.zeros(len(skipped), dtype=np.int64)
+        for index in np.flatnonzero(~skipped).tolist():
+            digests[index] = hash_json(self._comparable(flat, index))
+        unequal = self._unequal(digests, layout.shared[1], what)
         asked = np.flatnonzero(unequal & ~layout.per_rank_values).tolist()
         if asked:
-            ordered = [hash_json(_in_order(flat.values[index].value)) for index in asked]
-            still = self._unequal(np.array(ordered, np.int64), what)
+            ordered = np.array([hash_json(_in_order(flat.values[index].value)) for index in asked], np.int64)
+            still = self._unequal(ordered, len(ordered), what)
             same = [index for index, differs in zip(asked, still.tolist(), strict=True) if not differs]
             layout.unordered.update(same)
             unequal[same] = False
@@ -381,7 +400,10 @@ class Classifier:
         """What is new, with the ranks and the checkpoints that it concerns (collective)."""
         layout = self.layout
         assert layout is not None
-        most: npt.NDArray[np.int64] = finish(self._comm, self._comm.maximum(known), what, self._timeout)
+        most: npt.NDArray[np.int64] = finish(
+            self._comm, self._comm.maximum(known[: layout.shared[0]]), what, self._timeout
+        )
+        most = np.append(most, np.full(len(known) - len(most), NEVER, dtype=np.int64))
         news = layout.per_rank & ~before[0]
         diverged = np.flatnonzero(news & (most != NEVER)).tolist()
         own = [flat.arrays[i].path for i in np.flatnonzero(news & (most == NEVER))]
@@ -397,17 +419,19 @@ class Classifier:
         digests = np.zeros(len(layout.types), dtype=np.int64)
         for index, alias in layout.aliases.items():
             digests[index] = hash63(str(alias).encode())
-        unequal = np.flatnonzero(self._unequal(digests, what)).tolist()
+        unequal = np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist()
         for index in unequal:
             layout.aliases.pop(index, None)
         if unequal:
-            _refresh(layout, flat, self._always)
+            _refresh(layout, flat)
         return bool(unequal)
 
-    def _unequal(self, digests: npt.NDArray[np.int64], what: str) -> Flags:
-        vector = np.concatenate([digests, -digests])
+    def _unequal(self, digests: npt.NDArray[np.int64], shared: int, what: str) -> Flags:
+        """Which of the first ``shared`` digests differ between ranks (collective); no other rank has the others."""
+        vector = np.concatenate([digests[:shared], -digests[:shared]])
         most = finish(self._comm, self._comm.maximum(vector), what, self._timeout)
-        unequal: Flags = most[: len(digests)] != -most[len(digests) :]
+        unequal: Flags = np.zeros(len(digests), dtype=np.bool_)
+        unequal[:shared] = most[:shared] != -most[shared:]
         return unequal
 
 
@@ -423,19 +447,10 @@ def _scalar(value: Any) -> bool:
 
 
 def _encode(leaf: Any) -> Encoded:
-    return encode_leaf_value(leaf.value, readable(leaf.path))
-
-
-def _kinds(flat: FlatState) -> list[tuple[str, tuple[Any, ...]]]:
-    kinds: list[tuple[str, tuple[Any, ...]]] = [("array", leaf.path) for leaf in flat.arrays]
-    return kinds + [("value", leaf.path) for leaf in flat.values]
-
-
-def _difference(reference: list[str], mine: list[str]) -> str:
-    extra, lacking = set(mine) - set(reference), set(reference) - set(mine)
-    texts = [f"has {entry}" for entry in mine if entry in extra][:3]
-    texts += [f"lacks {entry}" for entry in reference if entry in lacking][:3]
-    return ", ".join(texts)
+    try:
+        return encode_leaf_value(leaf.value, "")
+    except UnsupportedLeafError:
+        return encode_leaf_value(leaf.value, readable(leaf.path))  # the error that names the path
 
 
 def _refuse_unequal_types(flat: FlatState, untyped: Flags, what: str) -> None:

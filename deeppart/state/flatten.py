@@ -11,7 +11,7 @@ import json
 import keyword
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.leaves import STORABLE_DTYPES, check_array, check_tensor
 from deeppart.state.memory import Extents, HeldMemory, array_lacks_memory, freed_memory
-from deeppart.state.runs import is_run
+from deeppart.state.runs import is_leaf_value, is_run
 from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
@@ -68,7 +68,52 @@ class Branch:
     children: list[Node]
 
 
-Node = Branch | ArrayLeaf | ValueLeaf
+@dataclass(slots=True)
+class Apart:
+    """Something that is no part of the structure that all ranks share.
+
+    Attributes:
+        path: where it is.
+        mine: whether every rank saves what it has here; otherwise rank 0's is saved for all.
+        node: what this rank has here; None on the other ranks if it is rank 0's.
+        place: of a dict's key, how many come before it in insertion order; None in other containers.
+    """
+
+    path: Path
+    mine: bool
+    node: Node | None = None
+    place: int | None = None
+
+
+Node = Branch | ArrayLeaf | ValueLeaf | Apart
+
+#: A path whose keys 1, True and 1.0 are told apart.
+ExactPath = tuple[tuple[str, Key], ...]
+
+
+def exact(path: Path) -> ExactPath:
+    """The path with the type of each key."""
+    return tuple(map(id_key, path))
+
+
+def id_key(key: Key) -> tuple[str, Key]:
+    """A dict key that tells 1, True and 1.0 apart."""
+    return type(key).__name__, key
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where a state is cut into what all ranks share and what stands apart.
+
+    Attributes:
+        mine: paths where every rank saves what it has.
+        rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
+        leads: whether this is rank 0.
+    """
+
+    mine: frozenset[ExactPath] = frozenset()
+    rank0: Callable[[Path, bool], bool] | None = None
+    leads: bool = True
 
 
 @dataclass(slots=True)
@@ -85,6 +130,10 @@ class FlatState:
         pointers: memory address of each array.
         memory: what keeps the bytes at these addresses.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
+        apart: what is not in the structure that all ranks share; rank 0's first, then what is this rank's own. Their
+            leaves follow those of the shared structure, in this order.
+        shared: how many arrays, values and tokens are in the structure that all ranks share.
+        common: how many arrays and values are there or rank 0's.
     """
 
     root: Node
@@ -96,6 +145,13 @@ class FlatState:
     pointers: array[int] = field(default_factory=lambda: array("q"))
     memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
     orders: list[Any] = field(default_factory=list)
+    apart: list[Apart] = field(default_factory=list)
+    shared: tuple[int, int, int] = (0, 0, 0)
+    common: tuple[int, int] = (0, 0)
+
+    def sizes(self) -> tuple[int, int, int]:
+        """How many arrays, values and tokens there are."""
+        return len(self.arrays), len(self.values), len(self.tokens)
 
 
 def readable(path: Path) -> str:
@@ -116,21 +172,25 @@ def _key_text(key: Key) -> str:
         return json.dumps(encode_key(key, "a dict key"))
 
 
-def flatten(state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None) -> FlatState:
+def flatten(
+    state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None, cuts: Cuts | None = None
+) -> FlatState:
     """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
 
     Args:
         live: the leaves are to be written to: a lazily conjugated or negated tensor stays the live one. Otherwise its
             leaf holds a copy of the elements as they read.
         state_dicts: id of an object -> what its ``state_dict()`` has returned already.
+        cuts: where to; None for nowhere.
 
     Raises:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
         FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
     """
-    walk = _Walk(live, state_dicts or {})
+    walk = _Walk(live, state_dicts or {}, cuts)
     try:
         walk.flat.root = walk.node(state, ())
+        walk.finish()
     except RecursionError as error:  # the caller is deep in calls already
         raise _too_deep(()) from error
     hold_memory(walk.flat, Extents(walk.flat.data))
@@ -160,13 +220,19 @@ def hold_memory(flat: FlatState, extents: Extents) -> None:
 
 
 class _Walk:
-    def __init__(self, live: bool, state_dicts: dict[int, Any]) -> None:
+    def __init__(self, live: bool, state_dicts: dict[int, Any], cuts: Cuts | None) -> None:
         self._live = live
         self._state_dicts = state_dicts
         self.flat = FlatState(root=ValueLeaf((), None, 0))
         self._open: set[int] = set()
+        self._cuts = cuts
+        self._later: list[tuple[Apart, Any, set[int]]] = []
 
     def node(self, item: Any, path: Path) -> Node:
+        apart = None if self._cuts is None else self._cut(self._cuts, path, item)
+        if apart is not None:
+            self.flat.tokens.append(APART)
+            return self._set_apart(apart, item)
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._tensor(item, path)
@@ -191,6 +257,35 @@ class _Walk:
         encode_value(item, readable(path))  # raises the error that names path and type
         raise AssertionError("is_value and encode_value disagree")
 
+    def finish(self) -> None:
+        """Take apart what was set apart: rank 0's, then this rank's own."""
+        flat = self.flat
+        flat.shared = flat.sizes()
+        leads, self._cuts = self._cuts is not None and self._cuts.leads, None
+        for mine in (False, True):
+            for apart, item, opened in self._later:
+                if apart.mine is not mine:
+                    continue
+                flat.apart.append(apart)
+                flat.tokens += (APART, apart.path)
+                if mine or leads:
+                    self._open = set(opened)
+                    apart.node = self.node(item, apart.path)
+            if not mine:
+                flat.common = len(flat.arrays), len(flat.values)
+
+    def _cut(self, cuts: Cuts, path: Path, item: Any) -> Apart | None:
+        if cuts.mine and exact(path) in cuts.mine:
+            return Apart(path, True)
+        if cuts.rank0 is None:
+            return None
+        inner = not (is_leaf_value(item) or isinstance(item, (torch.Tensor, np.ndarray)))
+        return Apart(path, False) if cuts.rank0(path, inner) else None
+
+    def _set_apart(self, apart: Apart, item: Any) -> Apart:
+        self._later.append((apart, item, set(self._open)))
+        return apart
+
     def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf:
         return self._leaf(note_tensor(self.flat, tensor, path, live=self._live), path)
 
@@ -199,28 +294,42 @@ class _Walk:
         return self._leaf(found, path)
 
     def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
-        self.flat.tokens.append(_ARRAY)
+        self.flat.tokens.append(ARRAY)
         leaf = ArrayLeaf(path, len(self.flat.arrays))
         self.flat.arrays.append(leaf)
         self.flat.data.append(data)
         return leaf
 
     def _value(self, value: Any, path: Path) -> ValueLeaf:
-        self.flat.tokens.append(_VALUE)
+        self.flat.tokens.append(VALUE)
         leaf = ValueLeaf(path, value, len(self.flat.values))
         self.flat.values.append(leaf)
         return leaf
 
     def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
-        keys = canonical_order(container)
-        self.flat.tokens += (kind, len(keys), *keys)
-        if not all(type(key) is str for key in keys):
+        keys = shared = canonical_order(container)
+        apart: dict[Key, Apart] = {}
+        if self._cuts is not None:
+            found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
+            apart = {key: cut for key, cut in found if cut is not None}
+            for place, key in enumerate(container if apart else ()):
+                if key in apart:
+                    apart[key].place = place
+            shared = [key for key in keys if key not in apart]
+        self.flat.tokens += (kind, len(shared), *shared)
+        if not all(type(key) is str for key in shared):
             # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0
-            self.flat.tokens += [type(key) if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in keys]
+            self.flat.tokens += [type(key) if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in shared]
         if list(container) != keys:
             self.flat.orders.append((len(self.flat.tokens), list(container)))
         self._enter(container, path)
-        children = [self.node(container[key], (*path, key)) for key in keys]
+        if apart:
+            children: list[Node] = [
+                self._set_apart(apart[key], container[key]) if key in apart else self.node(container[key], (*path, key))
+                for key in keys
+            ]
+        else:
+            children = [self.node(container[key], (*path, key)) for key in keys]
         self._open.discard(id(container))
         return Branch(kind, container, keys, children)
 
@@ -243,7 +352,7 @@ class _Walk:
             )
 
     def _object(self, item: Any, path: Path) -> Branch:
-        self.flat.tokens.append(_OBJECT)
+        self.flat.tokens.append(OBJECT)
         self._enter(item, path)
         known = id(item) in self._state_dicts
         child = self.node(self._state_dicts[id(item)] if known else item.state_dict(), path)
@@ -303,7 +412,7 @@ def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None
 
 
 # Markers among the tokens; tuples, so that no string key can equal one.
-_ARRAY, _VALUE, _OBJECT, NUMPY = ("array",), ("value",), ("object",), ("numpy",)
+ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from deeppart.errors import StateError
-from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
+from deeppart.state.flatten import Apart, ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, exact, id_key, readable
 from deeppart.state.leaves import Array, LeafType, in_a_row
 from deeppart.state.runs import run_kind, same_leaf_value
-from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, id_key
-from deeppart.state.target import DROPPED, Target, is_lacking, meet
+from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.target import DROPPED, Target, both_plain, is_lacking, meet
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -76,6 +76,8 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
         return DROPPED if node.index in target.dropped else arrays[node.index]
     if isinstance(node, SavedValue):
         return target.values[node.index]
+    if isinstance(node, SavedApart):
+        return DROPPED
     children = [build(target, arrays, child) for child in node.children]
     if node.kind == "object":
         return children[0]
@@ -108,6 +110,10 @@ class _Putting:
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
         """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
+        if isinstance(saved, SavedApart):
+            return self._live_item(live)
+        if self._target.replaced and exact(path) in self._target.replaced:
+            return build(self._target, self._arrays, saved)
         if is_lacking(saved, live):
             created = build(self._target, self._arrays, saved)
             return None if created is DROPPED else created
@@ -121,7 +127,7 @@ class _Putting:
                 return self._live_item(live)
             assert isinstance(live, ValueLeaf)
             return value if copy else _filled_run(live.value, value)
-        assert isinstance(live, Branch)
+        assert isinstance(live, Branch) and isinstance(saved, SavedBranch)
         if saved.kind == "object":
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
             _load_object(live.container, merged, path)
@@ -129,8 +135,10 @@ class _Putting:
         mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
         merged_items = []
         for key, child in zip(saved.keys, saved.children, strict=True):
-            if id_key(key) in mine:
-                inner = mine[id_key(key)]
+            inner = mine.get(id_key(key))
+            if isinstance(child, SavedValue) and inner is not None and both_plain(child, inner, self._target.values):
+                merged_items.append((key, self._target.values[child.index]))
+            elif inner is not None:
                 merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))
             else:
                 created = build(self._target, self._arrays, child)
@@ -141,6 +149,7 @@ class _Putting:
     def _live_item(self, live: Node) -> Any:
         if isinstance(live, ArrayLeaf):
             return self._flat.data[live.index]
+        assert not isinstance(live, Apart)
         return live.value if isinstance(live, ValueLeaf) else live.container
 
 
@@ -173,6 +182,8 @@ def _filled_run(container: Any, value: Any) -> Any:
         container[:] = value
         return container
     if isinstance(container, dict):
+        if not _has_keys(value, container):
+            container.clear()
         for key, item in value.items():
             container[key] = item
         if isinstance(container, OrderedDict) and list(container) != list(value):
@@ -180,6 +191,14 @@ def _filled_run(container: Any, value: Any) -> Any:
                 container.move_to_end(key)
         return container
     return container if same_leaf_value(container, value) else value
+
+
+def _has_keys(value: dict[Any, Any], container: dict[Any, Any]) -> bool:
+    """Whether a dict has all keys of another; 1 and True are two."""
+    kinds = set(map(type, value)) | set(map(type, container))
+    if len(kinds) == 1:
+        return container.keys() <= value.keys()
+    return set(map(id_key, container)) <= set(map(id_key, value))
 
 
 def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:

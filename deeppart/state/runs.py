@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import sys
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -63,7 +64,9 @@ _NUMPY_KINDS = frozenset("biufc")
 #: numpy's long doubles: their bytes hold some that no bit of the number is in.
 _PADDED = "gG"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
-_INT_FORMS = ("i1", "i2", "i4", "i8")
+#: Forms of a column of ints and their type codes in Python's ``array``, narrowest first.
+_INT_FORMS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q"}
+_NUMBER_FORMS = {**_INT_FORMS, "f8": "d"}
 
 
 def is_run(item: object) -> bool:
@@ -141,17 +144,14 @@ def describe_leaf_value(value: Any) -> str:
     return f"{', '.join(texts):.50} ... ({len(value)} in a {kind})"
 
 
-def is_encoded_run(encoded: Encoded) -> bool:
-    """Whether :func:`encode_leaf_value` made this of a container."""
-    return type(encoded) is list and encoded[0] == _TAG
-
-
 def decode_leaf_value(encoded: Encoded, where: str) -> Any:
     """Inverse of :func:`encode_leaf_value`.
 
     Raises:
         CorruptFileError: not an encoding that this module makes.
     """
+    if type(encoded) in _PLAIN:
+        return encoded
     if not isinstance(encoded, list) or encoded[:1] != [_TAG]:
         return decode_value(encoded, where)
     try:
@@ -194,33 +194,35 @@ def _pack(items: Sequence[Any], kind: type) -> Encoded | None:
     if kind is int:
         return _pack_ints(items)
     if kind is float:
-        return ["f8", _text(np.frombuffer(array("d", items), dtype=np.float64).astype("<f8", copy=False))]
+        return ["f8", _text(_little(array("d", items)))]
     if kind is bool:
-        return ["bool", base64.b64encode(bytes(items)).decode("ascii")]
+        return ["bool", _text(bytes(items))]
     if kind is str:
         return ["items", list(items)] if _are_unicode(items) else None
     if issubclass(kind, np.generic):
         dtype = np.dtype(kind)
         if dtype.kind in _NUMPY_KINDS and dtype.char not in _PADDED:
-            return ["numpy", dtype.str, _text(np.array(items, dtype=dtype))]
+            return ["numpy", dtype.str, _text(np.array(items, dtype=dtype).tobytes())]
     return None
 
 
 def _pack_ints(items: Sequence[int]) -> Encoded | None:
-    try:
-        wide = np.frombuffer(array("q", items), dtype=np.int64)
-    except OverflowError:
-        return None
-    low, high = int(wide.min()), int(wide.max())
-    for form in _INT_FORMS:
-        limits = np.iinfo(form)
-        if limits.min <= low and high <= limits.max:
-            return [form, _text(wide.astype(f"<{form}"))]
-    raise AssertionError("int64 holds every int64")
+    least, most = min(items), max(items)
+    for form, code in _INT_FORMS.items():
+        limit = 1 << (8 * array(code).itemsize - 1)
+        if -limit <= least and most < limit:
+            return [form, _text(_little(array(code, items)))]
+    return None
 
 
-def _text(packed: np.ndarray[Any, Any]) -> str:
-    return base64.b64encode(packed.tobytes()).decode("ascii")
+def _little(numbers: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _text(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode("ascii")
 
 
 def _are_unicode(texts: Sequence[str]) -> bool:
@@ -255,10 +257,11 @@ def _decode_column(column: Any, where: str) -> Sequence[Any]:
             raise ValueError("a bool that is neither 0 nor 1")
         flags: list[bool] = found.astype(np.bool_).tolist()
         return flags
-    if form != "f8" and form not in _INT_FORMS:
-        raise ValueError(f"form {form!r}")
-    numbers: list[Any] = np.frombuffer(_data(arguments), dtype=f"<{form}").tolist()
-    return numbers
+    numbers = array(_NUMBER_FORMS[form])
+    numbers.frombytes(_data(arguments))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()
 
 
 def _data(arguments: list[Any]) -> bytes:

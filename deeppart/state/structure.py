@@ -19,20 +19,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.collecting import collection_paused
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.part.format import MAX_LEAF_BYTES, short
-from deeppart.state.flatten import DEEPEST_NESTING, DICT_KINDS, ArrayLeaf, Key, Node, Path, ValueLeaf, component
+from deeppart.state.flatten import (
+    DEEPEST_NESTING,
+    DICT_KINDS,
+    Apart,
+    ArrayLeaf,
+    ExactPath,
+    Key,
+    Node,
+    Path,
+    ValueLeaf,
+    component,
+    exact,
+    id_key,
+)
 from deeppart.state.leaves import LeafType
-from deeppart.state.runs import is_encoded_run
+from deeppart.state.runs import LEAST_ITEMS
 from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
 
 STRUCTURE_VERSION = 2
-#: What documents without runs are written as, so that older libraries read them.
-_PLAIN_VERSION = 1
 _CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 _KINDS = {code: kind for kind, code in _CODES.items()}
 #: What follows the code of a node, by number.
-_NODE_ITEMS = {"a": 1, "v": 1, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
+_NODE_ITEMS = {"a": 1, "v": 1, "r": 0, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
 #: Of the paths of all leaves together.
 MOST_PATH_CHARACTERS = 1 << 30
 DICTS = frozenset(DICT_KINDS.values())
@@ -69,6 +81,11 @@ class SavedValue:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedApart:
+    """Place of something that each rank has saved for itself; its part's document says what (``apart.py``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SavedBranch:
     """A container in the tree.
 
@@ -86,7 +103,7 @@ class SavedBranch:
     metadata: Any = None
 
 
-SavedNode = SavedBranch | SavedArray | SavedValue
+SavedNode = SavedBranch | SavedArray | SavedValue | SavedApart
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +117,9 @@ class Structure:
         aliases: leaf number -> what it shares memory with.
         values: encoded value per value number; None for the per-rank ones.
         per_rank_values: bool per value.
+        rank0: paths of what is rank 0's, whatever the others held.
+        has_apart: whether ranks have saved anything outside the structure that they share.
+        shared: number of leaves before those that stand apart on one rank, if this is the structure of its state.
     """
 
     tree: SavedNode
@@ -108,10 +128,23 @@ class Structure:
     aliases: dict[int, Alias] = field(default_factory=dict)
     values: tuple[Encoded, ...] = ()
     per_rank_values: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    rank0: frozenset[ExactPath] = frozenset()
+    has_apart: bool = False
+    shared: int | None = None
 
     def walk(self) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
         """Every leaf and value with its path, in the order of the tree."""
         yield from _walk(self.tree, ())
+
+    def rank0_leaves(self) -> dict[int, ExactPath]:
+        """Leaves that are rank 0's -> the path below which all is."""
+        found: dict[int, ExactPath] = {}
+        for path, node in self.walk() if self.rank0 else ():
+            keys = exact(path)
+            for length in range(len(keys) + 1):
+                if isinstance(node, SavedArray) and keys[:length] in self.rank0:
+                    found[node.index] = keys[:length]
+        return found
 
     def array_paths(self) -> list[Path]:
         """Path of each leaf, by leaf number."""
@@ -123,6 +156,8 @@ class Structure:
 
 
 def _walk(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+    if isinstance(node, SavedApart):
+        return
     if not isinstance(node, SavedBranch):
         yield path, node
         return
@@ -133,17 +168,25 @@ def _walk(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | Save
 # --- encoding ---------------------------------------------------------------------------------------------------------
 
 
-def encode_tree(root: Node) -> Any:
-    """The JSON form of a live tree."""
+def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
+    """The JSON form of a live tree.
+
+    Args:
+        first: what to add to the numbers of arrays and of values.
+    """
     if isinstance(root, ArrayLeaf):
-        return ["a", root.index]
+        return ["a", root.index + first[0]]
     if isinstance(root, ValueLeaf):
-        return ["v", root.index]
+        return ["v", root.index + first[1]]
+    if isinstance(root, Apart):
+        return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
     code = _CODES[root.kind]
-    children = [encode_tree(child) for child in root.children]
+    if root.kind in ("list", "tuple"):
+        return [code, _encode_items(root.children, first)]
+    children = [encode_tree(child, first) for child in root.children]
     if root.kind in DICTS:
-        place = {id_key(key): i for i, key in enumerate(root.keys)}
-        order = [place[id_key(key)] for key in root.container]
+        place = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
+        order = [place[id_key(key)] for key in root.container if id_key(key) in place]
         encoded = [encode_key(root.keys[i], "a dict key") for i in order]
         return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
     if root.kind == "namedtuple":
@@ -151,12 +194,25 @@ def encode_tree(root: Node) -> Any:
     if root.kind == "object":
         kind = type(root.container)
         return [code, f"{kind.__module__}.{kind.__qualname__}", children[0]]
-    return [code, children]
+    raise AssertionError(root.kind)
 
 
-def id_key(key: Key) -> tuple[str, Key]:
-    """A dict key that tells 1, True and 1.0 apart."""
-    return type(key).__name__, key
+def _encode_items(children: list[Node], first: tuple[int, int]) -> list[Any]:
+    """The items of a list or tuple; many values in a row, which follow each other in number too, as one entry."""
+    encoded: list[Any] = []
+    place = 0
+    while place < len(children):
+        child, start = children[place], place
+        while place < len(children) and isinstance(children[place], ValueLeaf):
+            place += 1
+        if isinstance(child, ValueLeaf) and place - start >= LEAST_ITEMS:
+            encoded.append(["v", child.index + first[1], place - start])
+        elif isinstance(child, ValueLeaf):
+            encoded += [encode_tree(value, first) for value in children[start:place]]
+        else:
+            encoded.append(encode_tree(child, first))
+            place += 1
+    return encoded
 
 
 def _encode_metadata(container: Any) -> Any:
@@ -180,8 +236,10 @@ def encode_structure(
     aliases: dict[int, Alias],
     values: list[Encoded],
     per_rank_values: npt.NDArray[np.bool_],
+    rank0: list[Any],
+    has_apart: bool,
 ) -> dict[str, Any]:
-    """The structure document; ``tree`` comes from :func:`encode_tree`."""
+    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
         entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
@@ -191,12 +249,28 @@ def encode_structure(
         leaves.append(entry)
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
     return {
-        "version": STRUCTURE_VERSION if per_rank_values.any() or any(map(is_encoded_run, values)) else _PLAIN_VERSION,
+        "version": STRUCTURE_VERSION,
         "tree": tree,
         "leaves": leaves,
         "values": shared,
         "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
+        "rank0": rank0,
+        "apart": has_apart,
     }
+
+
+def encode_path(path: Path) -> list[Encoded]:
+    """The keys of a path."""
+    return [encode_key(key, "a dict key") for key in path]
+
+
+def decode_path(encoded: list[Encoded], where: str) -> Path:
+    """Inverse of :func:`encode_path`.
+
+    Raises:
+        CorruptFileError: not one of its encodings.
+    """
+    return tuple(decode_value(key, where) for key in encoded)
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
@@ -210,7 +284,8 @@ def decode_structure(document: Any, where: str) -> Structure:
         CorruptFileError: anything that :func:`encode_structure` would not write.
     """
     try:
-        return _decode_structure(document, where)
+        with collection_paused():
+            return _decode_structure(document, where)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFileError(
             "a structure document cannot be read", found=f"{type(error).__name__}: {error}", where=where
@@ -239,36 +314,66 @@ def _decode_structure(document: Any, where: str) -> Structure:
             raise ValueError(f"leaf {index} has more to it than a leaf has")
         per_rank[index] = bool(own)
         if alias:
-            owner, offset, strides = alias[0]
-            aliases[index] = Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
+            aliases[index] = decode_alias(alias[0])
     values = tuple(_list(document["values"]))
     own_values = np.zeros(len(values), dtype=np.bool_)
     own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
-    seen: tuple[list[int], list[int]] = ([], [])
+    seen = _Numbers(len(values))
     tree = _decode_node(document["tree"], seen, where)
-    if sorted(seen[0]) != list(range(len(types))) or sorted(seen[1]) != list(range(len(values))):
+    if sorted(seen.arrays) != list(range(len(types))) or sorted(seen.values) != list(range(len(values))):
         raise ValueError("the tree does not name every leaf and value exactly once")
     check_nesting(tree)
-    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values)
+    rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document.get("rank0", [])))
+    has_apart = document.get("apart", False)
+    if type(has_apart) is not bool:
+        raise ValueError(f"apart: {short(has_apart)}")
+    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
     check_aliases(types, aliases)
     return structure
 
 
-def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -> SavedNode:
+@dataclass(slots=True)
+class _Numbers:
+    """Numbers of leaves and values that a tree has named; ``count`` values may be."""
+
+    count: int
+    arrays: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+
+
+def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, list[int], list[int]]:
+    """Read a tree that stands apart; returns it and the numbers of the arrays and the values that it names.
+
+    Args:
+        values: value numbers are below this.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError: not one that :func:`encode_tree` makes.
+    """
+    seen = _Numbers(values)
+    return _decode_node(document, seen, where), seen.arrays, seen.values
+
+
+def _decode_node(document: Any, seen: _Numbers, where: str) -> SavedNode:
     code, *rest = _list(document)
     if len(rest) != _NODE_ITEMS[code]:
         raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
     if code == "a":
-        seen[0].append(_count(rest[0]))
+        seen.arrays.append(_count(rest[0]))
         return SavedArray(rest[0])
     if code == "v":
-        seen[1].append(_count(rest[0]))
+        seen.values.append(_count(rest[0]))
         return SavedValue(rest[0])
+    if code == "r":
+        return SavedApart()
     kind = _KINDS[code]
     if kind == "object":
         if type(rest[0]) is not str:
             raise ValueError("the name of an object's class is not a text")
         return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
+    if kind in ("list", "tuple"):
+        items = _decode_items(_list(rest[0]), seen, where)
+        return SavedBranch(kind, tuple(range(len(items))), items)
     children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
     if kind in DICTS:
         keys = tuple([decode_value(key, where) for key in _list(rest[0])])
@@ -286,7 +391,32 @@ def _decode_node(document: Any, seen: tuple[list[int], list[int]], where: str) -
         if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
             raise ValueError("two fields of a namedtuple have one name")
         return SavedBranch(kind, fields, children, name=name)
-    return SavedBranch(kind, tuple(range(len(children))), children)
+    raise ValueError(f"node {code!r}")
+
+
+def _decode_items(documents: list[Any], seen: _Numbers, where: str) -> tuple[SavedNode, ...]:
+    items: list[SavedNode] = []
+    for document in documents:
+        if len(_list(document)) == 3 and document[0] == "v":
+            first, count = _count(document[1]), _count(document[2])
+            if first + count > seen.count:
+                raise ValueError(f"values {first} to {first + count - 1} of {seen.count}")
+            numbers = range(first, first + count)
+            seen.values.extend(numbers)
+            items += map(SavedValue, numbers)
+        else:
+            items.append(_decode_node(document, seen, where))
+    return tuple(items)
+
+
+def decode_alias(encoded: Any) -> Alias:
+    """Read ``[owner, offset, strides]``.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    owner, offset, strides = encoded
+    return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
 
 
 def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
@@ -323,14 +453,14 @@ def check_nesting(tree: SavedNode) -> None:
         )
 
 
-def check_aliases(types: Sequence[LeafType], aliases: Mapping[int, Alias]) -> None:
+def check_aliases(types: Sequence[LeafType] | Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
     """See that all of each alias lies within its owner, whose bytes it is a view of.
 
     Args:
         types: of every leaf, as one rank saved it.
 
     Raises:
-        ValueError, IndexError: naming the leaf.
+        ValueError, IndexError, KeyError: naming the leaf.
     """
     for index, alias in aliases.items():
         kind, owner = types[index], types[alias.owner]

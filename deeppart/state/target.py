@@ -12,8 +12,20 @@ from typing import Any
 
 import torch
 
+from deeppart.collecting import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
-from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, readable
+from deeppart.state.flatten import (
+    ArrayLeaf,
+    Branch,
+    ExactPath,
+    FlatState,
+    Node,
+    Path,
+    ValueLeaf,
+    exact,
+    id_key,
+    readable,
+)
 from deeppart.state.leaves import Array, LeafType, leaf_type, new_array
 from deeppart.state.runs import (
     RUN_KINDS,
@@ -23,8 +35,10 @@ from deeppart.state.runs import (
     run_kind,
     same_leaf_value,
 )
-from deeppart.state.structure import DICTS, Alias, SavedArray, SavedBranch, SavedNode, SavedValue, Structure, id_key
+from deeppart.state.structure import DICTS, Alias, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.ties import contiguous_strides, find_aliases
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 class _Dropped:
@@ -45,6 +59,7 @@ class Target:
         live: leaf number -> the live tensor or array it is written into; the others are created.
         tied: leaf numbers whose live array is a view of another live one, just as when they were saved.
         dropped: leaf numbers that are not restored.
+        replaced: paths of what is rank 0's and does not fit what the live state has there: it is created anew.
     """
 
     structure: Structure
@@ -53,6 +68,7 @@ class Target:
     live: dict[int, Array] = field(default_factory=dict)
     tied: set[int] = field(default_factory=set)
     dropped: frozenset[int] = frozenset()
+    replaced: set[ExactPath] = field(default_factory=set)
 
     def arrays(self) -> dict[int, Array]:
         """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed."""
@@ -71,8 +87,12 @@ def find_targets(target: Target, flat: FlatState) -> None:
         LeafMismatchError: a leaf's kind, shape or dtype differs.
     """
     matching = _Matching(target, flat)
-    matching.node(target.structure.tree, flat.root, (), fixed=True)
+    with collection_paused():
+        matching.node(target.structure.tree, flat.root, (), fixed=True)
     _check_ties(target, flat, matching.places)
+    for index, path in target.structure.rank0_leaves().items() if target.replaced else ():
+        if path in target.replaced:
+            target.live.pop(index, None)
 
 
 class _Matching:
@@ -90,6 +110,25 @@ class _Matching:
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
+        if isinstance(saved, SavedApart):
+            return
+        if self._target.structure.rank0 and not fixed and exact(path) in self._target.structure.rank0:
+            self._rank0(saved, live, path)
+        else:
+            self._node(saved, live, path, fixed)
+
+    def _rank0(self, saved: SavedNode, live: Node, path: Path) -> None:
+        """What is rank 0's may be of another structure here: then it takes the place of what is here."""
+        before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects
+        try:
+            self._node(saved, live, path, False)
+        except (StructureMismatchError, LeafMismatchError):
+            if isinstance(live, Branch) and live.kind == "object":
+                raise
+            self._target.live, self.places, self._seen, self._objects = before
+            self._target.replaced.add(exact(path))
+
+    def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
         if is_lacking(saved, live) and not fixed:
             return
         saved, live = meet(saved, live, self._target.values)
@@ -101,7 +140,7 @@ class _Matching:
             if not isinstance(live, ArrayLeaf):
                 raise self._kind_error(saved, live, path)
             self._array(saved.index, live, path)
-        elif self._target.values[saved.index] is not DROPPED:
+        elif isinstance(saved, SavedValue) and self._target.values[saved.index] is not DROPPED:
             self._value(saved, live, path, fixed)
 
     def _value(self, saved: SavedValue, live: Node, path: Path, fixed: bool) -> None:
@@ -115,10 +154,6 @@ class _Matching:
             if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
                 raise self._kind_error(saved, live, path)
             self._check_shared(saved, live.value, path)
-            if kind in DICTS:
-                lacking = _keys_beyond(live.value, value)
-                if lacking:
-                    raise _lacking_error(list(value), lacking, path)
         if fixed and (kind in (None, "tuple") or mine is None):
             self._check_fixed(value, live, path)
 
@@ -165,8 +200,9 @@ class _Matching:
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
             raise self._kind_error(saved, live, path)
         for key, child in zip(saved.keys, saved.children, strict=True):
-            if id_key(key) in mine:
-                self.node(child, mine[id_key(key)], (*path, key), fixed=fixed)
+            inner = mine.get(id_key(key))
+            if inner is not None and (fixed or not both_plain(child, inner, self._target.values)):
+                self.node(child, inner, (*path, key), fixed=fixed)
 
     def _check_shared(self, saved: SavedNode, container: Any, path: Path) -> None:
         """A container or object that stands at two places of the live state can hold only one thing.
@@ -291,16 +327,18 @@ def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, No
     return saved, live
 
 
+def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
+    """Whether a value is to replace another, and there is no more to it: the usual case, answered at little cost."""
+    return (
+        type(saved) is SavedValue
+        and type(live) is ValueLeaf
+        and type(live.value) in _PLAIN
+        and type(values[saved.index]) in _PLAIN
+    )
+
+
 def _same_kind(saved: str, live: str) -> bool:
     return saved == live or (saved in DICTS and live in DICTS)
-
-
-def _keys_beyond(live: dict[Any, Any], saved: dict[Any, Any]) -> list[Any]:
-    """Keys of a live dict that a saved one lacks; 1 and True are two."""
-    if set(map(type, live)) | set(map(type, saved)) == {str}:
-        return [key for key in live if key not in saved]
-    theirs = set(map(id_key, saved))
-    return [key for key in live if id_key(key) not in theirs]
 
 
 def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
@@ -338,11 +376,17 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
         places: number of a live leaf -> number of the saved leaf that goes there.
     """
     types = [leaf_type(data) for data in flat.data]
+    rank0, first_apart = target.structure.rank0_leaves(), target.structure.shared
     for index, alias in find_aliases(flat, types).items():
         saved, owner = places.get(index), places.get(alias.owner)
         if saved is None or owner is None:
             continue
         if not _tied_alike(target, saved, owner, alias):
+            if rank0.get(saved) != rank0.get(owner):  # rank 0 has other memory there: so it is to be here
+                target.replaced.update(path for path in (rank0.get(saved), rank0.get(owner)) if path is not None)
+                continue
+            if first_apart is not None and (saved < first_apart) != (owner < first_apart):
+                continue  # saved apart, from one memory: both hold the same bytes
             raise StructureMismatchError(
                 "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
                 found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
@@ -377,4 +421,5 @@ def decode_values(structure: Structure, where: str) -> list[Any]:
     """Decode the shared values; per-rank ones are DROPPED until filled in."""
     own = structure.per_rank_values.tolist()
     pairs = zip(structure.values, own, strict=True)
-    return [DROPPED if skip else decode_leaf_value(value, where) for value, skip in pairs]
+    with collection_paused():
+        return [DROPPED if skip else decode_leaf_value(value, where) for value, skip in pairs]

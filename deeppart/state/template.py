@@ -20,8 +20,10 @@ from deeppart.state.flatten import (
     DICT_KINDS,
     NUMPY,
     PLAIN_TENSORS,
+    Apart,
     ArrayLeaf,
     Branch,
+    Cuts,
     FlatState,
     Node,
     ValueLeaf,
@@ -47,6 +49,8 @@ class Template:
         self._state_dicts: dict[int, Any] = {}
         self._data: list[Any] = []
         self._extents = Extents([])
+        self._later: list[tuple[int, _Filler, Any]] = []
+        self.cuts: Cuts | None = None
 
     def flatten(self, state: Any) -> FlatState:
         """As :func:`deeppart.state.flatten.flatten`; what it returns holds until the next call or :meth:`clear`.
@@ -58,17 +62,34 @@ class Template:
         """
         try:
             if self._fill is not None and self._flat is not None:
-                self._data = []
-                if self._fill(state) and self._hold(self._flat):
+                self._data, self._later = [], []
+                if self._fill(state) and self._fill_later() and self._hold(self._flat):
                     return self._flat
             # state_dict() may be a collective call: what was already called is not called again
-            flat = flatten(state, state_dicts=self._state_dicts)
+            flat = flatten(state, state_dicts=self._state_dicts, cuts=self.cuts)
         finally:
-            self._state_dicts, self._data = {}, []
+            self._state_dicts, self._data, self._later = {}, [], []
+        self._take(flat)
+        return flat
+
+    def cut(self, cuts: Cuts | None) -> FlatState:
+        """Take the state of the last call apart once more, cut in another place; calls nobody's ``state_dict()``."""
+        assert self._flat is not None
+        state_dicts: dict[int, Any] = {}
+        root = _item(self._flat.root, self._flat, state_dicts)
+        self.cuts = cuts
+        flat = flatten(root, state_dicts=state_dicts, cuts=cuts)
+        self._take(flat)
+        return flat
+
+    def _take(self, flat: FlatState) -> None:
         self._flat, self._branches = flat, []
         self._extents = Extents(flat.data)
         self._fill = self._filler(flat.root, {})
-        return flat
+
+    def _fill_later(self) -> bool:
+        """What stands apart, in the order of its leaves."""
+        return all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0]))
 
     def _hold(self, flat: FlatState) -> bool:
         """Give the flat state its leaves; False if one of them has no memory of its own kind."""
@@ -94,6 +115,8 @@ class Template:
             return self._array_filler(node, kinds)
         if isinstance(node, ValueLeaf):
             return _value_filler(node)
+        if isinstance(node, Apart):
+            return self._apart_filler(node, kinds)
         self._branches.append(node)
         if node.kind == "object":
             return self._object_filler(node, self._filler(node.children[0], kinds))
@@ -101,6 +124,19 @@ class Template:
         if type(node.container) in DICT_KINDS:
             return _dict_filler(node, take)
         return _items_filler(node, take)
+
+    def _apart_filler(self, apart: Apart, kinds: dict[Any, Any]) -> _Filler:
+        assert self._flat is not None
+        place = next(place for place, each in enumerate(self._flat.apart) if each is apart)
+        if apart.node is None:
+            return lambda item: True
+        inner = self._filler(apart.node, kinds)
+
+        def fill(item: Any) -> bool:
+            self._later.append((place, inner, item))
+            return True
+
+        return fill
 
     def _children_taker(self, branch: Branch, kinds: dict[Any, Any]) -> Callable[[Sequence[Any]], bool]:
         """Takes the items of a container in canonical order."""
@@ -167,6 +203,21 @@ class Template:
             return fill_state_dict(state_dict)
 
         return fill
+
+
+def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
+    """What a node was made of; notes what objects' ``state_dict()`` have returned."""
+    if isinstance(node, ArrayLeaf):
+        return flat.data[node.index]
+    if isinstance(node, ValueLeaf):
+        return node.value
+    if isinstance(node, Apart):
+        return None if node.node is None else _item(node.node, flat, state_dicts)
+    for child in node.children:
+        item = _item(child, flat, state_dicts)
+        if node.kind == "object":
+            state_dicts[id(node.container)] = item
+    return node.container
 
 
 def _value_filler(leaf: ValueLeaf) -> _Filler:

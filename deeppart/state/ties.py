@@ -7,6 +7,8 @@ overlap partly, without one covering the other, are saved in full each and are n
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,8 +21,21 @@ from deeppart.state.structure import Alias
 def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     """Leaf number -> what it is a view of. Owners are never aliases themselves.
 
-    Of equal leaves the flat one with the lowest number owns the bytes.
+    Of equal leaves the flat one with the lowest number owns the bytes. What stands apart from the structure that all
+    ranks share is not tied to it, nor what is rank 0's to what is each rank's own.
     """
+    if not flat.apart:
+        return _find_aliases(flat, types)
+    aliases: dict[int, Alias] = {}
+    limits = sorted({0, flat.shared[0], flat.common[0], len(types)})
+    for start, stop in pairwise(limits):
+        part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
+        for index, alias in _find_aliases(part, types[start:stop]).items():
+            aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
+    return aliases
+
+
+def _find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from deeppart.state.leaves import TORCH_DTYPES
+from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS
 from deeppart.testing.states import Box
 
 _NUMBERS = ("?", "i1", "<i2", ">i4", "<u8", ">u2", "f2", "<f4", ">f8", "g", "<c8", ">c16", "<M8[ns]", ">m8[s]")
@@ -101,6 +102,24 @@ values = st.one_of(
 leaves = st.one_of(tensors(), numpy_arrays(), values)
 
 
+@st.composite
+def runs(draw: st.DrawFn) -> Any:
+    """A container of small values that is saved as one value, or one that is a little too short for that."""
+    kinds = [st.integers(), st.integers(-200, 200), floats, texts, st.booleans(), st.binary(max_size=5), values]
+    kinds.append(st.binary(min_size=2, max_size=2).map(lambda data: np.frombuffer(data, dtype=np.float16)[0]))
+    items = draw(st.lists(draw(st.sampled_from(kinds)), min_size=LEAST_ITEMS - 2, max_size=3 * LEAST_ITEMS))
+    if draw(st.booleans()):
+        return items if draw(st.booleans()) else tuple(items)
+    count = draw(st.integers(LEAST_ENTRIES - 1, LEAST_ENTRIES + 3))
+    names: list[list[Any]] = [list(range(count)), [str(place) for place in range(count)]]
+    names += [[(place, "x") for place in range(count)], [place / 7 for place in range(count)]]
+    chosen = draw(st.sampled_from(names))
+    table = {name: items[place % len(items)] for place, name in enumerate(chosen)}
+    table |= draw(st.dictionaries(keys, values, max_size=3))
+    kinds_of_dict: list[Any] = [dict, OrderedDict, Counter]
+    return draw(st.sampled_from(kinds_of_dict))(table)
+
+
 def _namedtuple_of(items: list[Any]) -> Any:
     return namedtuple("Drawn", _FIELD_NAMES[: len(items)])(*items)
 
@@ -119,6 +138,7 @@ def states(max_leaves: int = 12) -> st.SearchStrategy[dict[str, Any]]:
             lists.map(tuple),
             lists.map(_namedtuple_of),
             children.map(Box),
+            runs(),
         )
 
     return st.fixed_dictionaries({"state": st.recursive(leaves, containers, max_leaves=max_leaves)})

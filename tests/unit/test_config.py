@@ -324,3 +324,30 @@ def test_machine_files_that_will_not_do(text: str) -> None:
         Config(machine="nowhere.toml")
     with pytest.raises(ConfigError, match="machine"):
         Config(machine=3)  # type: ignore[arg-type]
+
+
+RULES = {"replay/*": "none", "best/*": "rank0", "*": "auto"}
+
+
+def test_replicated_by_globs_from_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_toml('[replicated]\n"replay/*" = "none"\n"best/*" = "rank0"\n"*" = "auto"\n')
+    assert list(Config().replicated.items()) == list(RULES.items())  # type: ignore[union-attr]
+    monkeypatch.setenv("DEEPPART_REPLICATED", "replay/*=none, best/*=rank0,a=b=verify,*=auto")
+    found = Config().replicated
+    assert list(found.items()) == list((RULES | {"a=b": "verify"}).items())[:2] + [("a=b", "verify"), ("*", "auto")]  # type: ignore[union-attr]
+    assert Config(replicated={"x": "all"}).replicated == {"x": "all"}
+    with_order = Config(replicated={"a": "none", "*": "all"}), Config(replicated={"*": "all", "a": "none"})
+    first, second = (repr(config.shared_settings()["replicated"]) for config in with_order)
+    assert first != second, "the order counts: ranks with different ones do not agree"
+
+
+@pytest.mark.parametrize("value", [{"x": "some"}, {"": "none"}, {1: "none"}, {"x": None}, ["x"], "rank0"])
+def test_impossible_rules(value: Any) -> None:
+    with pytest.raises(ConfigError, match="replicated"):
+        Config(replicated=value)
+
+
+def test_rules_that_cannot_be_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPPART_REPLICATED", "x=none,y")
+    with pytest.raises(ConfigError, match="GLOB=MODE"):
+        Config()

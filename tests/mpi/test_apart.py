@@ -1,0 +1,229 @@
+"""States whose structure differs between ranks, where that is allowed: each rank gets its own back.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import PerRankError, StructureMismatchError
+from deeppart.reading import find_step
+from deeppart.testing.states import blank, difference
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+RULES = {"replay/*": "none", "best/*": "rank0", "trusted": "all"}
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+
+
+def ragged_state(rank: int) -> dict[str, Any]:
+    """What "auto" allows: lists of other lengths, None where others have something, runs that differ."""
+    return {
+        "weights": torch.arange(6000.0).view(3, 2000),
+        "history": [0.5 * step for step in range(20 + rank)],  # a run on every rank
+        "few": list(range(5 + 10 * rank)),  # a run on some ranks
+        "buffers": [torch.full((4 + rank,), float(rank)) for _ in range(2 + rank)],
+        "cache": None if rank == 0 else {"x": torch.ones(3) * rank, "names": ["a"] * rank},
+        "moment": torch.ones(7) * rank if rank < 2 else None,
+        "items": ["fixed", None if rank else [torch.zeros(2), 1], 3],
+        "table": {f"word {place} of {rank}": place for place in range(300)},
+        "same": dict.fromkeys(range(300) if rank % 2 else reversed(range(300)), "x"),
+        "step": 7,
+    }
+
+
+def ruled_state(rank: int) -> dict[str, Any]:
+    """What rules allow besides."""
+    base = torch.arange(10.0) + rank
+    replay = OrderedDict([("first", rank), (f"only {rank}", {"rows": base, "tail": base[5:]}), ("last", "x")])
+    state: dict[str, Any] = {
+        "weights": torch.arange(6000.0).view(3, 2000),
+        "trusted": torch.full((9,), 2.0),
+        "replay": replay if rank != 1 else None,
+        "step": 7,
+    }
+    if rank == 0:
+        state["best"] = {"loss": 0.25, "weights": torch.full((2000,), 3.0), "curve": [0.1] * 30}
+    elif rank == 1:
+        state["best"] = None
+    elif rank == 2:
+        state["best"] = {"loss": 9.0, "weights": torch.zeros(3), "other": 1}
+    return state
+
+
+def save(comm: Any, directory: Path, make: Any, rules: Any = "auto", steps: int = 2) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config(directory, replicated=rules), comm) as ck:
+            for step in range(1, steps + 1):
+                ck.checkpoint(make(comm.rank), step=step).wait(timeout=20)
+    return [str(w.message) for w in caught if issubclass(w.category, deeppart.DeeppartWarning)]
+
+
+def restore(comm: Any, directory: Path, make: Any, per_rank: Any = "strict", clear: bool = True) -> Any:
+    state = make(comm.rank)
+    if clear:
+        state = blank_tensors(state)
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        try:
+            return ck.restore(state, per_rank=per_rank), state
+        except deeppart.DeeppartError as error:
+            return type(error), str(error)
+
+
+def blank_tensors(state: Any) -> Any:
+    """The same structure, with None where there is None, and other contents."""
+    if state is None:
+        return None
+    if isinstance(state, dict):
+        return type(state)((key, blank_tensors(item)) for key, item in state.items())
+    if isinstance(state, list):
+        return [blank_tensors(item) for item in state]
+    return blank(state)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_auto_allows(run_on: Any, shared_path: Path, ranks: int) -> None:
+    notices = run_on(ranks, save, shared_path, ragged_state)
+    paths = ("history", "few", "buffers", "cache", "items/1", "table")
+    assert all(path in notices[0][0] for path in paths) and not any(notices[1:])
+    assert "same" not in notices[0][0], "the order of a dict's entries is no difference"
+    for rank, (step, found) in enumerate(run_on(ranks, restore, shared_path, ragged_state)):
+        assert step == 2
+        assert difference(ragged_state(rank), found, ordered=False) is None
+        loaded = deeppart.load(shared_path / "ckpt", rank=rank)
+        assert difference(ragged_state(rank), loaded, ordered=False) is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_rules_allow(run_on: Any, shared_path: Path, ranks: int) -> None:
+    notices = run_on(ranks, save, shared_path, ruled_state, RULES)
+    assert not any(notices), "what the user says himself is not told him"
+    best = ruled_state(0)["best"]
+    for rank, (step, found) in enumerate(run_on(ranks, restore, shared_path, ruled_state)):
+        assert step == 2
+        expected = ruled_state(rank) | {"best": best}
+        assert difference(expected, found, ordered=False) is None
+        loaded = deeppart.load(shared_path / "ckpt", rank=rank)
+        assert difference(expected, loaded, ordered=False) is None
+        if expected["replay"] is not None:
+            assert list(loaded["replay"]) == list(expected["replay"])
+            own = loaded["replay"][f"only {rank}"]
+            assert own["tail"].data_ptr() == own["rows"][5:].data_ptr(), "tied again"
+
+
+def check(comm: Any, directory: Path) -> Any:
+    from tests.unit.cli_support import call
+
+    verified = json.loads(call("verify", directory / "ckpt", "--json"))
+    shown = json.loads(call("show", directory / "ckpt", "--json"))
+    call("show", directory / "ckpt")
+    call("export", directory / "ckpt", directory / "out.h5", "--rank", "1")
+    return verified, shown
+
+
+def test_commands_know_what_stands_apart(run_on: Any, shared_path: Path) -> None:
+    run_on(3, save, shared_path, ruled_state, RULES)
+    ((verified, shown),) = run_on(1, check, shared_path)
+    assert [step["state"] for step in verified["steps"]] == ["sound"] * len(verified["steps"])
+    paths = [leaf["path"] for leaf in shown["leaves"]]
+    assert {"replay/only 0/rows", "replay/only 2/rows", "best/weights"} <= set(paths)
+
+
+def first(path: str, old: list[Any], rank: int, size: int) -> Any:
+    """What the first rank that had anything had there."""
+    return next(item for item in old if item is not None)
+
+
+def live_for_another_world(rank: int) -> dict[str, Any]:
+    return ragged_state(1)
+
+
+def live_for_the_function(rank: int) -> dict[str, Any]:
+    return ragged_state(1) | {"buffers": [], "cache": None, "items": ["fixed", None, 3]}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_another_number_of_ranks(run_on: Any, new_shared_path: Any, ranks: int) -> None:
+    directory = new_shared_path()
+    run_on(2, save, directory, ragged_state)
+    for kind, text in run_on(ranks, restore, directory, live_for_another_world):
+        assert kind is PerRankError or "PerRankError" in text or "refused by" in text
+        assert "cache" in text and "items/1" in text
+    for step, found in run_on(ranks, restore, directory, live_for_another_world, "drop", False):
+        assert step == 2
+        assert difference(ragged_state(1), found, ordered=False) is None, "live ones are left alone"
+    for step, found in run_on(ranks, restore, directory, live_for_the_function, first, False):
+        assert step == 2, found
+        assert found["cache"]["x"].tolist() == [1.0] * 3
+        assert [len(item) for item in found["buffers"]] == [4, 4]
+
+
+def refused(comm: Any, make: Any, directory: Path, rules: Any = "auto") -> str:
+    with deeppart.Checkpointer(config(directory, replicated=rules), comm) as ck:
+        try:
+            ck.checkpoint(make(comm.rank), step=1)
+        except StructureMismatchError as error:
+            return str(error)
+    return "saved"
+
+
+def other_keys(rank: int) -> dict[str, Any]:
+    return {"a": 1, "deep": {f"k{rank}": 1}}
+
+
+def other_kinds(rank: int) -> dict[str, Any]:
+    return {"a": 1, "deep": torch.ones(2) if rank else 7}
+
+
+def test_other_differences_are_refused_with_advice_that_is_true(run_on: Any, new_shared_path: Any) -> None:
+    for make, named in ((other_keys, "deep/k1"), (other_kinds, "deep")):
+        for text in run_on(2, refused, make, new_shared_path()):
+            assert named in text and '"none"' in text
+        assert run_on(2, refused, make, new_shared_path(), {"deep/*": "none"}) == ["saved"] * 2
+
+
+def growing(comm: Any, directory: Path) -> Any:
+    """One structure after another: the ranks cut anew each time, and go back to sharing when they are alike again."""
+    states = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with deeppart.Checkpointer(config(directory), comm) as ck:
+            for step in range(1, 7):
+                count = 3 if step == 6 else 2 + (comm.rank * step) % 4
+                state = {"list": [torch.full((step,), float(comm.rank)) for _ in range(count)], "w": torch.ones(9)}
+                if step == 6:
+                    state["list"] = [torch.ones(2)] * 3
+                ck.checkpoint(state, step=step).wait(timeout=20)
+                states.append(state)
+            live = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
+            live["list"] = [live["list"][0]] * 3
+            assert ck.restore(live) == 6
+            assert difference(states[-1], live) is None
+    return states
+
+
+def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
+    saved = run_on(2, growing, shared_path)
+    loaded = deeppart.load(shared_path / "ckpt", step=6)
+    assert difference(saved[0][5], loaded) is None
+    assert not find_step(shared_path / "ckpt", 6).manifest.structure["apart"]
+
+
+def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:
+    rules = {"replay/*": "none", "best/*": "rank0", "tpyo/*": "none"}
+    notices = run_on(2, save, shared_path, ruled_state, rules)
+    assert [len(each) for each in notices] == [1, 0] and "tpyo" in notices[0][0] and "replay" not in notices[0][0]
