@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import plan, stages, sweep
+from tests.faults.campaign import plan, records, stages, sweep
 from tests.faults.campaign.order import Order
 from tests.mpi import launch
 
@@ -38,16 +38,16 @@ def play(capsys: pytest.CaptureFixture[str]) -> Callable[..., Played]:
 def test_a_short_campaign(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn scenarios, and those that need each level; where the drawn ones restore from depends on timing."""
     drawn = campaign._chosen
-    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *map(served_by, plan.LEVELS)])
+    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *map(served_by, records.LEVELS)])
     code, result = play(*SHORT)
     assert code == 0, result["failed"]
     assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
     assert result["faults"] > 30
     assert any(kind.startswith("kill: ") for kind in result["kinds"]) and "file: base" in result["kinds"]
-    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(plan.LEVELS)
+    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(records.LEVELS)
 
 
-@pytest.mark.parametrize("level", plan.LEVELS)
+@pytest.mark.parametrize("level", records.LEVELS)
 @pytest.mark.timeout(120)
 def test_a_restore_is_counted_for_the_level_it_came_from(
     play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, level: str
@@ -60,15 +60,15 @@ def test_a_restore_is_counted_for_the_level_it_came_from(
     assert set(row["levels"]) <= {"local", level}
 
 
-def served_by(level: str) -> plan.Scenario:
+def served_by(level: str) -> records.Scenario:
     """What is lost lies on this level alone, whatever the order in which things happen."""
     action, file, kept = ("flip", "partner", "partner") if level == "local" else ("remove", "node", level)
-    fault = plan.FileFault(action, file, 1, 0, 0)
-    every = {name: int(name in ("local", kept)) for name in plan.LEVELS}
+    fault = records.FileFault(action, file, 1, 0, 0)
+    every = {name: int(name in ("local", kept)) for name in records.LEVELS}
     saves = dataclasses.replace(sweep.quiet_life("checkpoint"), every=every)
     restores = dataclasses.replace(saves, checkpoints=0, before=(fault,))
-    leaves = tuple(plan.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
-    return plan.Scenario(0, 0, True, leaves, (saves, restores))
+    leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
+    return records.Scenario(0, 0, True, leaves, (saves, restores))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_broken_library_is_noticed(play: Callable[..., Played], broken: str, f
 def test_a_seed_decides_everything() -> None:
     scenarios = [plan.scenario(3, number) for number in range(50)]
     assert scenarios == [plan.scenario(3, number) for number in range(50)]
-    assert len(set(map(plan.describe, scenarios))) == 50
+    assert len(set(map(records.describe, scenarios))) == 50
     assert plan.scenario(4, 0) != scenarios[0]
     stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
     assert stages_met == {*stages.STAGES, ""}
