@@ -46,6 +46,7 @@ class Training:
     def __init__(self, rank: Rank, ck: Any, ending: str) -> None:
         self._rank, self._ck, self._ending = rank, ck, ending
         self._begun: int | None = None
+        self._told: list[str] = []
         self._pending: list[tuple[int, Any, set[str]]] = []
         self._first = rank.rank % rank.life.node_size == 0
         drifting = {leaf.name for leaf in rank.leaves if leaf.drifts}  # a buffer, not a parameter
@@ -142,6 +143,10 @@ class Training:
         """Record what has been settled since the last look; whether all is."""
         self._ck.poll()
         for step, pending, due in self._pending:
+            lines = [line for line in pending.report.hanging if line not in self._told] if self._may_be_busy else []
+            if lines and not self._told:
+                self._told += lines
+                self._rank.record("hanging", step=step, lines=lines)
             for level in sorted(due):
                 report = pending.report.levels[level]
                 if report.state in _FINAL:
