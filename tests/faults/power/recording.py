@@ -97,16 +97,21 @@ class Recorder:
         by_descriptor = name in ("write", "pwrite", "ftruncate", "fsync", "fdatasync", "close")
 
         def recorded(*arguments: Any, **options: Any) -> Any:
-            target = self._below(arguments[0], by_descriptor)
+            directory = options.get("dir_fd", options.get("src_dir_fd"))
+            target = self._below(arguments[0], by_descriptor, directory)
+            if name in ("rename", "replace", "link"):
+                arguments_seen = (*arguments[:1], self._below(arguments[1], False, options.get("dst_dir_fd")))
+            else:
+                arguments_seen = arguments
             if target is None:
                 return function(*arguments, **options)
             with self._lock:
                 if name in ("fsync", "fdatasync", "close"):
-                    note(target, arguments)
+                    note(target, arguments_seen)
                     return function(*arguments, **options)
                 before = self._inode_of(target) if name in ("open", "rename", "unlink", "remove", "replace") else None
                 result = function(*arguments, **options)
-                note(target, arguments, before)
+                note(target, arguments_seen, before)
                 return result
 
         return recorded
@@ -140,7 +145,7 @@ class Recorder:
             self._look(path)
 
     def _rename(self, path: str, arguments: Any, before: int | None) -> None:
-        target = self._below(arguments[1], False)
+        target = arguments[1]
         assert target is not None and before is not None
         self._look(target)
         gone, there = self._entry(path, None), self._entry(target, before)
@@ -151,7 +156,7 @@ class Recorder:
             self._entries(there)
 
     def _link(self, path: str, arguments: Any, before: int | None) -> None:
-        target = self._below(arguments[1], False)
+        target = arguments[1]
         assert target is not None
         self._look(path)
         self._entries(self._entry(target, self._inode_of(target)))
@@ -185,14 +190,15 @@ class Recorder:
         except OSError:
             return None
 
-    def _below(self, target: Any, by_descriptor: bool) -> str | None:
-        if by_descriptor or isinstance(target, int):
-            try:
+    def _below(self, target: Any, by_descriptor: bool, directory: int | None = None) -> str | None:
+        try:
+            if by_descriptor or isinstance(target, int):
                 text = os.readlink(f"/proc/self/fd/{int(target)}")
-            except OSError:
-                return None
-        else:
-            text = os.path.abspath(os.fsdecode(target))
+            else:
+                start = "" if directory is None else os.readlink(f"/proc/self/fd/{directory}")
+                text = os.path.abspath(os.path.join(start, os.fsdecode(target)))
+        except OSError:
+            return None
         prefix = os.path.join(str(self.root), "")
         if text == str(self.root):
             return "."
