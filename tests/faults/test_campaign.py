@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +15,17 @@ from typing import Any
 import pytest
 
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import plan, records, stages, sweep
+from tests.faults.campaign import plan, records, special, stages, sweep
+from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.order import Order
+from tests.faults.campaign.report import Tally
+from tests.faults.campaign.runner import Play
+from tests.faults.campaign.trace import Trace
 from tests.mpi import launch
+from tests.mpi.launch import ROOT
 
 #: Small worlds start fast. Seed and number of scenarios: with kills and without.
-SHORT = ("--seed", "6", "--runs", "8", "--ranks", "4", "--kills", "0.25")
+SHORT = ("--seed", "6", "--runs", "11", "--ranks", "4", "--kills", "0.25", "--only", "files")
 
 Played = tuple[int, dict[str, Any]]
 
@@ -106,6 +115,46 @@ def test_a_seed_decides_everything() -> None:
     assert plan.scenario(4, 0) != scenarios[0]
     stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
     assert stages_met == {*stages.STAGES, ""}
+    assert {special.kind_of(3, number) for number in range(1000)} == {*special.KINDS}
+
+
+def test_a_seed_decides_everything_in_every_process() -> None:
+    """Sets of names come in another order in every interpreter: nothing that is drawn may depend on that."""
+    command = [sys.executable, "-m", "tests.faults.campaign", "--seed", "77123456", "--runs", "40", "--list"]
+    listed = set()
+    for hash_seed in ("1", "2", "3"):
+        env = os.environ | {"PYTHONHASHSEED": hash_seed}
+        listed.add(subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=ROOT).stdout)
+    assert len(listed) == 1
+
+
+def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
+    """Twice, in jobs of their own; and once more from what was written down. Lives that wait write the same files."""
+    leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
+    quiet = sweep.quiet_life("checkpoint")
+    kinds = ("local", "partner", "parity", "persistent", "manifest", "spare", "temporary", "lock", "node")
+    harm = tuple(
+        records.FileFault(action, file, 2, -1, 11 * number)
+        for number, (action, file) in enumerate(itertools.product(("flip", "truncate", "garbage", "swap"), kinds[:5]))
+    ) + tuple(records.FileFault("remove", file, 1, -1, 5) for file in kinds)
+    lives = (quiet, dataclasses.replace(quiet, before=harm[:10]), dataclasses.replace(quiet, before=harm[10:]))
+    if reason := launch.unavailable():
+        pytest.skip(reason)
+    scenario = records.Scenario(3, 1, True, leaves, lives)
+    traces = []
+    for name in ("first", "second", "replayed"):
+        again = traces[0] if name == "replayed" else None
+        jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=3)
+        one = Play(scenario, tmp_path / name, jobs, Tally(), again=again)
+        try:
+            one.run()
+        finally:
+            jobs.close()
+        assert not one.problems, one.problems
+        traces.append(one.trace)
+    assert len(traces[0].harm) > 20 and {each.how for each in traces[0].harm} >= {"flip", "truncate", "swap", "node"}
+    assert traces[0].harm == traces[1].harm == traces[2].harm
+    assert Trace.from_json(json.loads(json.dumps(traces[0].to_json()))) == traces[0]
 
 
 def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:

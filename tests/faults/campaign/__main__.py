@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.faults.campaign import libc, plan, records, report, special, stages, sweep
+from tests.faults.campaign.cutting import Cutting
 from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.judge import Problem
 from tests.faults.campaign.runner import Play
@@ -108,8 +109,7 @@ class Campaign:
                     seed = scenario.seed
                     jobs = self._new_jobs(directory, seed)
                 base = Path(tempfile.mkdtemp(prefix=scenario.name.replace(":", "-") + "-", dir=directory))
-                again = self._again.get(scenario.name)
-                play = Play(scenario, base, jobs, self.tally, self._options.break_library or "", again)
+                play = self._play(scenario, base, jobs)
                 play.run()
                 self._write_trace(play.trace)
                 if self._interrupted:
@@ -126,6 +126,12 @@ class Campaign:
             raise
         finally:
             jobs.close()
+
+    def _play(self, scenario: records.Scenario, base: Path, jobs: Jobs) -> Play | Cutting:
+        if scenario.kind == special.POWER_KIND:
+            return Cutting(scenario, self.tally)
+        broken = self._options.break_library or ""
+        return Play(scenario, base, jobs, self.tally, broken, self._again.get(scenario.name))
 
     def _new_jobs(self, directory: Path, seed: int) -> Jobs:
         jobs = Jobs(self._ranks, self._options.limit, self._libfiu, Path(tempfile.mkdtemp(dir=directory)), seed)
@@ -144,7 +150,7 @@ class Campaign:
                 return None
             return next(self._waiting, None)
 
-    def _failure(self, play: Play, scenario: records.Scenario, base: Path) -> None:
+    def _failure(self, play: Play | Cutting, scenario: records.Scenario, base: Path) -> None:
         texts = [f"{problem.kind}: {problem.text}" for problem in play.problems]
         again = f"python -m tests.faults.campaign --repeat={scenario.name} --verbose{_needed(self._options)}"
         with self._lock:

@@ -33,6 +33,8 @@ def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) ->
     rng = random.Random(f"{seed}:{number}")
     threads = rng.random() > 0.12
     kind = special.kind_of(seed, number)
+    if kind == special.POWER_KIND:
+        return Scenario(seed, number, True, (), (), kind)
     if kind != special.FILES_KIND:
         leaves, special_lives = special.DRAWN[kind][0](rng)
         return Scenario(seed, number, True, leaves, special_lives, kind)

@@ -214,15 +214,16 @@ DRAWN: dict[str, tuple[Callable[[random.Random], tuple[Leaves, Lives]], float]] 
     "drift": (drift, 3),
     "rebind": (rebinding, 2),
 }
-FILES_KIND = "files"
-KINDS = (FILES_KIND, *DRAWN)
-#: How many scenarios are about files, and all that was always drawn there.
-FILES_SHARE = 0.7
+#: Files and storage of all kinds, and kills: what ``plan`` draws. Power loss has no lives: see ``cutting``.
+FILES_KIND, POWER_KIND = "files", "power"
+KINDS = (FILES_KIND, POWER_KIND, *DRAWN)
+FILES_SHARE, POWER_SHARE = 0.72, 0.04
 
 
 def kind_of(seed: int, number: int) -> str:
     """What a scenario is about."""
     rng = random.Random(f"{seed}:{number}:kind")
-    if rng.random() < FILES_SHARE:
-        return FILES_KIND
+    place = rng.random()
+    if place < FILES_SHARE + POWER_SHARE:
+        return FILES_KIND if place < FILES_SHARE else POWER_KIND
     return rng.choices(list(DRAWN), [share for _, share in DRAWN.values()])[0]
