@@ -69,6 +69,16 @@ def test_a_restore_is_counted_for_the_level_it_came_from(
     assert set(row["levels"]) <= {"local", level}
 
 
+@pytest.mark.timeout(300)
+def test_a_short_campaign_of_each_special_kind(play: Callable[..., Played]) -> None:
+    """One scenario of each; more are drawn by ``make faults``."""
+    kinds = ("hang", "clock", "fork")
+    drawn = [str(next(n for n in range(1000) if special.kind_of(6, n) == kind)) for kind in kinds]
+    code, result = play("--repeat", *(f"6:{number}" for number in drawn))
+    assert code == 0, result["failed"]
+    assert result["faults"] >= len(kinds)
+
+
 def served_by(level: str) -> records.Scenario:
     """What is lost lies on this level alone, whatever the order in which things happen."""
     action, file, kept = ("flip", "partner", "partner") if level == "local" else ("remove", "node", level)
@@ -128,8 +138,9 @@ def test_a_seed_decides_everything_in_every_process() -> None:
     assert len(listed) == 1
 
 
+@pytest.mark.timeout(300)
 def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
-    """Twice, in jobs of their own; and once more from what was written down. Lives that wait write the same files."""
+    """Twice; and once more from what was written down. Lives that wait write the same files."""
     leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
     quiet = sweep.quiet_life("checkpoint")
     kinds = ("local", "partner", "parity", "persistent", "manifest", "spare", "temporary", "lock", "node")
@@ -141,17 +152,16 @@ def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
     if reason := launch.unavailable():
         pytest.skip(reason)
     scenario = records.Scenario(3, 1, True, leaves, lives)
-    traces = []
-    for name in ("first", "second", "replayed"):
-        again = traces[0] if name == "replayed" else None
-        jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=3)
-        one = Play(scenario, tmp_path / name, jobs, Tally(), again=again)
-        try:
+    traces: list[Trace] = []
+    jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=3)
+    try:
+        for name in ("first", "second", "replayed"):
+            one = Play(scenario, tmp_path / name, jobs, Tally(), again=traces[0] if name == "replayed" else None)
             one.run()
-        finally:
-            jobs.close()
-        assert not one.problems, one.problems
-        traces.append(one.trace)
+            assert not one.problems, one.problems
+            traces.append(one.trace)
+    finally:
+        jobs.close()
     assert len(traces[0].harm) > 20 and {each.how for each in traces[0].harm} >= {"flip", "truncate", "swap", "node"}
     assert traces[0].harm == traces[1].harm == traces[2].harm
     assert Trace.from_json(json.loads(json.dumps(traces[0].to_json()))) == traces[0]
