@@ -16,7 +16,7 @@ from tests.faults.campaign.trace import Trace
 from tests.mpi.launch import ROOT
 
 _ROW = "power lost"
-_WAYS = 4
+_WAYS = 12
 _LIMIT_S = 900.0
 
 

@@ -48,7 +48,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--seed", type=int, default=1, help="of the first job (default 1)")
     add("--runs", type=int, default=1, help="jobs (default 1)")
-    add("--ways", type=int, default=6, help="ways in which each cut may end that are tried (default 6)")
+    add("--ways", type=int, default=12, help="ways in which each cut may end that are tried (default 12)")
     add("--without", choices=("all",), help="take each sync out in turn; then something has to be wrong")
     add("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)

@@ -128,7 +128,14 @@ def record(plan: Plan, base: Path) -> tuple[list[Event], list[str]]:
 
 
 def cut_everywhere(
-    plan: Plan, events: list[Event], first: list[str], base: Path, most: int, ignored: Collection[str] = ()
+    plan: Plan,
+    events: list[Event],
+    first: list[str],
+    base: Path,
+    most: int,
+    ignored: Collection[str] = (),
+    *,
+    until_wrong: bool = False,
 ) -> Result:
     """Cut the events at every point, and restore what may be left.
 
@@ -136,6 +143,7 @@ def cut_everywhere(
         base: an empty directory to do that in.
         most: ways in which each cut may end that are tried.
         ignored: sites whose syncs are taken out.
+        until_wrong: whether the first thing that is wrong is enough.
     """
     rng = random.Random(f"{plan.seed} cuts")
     result, disk, seen = Result(events=len(events)), Disk(first, ignored), set[tuple[bytes, int | None]]()
@@ -151,6 +159,8 @@ def cut_everywhere(
             seen.add(key)
             result.states += 1
             _judge(plan, tree, disk.told, base, result, f"cut after {number} of {len(events)} events")
+            if until_wrong and result.problems:
+                return result
     return result
 
 
