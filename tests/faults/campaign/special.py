@@ -28,7 +28,7 @@ SHORT_TIMEOUT_S = 3.0
 #: A rank is stopped, or storage hangs, for longer than that.
 LONG_S = 4.5
 #: Operations that a file system may hang in.
-LATE = ("open", "write", "fsync", "rename")
+LATE = (("open",), ("write",), ("fsync",), ("rename", "rename_noreplace", "link"))
 
 Leaves = tuple[Leaf, ...]
 Lives = tuple[Life, ...]
@@ -124,7 +124,7 @@ def hang(rng: random.Random) -> tuple[Leaves, Lives]:
         capture=rng.choice(("eager", "lazy")),
     )
     root = rng.choice(("persistent", "persistent", "node"))
-    only = (rng.choice(LATE),)
+    only = rng.choice(LATE)
     lasting = rng.random() < 0.2
     seconds = LONG_S if lasting else rng.choice((LONG_S, 2 * LONG_S))
     number = rng.randrange(4)

@@ -13,11 +13,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
+
+from deeppart.levels import exclusive
 
 _WATCHED = ("open", "write", "pwrite", "ftruncate", "fsync", "fdatasync", "close", "rename", "link", "unlink", "mkdir")
 _WATCHED_TOO = ("rmdir", "replace", "remove")
+#: Functions of ``os``, and ``renameat2(2)``, which it does not have.
+_PLACES: tuple[tuple[ModuleType, str], ...] = (
+    *((os, name) for name in (*_WATCHED, *_WATCHED_TOO)),
+    (exclusive, "rename_noreplace"),
+)
+_RENAMES = ("rename", "replace", "rename_noreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +89,25 @@ class Recorder:
             self.events.append(Event("told", step=step))
 
     def __enter__(self) -> Recorder:
-        for name in (*_WATCHED, *_WATCHED_TOO):
-            self._real[name] = getattr(os, name)
-            setattr(os, name, self._recorded(name, self._real[name]))
+        for module, name in _PLACES:
+            self._real[name] = getattr(module, name)
+            setattr(module, name, self._recorded(name, self._real[name]))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, function in self._real.items():
-            setattr(os, name, function)
+        for module, name in _PLACES:
+            setattr(module, name, self._real[name])
 
     def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        note: Callable[..., Any] = getattr(self, f"_{'rename' if name == 'replace' else name}", self._unlink)
+        note: Callable[..., Any] = getattr(self, f"_{'rename' if name in _RENAMES else name}", self._unlink)
         by_descriptor = name in ("write", "pwrite", "ftruncate", "fsync", "fdatasync", "close")
 
         def recorded(*arguments: Any, **options: Any) -> Any:
             directory = options.get("dir_fd", options.get("src_dir_fd"))
             target = self._below(arguments[0], by_descriptor, directory)
-            if name in ("rename", "replace", "link"):
+            if name in (*_RENAMES, "link"):
                 arguments_seen = (*arguments[:1], self._below(arguments[1], False, options.get("dst_dir_fd")))
             else:
                 arguments_seen = arguments
@@ -109,7 +117,7 @@ class Recorder:
                 if name in ("fsync", "fdatasync", "close"):
                     note(target, arguments_seen)
                     return function(*arguments, **options)
-                before = self._inode_of(target) if name in ("open", "rename", "unlink", "remove", "replace") else None
+                before = self._inode_of(target) if name in ("open", "unlink", "remove", *_RENAMES) else None
                 result = function(*arguments, **options)
                 note(target, arguments_seen, before)
                 return result
