@@ -13,6 +13,7 @@ The module-level functions use one Checkpointer, configured by ``DEEPPART_*`` va
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,7 @@ __all__ = [
 _LATER = {"Checkpointer": "deeppart.checkpointer", "load": "deeppart.reading"}
 
 _default: Checkpointer | None = None
+_inherited: Checkpointer | None = None  # of the parent, in a forked process
 
 
 def __getattr__(name: str) -> Any:
@@ -142,6 +144,12 @@ def _close_at_exit() -> None:
     close()
 
 
+def _forget_in_child() -> None:
+    """A forked process has none of the threads, and must neither finish nor tidy up what is its parent's."""
+    global _default, _inherited
+    _default, _inherited = None, _default
+
+
 def _checkpointer() -> Checkpointer:
     global _default
     if _default is None:
@@ -150,4 +158,5 @@ def _checkpointer() -> Checkpointer:
         _default = Checkpointer()
         # Registered after mpi4py's own handler, so it runs before MPI is finalized.
         atexit.register(_close_at_exit)
+        os.register_at_fork(after_in_child=_forget_in_child)
     return _default

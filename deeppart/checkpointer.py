@@ -26,6 +26,7 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.exchange.memory import Arena
+from deeppart.hanging import hanging
 from deeppart.healing import Healer, healing_for
 from deeppart.leaving import Background, settle
 from deeppart.levels.transfer import Staged
@@ -260,7 +261,7 @@ class Checkpointer:
         if not finished:
             raise CheckpointError(
                 "the last checkpoint was not finished when the checkpointer was closed",
-                found=f"still under way after {self.config.timeout:g} s",
+                found="; ".join([f"still under way after {self.config.timeout:g} s", *hanging()]),
                 todo="raise `timeout`, or wait for the checkpoint before closing",
             )
 
@@ -314,7 +315,7 @@ class Checkpointer:
         if error is None and not self._pipeline.drain(self.config.timeout):
             error = CheckpointError(
                 "restore: an earlier checkpoint is still being written",
-                found=f"not finished after {self.config.timeout:g} s",
+                found="; ".join([f"not finished after {self.config.timeout:g} s", *hanging()]),
                 todo="raise `timeout`, or wait for the checkpoint before restoring",
             )
         raise_together(self._comm, error, "restore", 2 * self.config.timeout)
@@ -361,7 +362,7 @@ class Checkpointer:
         if self.config.on_busy == "wait":
             raise CheckpointError(
                 f"checkpoint(step={step}): an earlier checkpoint is still being written",
-                found=f"no room after {0.8 * self.config.timeout:g} s",
+                found="; ".join([f"no room after {0.8 * self.config.timeout:g} s", *hanging()]),
                 todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
             )
         pending.note_skipped()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
+from deeppart.hanging import hanging
 from deeppart.model import LEVELS
 
 OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"
@@ -53,6 +54,8 @@ class Report:
         compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
         reduced: lines about what was asked for of partner and parity and could not be given; see
             ``ReducedProtectionWarning``.
+        hanging: operations on storage that this rank has been in for more than a second: which, on which path, for how
+            long; of all checkpoints under way, while this one is not finished.
     """
 
     step: int
@@ -69,6 +72,7 @@ class Report:
     compression: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     held_s: float = 0.0
     reduced: tuple[str, ...] = ()
+    hanging: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -151,7 +155,7 @@ class Pending:
                 if deadline is not None and time.monotonic() > deadline:
                     raise PeerTimeoutError(
                         f"step {self.step}: not complete at level {level!r} within {timeout:g} s",
-                        found=f"the level is {progress.state}",
+                        found="; ".join([f"the level is {progress.state}", *hanging()]),
                         todo="wait longer, or look at pending.report for what is slow",
                     )
                 self._changed.wait(0.01)
@@ -209,6 +213,7 @@ class Pending:
                 dict(costs.compression),
                 costs.held_s,
                 costs.reduced,
+                () if self.finished else hanging(),
             )
 
     def failures(self) -> list[CheckpointError]:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, StorageError
+from deeppart.hanging import call, storage_operation
 from deeppart.levels.exclusive import rename_new
 from deeppart.levels.mapped import bytes_in_memory, file_memory
 from deeppart.levels.rate import RateLimit
@@ -84,9 +85,9 @@ def sync_directory(path: Path) -> None:
     Raises:
         OSError: the directory cannot be opened or the device fails.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = call("open", path, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        call("fsync", path, descriptor)
     except OSError as error:
         if error.errno not in _NO_DIRECT:
             raise
@@ -153,11 +154,11 @@ class DurableFile:
     def _open(self, flags: int, direct: bool) -> tuple[int, bool]:
         if direct and hasattr(os, "O_DIRECT"):
             try:
-                return os.open(self.temporary, flags | os.O_DIRECT, 0o644), True
+                return call("open", self.temporary, self.temporary, flags | os.O_DIRECT, 0o644), True
             except OSError as error:
                 if error.errno not in _NO_DIRECT:
                     raise
-        return os.open(self.temporary, flags, 0o644), False
+        return call("open", self.temporary, self.temporary, flags, 0o644), False
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append all of the buffer."""
@@ -208,10 +209,12 @@ class DurableFile:
                     found=f"{found} bytes",
                     where=str(self.temporary),
                 )
-            os.fsync(self._fd)
+            call("fsync", self.temporary, self._fd)
             descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
-            os.close(descriptor)
-            if self._take_name():
+            call("close", self.temporary, descriptor)
+            with storage_operation("rename", self.path):
+                took = self._take_name()
+            if took:
                 self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
             sync_directory(self.path.parent)
         except OSError as error:
@@ -287,7 +290,7 @@ class DurableFile:
             if self._limit is not None:
                 self._limit.take(len(piece))
             try:
-                written = os.write(self._fd, piece)
+                written = call("write", self.temporary, self._fd, piece)
                 self._start_writeback(written)
             except OSError as error:
                 if self._direct and error.errno in _NO_DIRECT:
@@ -338,7 +341,7 @@ class DurableFile:
     def _start_writeback(self, written: int) -> None:
         self._since_sync += written
         if self._limit is not None and not self._direct and self._since_sync >= SYNC_EVERY_BYTES:
-            os.fdatasync(self._fd)
+            call("fdatasync", self.temporary, self._fd)
             self._since_sync = 0
 
 

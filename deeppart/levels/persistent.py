@@ -17,6 +17,7 @@ import json
 import os
 import time
 import uuid
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,6 +227,7 @@ class DirectoryOwner:
 
     def __init__(self, directory: Path, who: str) -> None:
         self.directory = directory
+        self._fd = -1
         self.session = uuid.uuid4().hex
         make_directory(directory)
         self._path = directory / LOCK_NAME
@@ -233,6 +235,7 @@ class DirectoryOwner:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise storage_error("persistent_dir is not writable", error, directory) from error
+        _owners.add(self)
         try:
             self._lock()
             owner = {"session": self.session, "who": who, "since": now(), "found": _newest_commits(directory)}
@@ -261,7 +264,9 @@ class DirectoryOwner:
                 raise DirectoryInUseError(
                     "another running job checkpoints into this directory",
                     expected="one job at a time on a persistent_dir",
-                    found=f"owned by {self._recorded().get('who', 'an unknown process')}",
+                    found="; ".join(
+                        [f"owned by {self._recorded().get('who', 'an unknown process')}", *_holders(self._path)]
+                    ),
                     where=str(self.directory),
                     todo="end that job (or `deeppart prune`), or give this one another persistent_dir",
                 ) from error
@@ -332,6 +337,31 @@ class DirectoryOwner:
         if descriptor >= 0:
             with contextlib.suppress(OSError):  # the lock is gone with the descriptor, whatever close returns
                 os.close(descriptor)
+
+
+#: Of this process. Processes forked by it, such as data loader workers, must not hold the lock when it has ended.
+_owners: weakref.WeakSet[DirectoryOwner] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for owner in list(_owners):
+        owner.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _holders(path: Path) -> list[str]:
+    """A line that names the processes of this host that have a file open, as far as this user may see them."""
+    found = []
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                same = any(os.path.samestat(os.stat(each), wanted) for each in (process / "fd").iterdir())
+                if same and int(process.name) != os.getpid():
+                    found.append(f"{process.name} ({(process / 'comm').read_text().strip()})")
+    return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
 
 
 def lock_record(data: bytes) -> dict[str, str]:

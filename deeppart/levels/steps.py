@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from deeppart.errors import StorageError
+from deeppart.hanging import call
 from deeppart.levels.files import storage_error, sync_directory
 from deeppart.levels.spares import is_checkpoint_file
 from deeppart.model import StepKey
@@ -86,11 +87,11 @@ def remove_step(path: Path) -> None:
     try:
         names = os.listdir(path)
         if MANIFEST_NAME in names:
-            os.unlink(path / MANIFEST_NAME)
+            call("unlink", path / MANIFEST_NAME, path / MANIFEST_NAME)
             sync_directory(path)
         for name in names:
             if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
-                os.unlink(path / name)
+                call("unlink", path / name, path / name)
         if not os.listdir(path):
             os.rmdir(path)
             sync_directory(path.parent)

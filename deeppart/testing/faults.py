@@ -1,4 +1,4 @@
-"""Storage that misbehaves on demand: chosen operations below a directory are refused with an errno of choice.
+"""Storage that misbehaves on demand: chosen operations below a directory are refused, or hang for a while.
 
 Works on the functions of :mod:`os`, for the whole process, for as long as the context lasts; operations elsewhere are
 passed through. Reads through Python's own file objects are not seen.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -34,7 +35,7 @@ class StorageFaults:
 
     Attributes:
         log: (operation, path below ``root``) of every operation since the last :meth:`clear`, refused ones included.
-        refused: how many of them were refused.
+        refused: how many of them were refused, or have hung.
     """
 
     def __init__(self, root: Path) -> None:
@@ -48,6 +49,7 @@ class StorageFaults:
         self.log: list[tuple[str, str]] = []
         self.refused = 0
         self._first, self._last, self._errno = -1, -1, 0
+        self._hang_s = 0.0
         self._only: frozenset[str] = frozenset()
 
     def refuse(self, first: int, code: int, *, count: int | None = 1, only: tuple[str, ...] = ()) -> None:
@@ -63,6 +65,11 @@ class StorageFaults:
             self._first, self._errno = first, code
             self._last = first + count if count is not None else 1 << 62
             self._only = frozenset(only)
+
+    def hang(self, first: int, seconds: float, *, count: int | None = 1, only: tuple[str, ...] = ()) -> None:
+        """The same, but these operations are carried out, ``seconds`` late."""
+        self.refuse(first, 0, count=count, only=only)
+        self._hang_s = seconds
 
     def __enter__(self) -> StorageFaults:
         for module, name in _WATCHED:
@@ -81,6 +88,9 @@ class StorageFaults:
             directory = options.get("dir_fd", options.get("src_dir_fd"))
             path = self._below_root(name, arguments[0] if arguments else ".", directory)
             if path is None or not self._refuses(name, path):
+                return function(*arguments, **options)
+            if self._hang_s:
+                time.sleep(self._hang_s)
                 return function(*arguments, **options)
             if name == "close":  # as on Linux: the descriptor is gone, whatever close returns
                 function(*arguments)

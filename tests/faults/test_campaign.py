@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +15,17 @@ from typing import Any
 import pytest
 
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import plan, stages, sweep
+from tests.faults.campaign import plan, records, special, stages, sweep
+from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.order import Order
+from tests.faults.campaign.report import Tally
+from tests.faults.campaign.runner import Play
+from tests.faults.campaign.trace import Trace
 from tests.mpi import launch
+from tests.mpi.launch import ROOT
 
 #: Small worlds start fast. Seed and number of scenarios: with kills and without.
-SHORT = ("--seed", "6", "--runs", "8", "--ranks", "4", "--kills", "0.25")
+SHORT = ("--seed", "6", "--runs", "11", "--ranks", "4", "--kills", "0.25", "--only", "files")
 
 Played = tuple[int, dict[str, Any]]
 
@@ -38,16 +47,16 @@ def play(capsys: pytest.CaptureFixture[str]) -> Callable[..., Played]:
 def test_a_short_campaign(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn scenarios, and those that need each level; where the drawn ones restore from depends on timing."""
     drawn = campaign._chosen
-    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *map(served_by, plan.LEVELS)])
+    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *map(served_by, records.LEVELS)])
     code, result = play(*SHORT)
     assert code == 0, result["failed"]
     assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
     assert result["faults"] > 30
     assert any(kind.startswith("kill: ") for kind in result["kinds"]) and "file: base" in result["kinds"]
-    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(plan.LEVELS)
+    assert {level for row in result["kinds"].values() for level in row["levels"]} == set(records.LEVELS)
 
 
-@pytest.mark.parametrize("level", plan.LEVELS)
+@pytest.mark.parametrize("level", records.LEVELS)
 @pytest.mark.timeout(120)
 def test_a_restore_is_counted_for_the_level_it_came_from(
     play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, level: str
@@ -60,15 +69,25 @@ def test_a_restore_is_counted_for_the_level_it_came_from(
     assert set(row["levels"]) <= {"local", level}
 
 
-def served_by(level: str) -> plan.Scenario:
+@pytest.mark.timeout(300)
+def test_a_short_campaign_of_each_special_kind(play: Callable[..., Played]) -> None:
+    """One scenario of each; more are drawn by ``make faults``."""
+    kinds = ("hang", "clock", "fork")
+    drawn = [str(next(n for n in range(1000) if special.kind_of(6, n) == kind)) for kind in kinds]
+    code, result = play("--repeat", *(f"6:{number}" for number in drawn))
+    assert code == 0, result["failed"]
+    assert result["faults"] >= len(kinds)
+
+
+def served_by(level: str) -> records.Scenario:
     """What is lost lies on this level alone, whatever the order in which things happen."""
     action, file, kept = ("flip", "partner", "partner") if level == "local" else ("remove", "node", level)
-    fault = plan.FileFault(action, file, 1, 0, 0)
-    every = {name: int(name in ("local", kept)) for name in plan.LEVELS}
+    fault = records.FileFault(action, file, 1, 0, 0)
+    every = {name: int(name in ("local", kept)) for name in records.LEVELS}
     saves = dataclasses.replace(sweep.quiet_life("checkpoint"), every=every)
     restores = dataclasses.replace(saves, checkpoints=0, before=(fault,))
-    leaves = tuple(plan.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
-    return plan.Scenario(0, 0, True, leaves, (saves, restores))
+    leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
+    return records.Scenario(0, 0, True, leaves, (saves, restores))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +121,50 @@ def test_a_broken_library_is_noticed(play: Callable[..., Played], broken: str, f
 def test_a_seed_decides_everything() -> None:
     scenarios = [plan.scenario(3, number) for number in range(50)]
     assert scenarios == [plan.scenario(3, number) for number in range(50)]
-    assert len(set(map(plan.describe, scenarios))) == 50
+    assert len(set(map(records.describe, scenarios))) == 50
     assert plan.scenario(4, 0) != scenarios[0]
     stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
     assert stages_met == {*stages.STAGES, ""}
+    assert {special.kind_of(3, number) for number in range(1000)} == {*special.KINDS}
+
+
+def test_a_seed_decides_everything_in_every_process() -> None:
+    """Sets of names come in another order in every interpreter: nothing that is drawn may depend on that."""
+    command = [sys.executable, "-m", "tests.faults.campaign", "--seed", "77123456", "--runs", "40", "--list"]
+    listed = set()
+    for hash_seed in ("1", "2", "3"):
+        env = os.environ | {"PYTHONHASHSEED": hash_seed}
+        listed.add(subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=ROOT).stdout)
+    assert len(listed) == 1
+
+
+@pytest.mark.timeout(300)
+def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
+    """Twice; and once more from what was written down. Lives that wait write the same files."""
+    leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
+    quiet = sweep.quiet_life("checkpoint")
+    kinds = ("local", "partner", "parity", "persistent", "manifest", "spare", "temporary", "lock", "node")
+    harm = tuple(
+        records.FileFault(action, file, 2, -1, 11 * number)
+        for number, (action, file) in enumerate(itertools.product(("flip", "truncate", "garbage", "swap"), kinds[:5]))
+    ) + tuple(records.FileFault("remove", file, 1, -1, 5) for file in kinds)
+    lives = (quiet, dataclasses.replace(quiet, before=harm[:10]), dataclasses.replace(quiet, before=harm[10:]))
+    if reason := launch.unavailable():
+        pytest.skip(reason)
+    scenario = records.Scenario(3, 1, True, leaves, lives)
+    traces: list[Trace] = []
+    jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=3)
+    try:
+        for name in ("first", "second", "replayed"):
+            one = Play(scenario, tmp_path / name, jobs, Tally(), again=traces[0] if name == "replayed" else None)
+            one.run()
+            assert not one.problems, one.problems
+            traces.append(one.trace)
+    finally:
+        jobs.close()
+    assert len(traces[0].harm) > 20 and {each.how for each in traces[0].harm} >= {"flip", "truncate", "swap", "node"}
+    assert traces[0].harm == traces[1].harm == traces[2].harm
+    assert Trace.from_json(json.loads(json.dumps(traces[0].to_json()))) == traces[0]
 
 
 def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:

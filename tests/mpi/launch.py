@@ -160,6 +160,13 @@ class Job:
         self.killed[rank] = signum.name
         assert self._signal(pid, signum), f"rank {rank} had ended before it could be killed\n{self._read().output}"
 
+    def leave_behind(self, rank: int) -> None:
+        """Kill what would end a rank together with the job, and forget it: it is the caller's from here on."""
+        pid = self.pid(rank)
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        self._signal(int(fields[1]), signal.SIGKILL)
+        (self._path / f"rank-{rank}.pid").unlink()
+
     def wait_for(self, condition: Path | Callable[[], Any], timeout: float = LIMIT_S) -> None:
         """Wait until a file exists or a function returns something true; fail when the job ends or hangs before."""
         holds = condition.exists if isinstance(condition, Path) else condition

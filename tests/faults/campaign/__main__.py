@@ -15,9 +15,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.campaign import libc, plan, report, stages, sweep
+from tests.faults.campaign import libc, plan, records, report, special, stages, sweep
+from tests.faults.campaign.cutting import Cutting
+from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.judge import Problem
-from tests.faults.campaign.runner import Jobs, Play
+from tests.faults.campaign.runner import Play
+from tests.faults.campaign.trace import Trace, read_traces
 from tests.mpi import launch
 
 
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     scenarios = _chosen(options)
     if options.list:
-        print("\n".join(plan.describe(each) for each in scenarios))
+        print("\n".join(records.describe(each) for each in scenarios))
         return 0
     if reason := launch.unavailable():
         print(reason, file=sys.stderr)
@@ -59,14 +62,16 @@ class Campaign:
     """
 
     def __init__(
-        self, scenarios: list[plan.Scenario], options: argparse.Namespace, libfiu: dict[str, str] | None
+        self, scenarios: list[records.Scenario], options: argparse.Namespace, libfiu: dict[str, str] | None
     ) -> None:
         self._options, self._libfiu = options, libfiu
-        self._waiting: Iterator[plan.Scenario] = iter(scenarios)
+        self._waiting: Iterator[records.Scenario] = iter(scenarios)
         self._ranks = max((life.world for each in scenarios for life in each.lives), default=1)
         self._lock = threading.Lock()
         self._over = self._interrupted = False
         self._jobs: list[Jobs] = []
+        traces = read_traces(options.replay) if options.replay else []
+        self._again = {trace.scenario: trace for trace in traces}
         self.tally = report.Tally()
         self.failed: list[dict[str, object]] = []
 
@@ -95,13 +100,18 @@ class Campaign:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def _work(self, directory: Path) -> None:
-        jobs = Jobs(self._ranks, self._options.limit, self._libfiu, Path(tempfile.mkdtemp(dir=directory)))
-        self._jobs.append(jobs)
+        jobs = self._new_jobs(directory, self._options.seed)
+        seed = self._options.seed
         try:
             while (scenario := self._next()) is not None:
+                if scenario.seed != seed:  # sets of names come in another order
+                    jobs.close()
+                    seed = scenario.seed
+                    jobs = self._new_jobs(directory, seed)
                 base = Path(tempfile.mkdtemp(prefix=scenario.name.replace(":", "-") + "-", dir=directory))
-                play = Play(scenario, base, jobs, self.tally, self._options.break_library or "")
+                play = self._play(scenario, base, jobs)
                 play.run()
+                self._write_trace(play.trace)
                 if self._interrupted:
                     break
                 if play.problems:
@@ -117,19 +127,37 @@ class Campaign:
         finally:
             jobs.close()
 
-    def _next(self) -> plan.Scenario | None:
+    def _play(self, scenario: records.Scenario, base: Path, jobs: Jobs) -> Play | Cutting:
+        if scenario.kind == special.POWER_KIND:
+            return Cutting(scenario, self.tally)
+        broken = self._options.break_library or ""
+        return Play(scenario, base, jobs, self.tally, broken, self._again.get(scenario.name))
+
+    def _new_jobs(self, directory: Path, seed: int) -> Jobs:
+        jobs = Jobs(self._ranks, self._options.limit, self._libfiu, Path(tempfile.mkdtemp(dir=directory)), seed)
+        self._jobs.append(jobs)
+        return jobs
+
+    def _write_trace(self, trace: Trace) -> None:
+        if self._options.trace:
+            trace.options = _needed(self._options)
+            with self._lock, self._options.trace.open("a") as file:
+                file.write(json.dumps(trace.to_json()) + "\n")
+
+    def _next(self) -> records.Scenario | None:
         with self._lock:
             if self._over or (self._options.faults and self.tally.faults >= self._options.faults):
                 return None
             return next(self._waiting, None)
 
-    def _failure(self, play: Play, scenario: plan.Scenario, base: Path) -> None:
+    def _failure(self, play: Play | Cutting, scenario: records.Scenario, base: Path) -> None:
         texts = [f"{problem.kind}: {problem.text}" for problem in play.problems]
         again = f"python -m tests.faults.campaign --repeat={scenario.name} --verbose{_needed(self._options)}"
         with self._lock:
-            self.failed.append({"scenario": scenario.name, "problems": texts, "repeat": again})
+            found = {"scenario": scenario.name, "problems": texts, "repeat": again}
+            self.failed.append(found | {"trace": play.trace.to_json()})
             self._over = self._over or not self._options.keep_going
-        lines = [plan.describe(scenario), "what happened:", *play.log, "PROBLEMS:", *_unique(play.problems)]
+        lines = [records.describe(scenario), "what happened:", *play.log, "PROBLEMS:", *_unique(play.problems)]
         self._say("\n".join([*lines, f"again: {again}", *([f"data: {base}"] if self._options.data else []), ""]))
         if not self._options.data:
             shutil.rmtree(base, ignore_errors=True)
@@ -154,16 +182,20 @@ def _needed(options: argparse.Namespace) -> str:
     return "".join(f" --{name.replace('_library', '')} {getattr(options, name)}" for name in names)
 
 
-def _chosen(options: argparse.Namespace) -> list[plan.Scenario]:
+def _chosen(options: argparse.Namespace) -> list[records.Scenario]:
+    if options.replay:
+        return [_named(trace.scenario, options) for trace in read_traces(options.replay)]
     if options.repeat:
         return [_named(each, options) for each in options.repeat]
     numbers = range(options.first, options.first + options.runs)
     if options.every:
         return sweep.every()[options.first :]
-    return [plan.scenario(options.seed, number, options.ranks, options.kills) for number in numbers]
+    kinds = set(options.only or special.KINDS) - set(options.without or ())
+    wanted = [number for number in numbers if special.kind_of(options.seed, number) in kinds]
+    return [plan.scenario(options.seed, number, options.ranks, options.kills) for number in wanted]
 
 
-def _named(name: str, options: argparse.Namespace) -> plan.Scenario:
+def _named(name: str, options: argparse.Namespace) -> records.Scenario:
     seed, number = map(int, name.split(":"))
     return sweep.every()[number] if seed == sweep.EVERY else plan.scenario(seed, number, options.ranks, options.kills)
 
@@ -177,6 +209,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--faults", type=int, default=0, help="stop after so many faults")
     add("--repeat", action="extend", nargs="+", metavar="SEED:NUMBER", help="exactly these scenarios")
     add("--every", action="store_true", help="instead: every storage operation of a small job, one after another")
+    add("--only", nargs="+", choices=special.KINDS, help="of the scenarios drawn, those about this")
+    add("--without", nargs="+", choices=special.KINDS, help="of the scenarios drawn, not those about this")
+    add("--trace", type=Path, metavar="FILE", help="write down what was harmed, a line of JSON per scenario")
+    add("--replay", type=Path, metavar="FILE", help="the scenarios of such a file, with exactly the same harm")
     add("--list", action="store_true", help="print the scenarios and do nothing")
     add("--keep-going", action="store_true", help="go on after a failure")
     add("--json", action="store_true", help="print the result as JSON")

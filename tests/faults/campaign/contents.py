@@ -8,38 +8,72 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tests.faults.campaign.plan import DTYPES, Leaf
+from tests.faults.campaign.records import DTYPES, Leaf
 
 Bytes = npt.NDArray[np.uint8]
 #: What fills a live state before a restore, and after a checkpoint has returned.
 JUNK, SCRIBBLE = 0xA5, 0x5A
+#: Of a leaf that drifts.
+ROW_BYTES = 256
 
 
-def leaf_bytes(seed: str, life: int, step: int, rank: int, leaf: Leaf) -> Bytes:
+@dataclass(frozen=True, slots=True)
+class When:
+    """Which checkpoint: of which life, of which step; and the first step of that life."""
+
+    life: int
+    step: int
+    first: int
+
+
+def is_own(leaf: Leaf, when: When) -> bool:
+    """Whether each rank holds its own bytes of a leaf."""
+    return not leaf.shared or (leaf.drifts and when.step != when.first)
+
+
+def leaf_bytes(seed: str, when: When, rank: int, leaf: Leaf) -> Bytes:
     """The bytes of a leaf; a rank's own ones begin with its number, so that no two ranks hold the same."""
+    if leaf.drifts:
+        return _drifting(seed, when, rank, leaf)
     nbytes = leaf.count * DTYPES[leaf.dtype]
-    when = [] if leaf.frozen else [life, step]
-    key = [seed, *when, leaf.name] + ([] if leaf.shared else [rank])
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-    if leaf.noise:
-        words = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(-(-nbytes // 8))
-        data = np.asarray(words, dtype=np.uint64).view(np.uint8)[:nbytes].copy()
-    else:
-        data = np.resize(np.repeat(np.frombuffer(digest, dtype=np.uint8), 37), nbytes).copy()
+    time = [] if leaf.frozen else [when.life, when.step]
+    key = [seed, *time, leaf.name] + ([] if leaf.shared else [rank])
+    data = _noise(key, nbytes) if leaf.noise else np.resize(np.repeat(_digest(key), 37), nbytes).copy()
     if not leaf.shared and nbytes:
         data[0] = rank + 1
     return data
 
 
+def _drifting(seed: str, when: When, rank: int, leaf: Leaf) -> Bytes:
+    """Equal on all ranks at first; then one row of each rank's own for every step since."""
+    nbytes = leaf.count * DTYPES[leaf.dtype]
+    data = _noise([seed, when.life, leaf.name], nbytes)
+    rows = nbytes // ROW_BYTES
+    for step in range(when.first + 1, when.step + 1):
+        row = (int(_digest([seed, step])[0]) * 7 + 3 * step + rank) % rows
+        data[row * ROW_BYTES : (row + 1) * ROW_BYTES] = rank + 1
+    return data
+
+
+def _digest(key: Sequence[object]) -> Bytes:
+    return np.frombuffer(hashlib.blake2b(repr(list(key)).encode(), digest_size=16).digest(), dtype=np.uint8)
+
+
+def _noise(key: Sequence[object], nbytes: int) -> Bytes:
+    words = np.random.Philox(key=int.from_bytes(_digest(key).tobytes(), "little")).random_raw(-(-nbytes // 8))
+    return np.asarray(words, dtype=np.uint64).view(np.uint8)[:nbytes].copy()
+
+
 def blank(leaves: Sequence[Leaf]) -> dict[str, Any]:
     """A live state, full of junk."""
-    state: dict[str, Any] = {"step": -1, "life": -1, "world": -1}
+    state: dict[str, Any] = {"step": -1, "life": -1, "world": -1, "first": -1}
     for leaf in leaves:
         array = np.empty(leaf.count, dtype=leaf.dtype) if leaf.numpy else None
         state[leaf.name] = torch.empty(leaf.count, dtype=getattr(torch, leaf.dtype)) if array is None else array
@@ -53,11 +87,15 @@ def overwrite(state: dict[str, Any], leaves: Sequence[Leaf], value: int) -> None
         view(state[leaf.name])[:] = value
 
 
-def fill(state: dict[str, Any], seed: str, life: int, step: int, rank: int, world: int, leaves: Sequence[Leaf]) -> None:
-    """Make the live state that of a step."""
-    state |= {"step": step, "life": life, "world": world}
+def fill(state: dict[str, Any], seed: str, when: When, rank: int, world: int, leaves: Sequence[Leaf]) -> None:
+    """Make the live state that of a step, as training does: in ways that torch counts, where it is a tensor."""
+    state |= {"step": when.step, "life": when.life, "world": world, "first": when.first}
     for leaf in leaves:
-        view(state[leaf.name])[:] = leaf_bytes(seed, life, step, rank, leaf)
+        live, data = state[leaf.name], leaf_bytes(seed, when, rank, leaf)
+        if isinstance(live, torch.Tensor) and data.size:
+            live.view(torch.uint8).copy_(torch.from_numpy(data))
+        else:
+            view(live)[:] = data
 
 
 def view(data: Any) -> Bytes:

@@ -1,14 +1,17 @@
-"""What is done to files while no job runs."""
+"""What is done to files while no job runs: chosen by the fault's number and the files' names alone, then done."""
 
 from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults.campaign.files import FOOTER_BYTES, Stamp, Stored, index_offset, stamp_of, take_stock
-from tests.faults.campaign.plan import FileFault
+from tests.faults.campaign.files import FOOTER_BYTES, Stamp, Stored, index_offset, stamp_of, steady_name, take_stock
+from tests.faults.campaign.records import FileFault
+from tests.faults.campaign.repeating import place_of
+from tests.faults.campaign.trace import Harm
 
 _HEADER_BYTES = 4096
 _TAIL_BYTES = 300
@@ -19,38 +22,69 @@ class Applied:
     """A fault that has found something to harm.
 
     Attributes:
-        kind, how: row of the report, and what was done.
-        detail: which file and bytes.
+        harm: what was done.
         hidden: the file, if only reading all of it shows that it was harmed.
     """
 
-    kind: str
-    how: str
-    detail: str
+    harm: Harm
     hidden: Path | None = None
 
 
-def apply(fault: FileFault, base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
+def apply(fault: FileFault, life: int, base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
     """Do it; what there is to harm is only known now. Harmed files are entered in ``damaged``."""
-    rng = random.Random(fault.number)
+    return perform(choose(fault, life, base), base, damaged)
+
+
+def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
+    """What a fault comes to, with what is on storage now."""
     if fault.file == "node":
-        return _remove_nodes(fault, base, rng)
-    stock = take_stock(base)
-    if fault.file == "temporary" and not any(each.kind == "temporary" for each in stock):
-        return _plant(base, stock, rng)
-    applied = []
-    for each in _choose(fault, stock, rng):
-        others = [
-            other for other in stock if other.kind == each.kind and other.path != each.path and other.path.exists()
+        nodes = {path.name: path for path in (base / "nodes").glob("node*")}
+        return [
+            Harm(life, f"nodes/{name}", "node", "node directory removed")
+            for name in _drawn(nodes, fault.number, fault.count)
         ]
-        how = fault.action if fault.action != "swap" or others else "garbage"
-        before = each.path.read_bytes()
-        detail = _harm(each.path, how, others, rng)
-        if each.path.exists():
-            damaged[each.path] = stamp_of(each.path)
-        hidden = each.path if each.session and _is_hidden(before, each.path) else None
-        applied.append(Applied(f"file: {_names(fault.file)}", how, f"{each.path.relative_to(base)}: {detail}", hidden))
+    stock = {steady_name(each.path, base): each for each in take_stock(base)}
+    if fault.file == "temporary" and not any(each.kind == "temporary" for each in stock.values()):
+        return _planted(stock, fault, life)
+    files = {name: each for name, each in stock.items() if each.kind == fault.file}
+    steps = sorted({each.step for each in files.values()}, reverse=True)
+    if fault.age >= 0 and steps:
+        step = steps[min(fault.age, len(steps) - 1)]
+        files = {name: each for name, each in files.items() if each.step == step}
+    return [
+        _harm(name, stock, fault.action, random.Random(f"{fault.number}:{name}"), life)
+        for name in _drawn(files, fault.number, fault.count)
+    ]
+
+
+def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Applied]:
+    """Do what was chosen, now or in an earlier run. What is not there is left out."""
+    applied = []
+    known = {stored.path for stored in take_stock(base) if stored.session}
+    for each in harm:
+        found = _paths(base, each)
+        if found is None:
+            continue
+        path, source = found
+        if each.how == "node":
+            shutil.rmtree(path)
+            applied.append(Applied(each))
+            continue
+        if each.how == "plant":
+            path.write_bytes(random.Random(each.content).randbytes(each.size))
+            applied.append(Applied(each))
+            continue
+        before = path.read_bytes()
+        _do(path, source, each)
+        if path.exists():
+            damaged[path] = stamp_of(path)
+        applied.append(Applied(each, path if path in known and _is_hidden(before, path) else None))
     return applied
+
+
+def _drawn(names: Iterable[str], number: int, count: int) -> list[str]:
+    """So many of the names: one more or less there does not change which of the others it is."""
+    return sorted(names, key=lambda name: place_of(number, name))[:count]
 
 
 def _names(file: str) -> str:
@@ -67,38 +101,59 @@ def _names(file: str) -> str:
     }.get(file, file)
 
 
-def _choose(fault: FileFault, stock: list[Stored], rng: random.Random) -> list[Stored]:
-    files = [each for each in stock if each.kind == fault.file]
-    steps = sorted({each.step for each in files}, reverse=True)
-    if fault.age >= 0 and steps:
-        step = steps[min(fault.age, len(steps) - 1)]
-        files = [each for each in files if each.step == step]
-    return rng.sample(files, min(fault.count, len(files)))
-
-
-def _harm(path: Path, how: str, others: list[Stored], rng: random.Random) -> str:
-    size = path.stat().st_size
-    if how == "flip" and size:
+def _harm(name: str, stock: dict[str, Stored], action: str, rng: random.Random, life: int) -> Harm:
+    """What is done to one file."""
+    kind, size = stock[name].kind, stock[name].stamp[2]
+    row = f"file: {_names(kind)}"
+    if action == "flip" and size:
         places = [_place(size, rng) for _ in range(rng.choice((1, 1, 1, 2, 5)))]
-        with path.open("r+b") as file:
-            for place in places:
-                file.seek(place)
-                byte = file.read(1)[0]
-                file.seek(place)
-                file.write(bytes([byte ^ rng.randint(1, 255)]))
-        return f"flipped {places} of {size}"
-    if how == "truncate":
+        flips = tuple((place, rng.randint(1, 255)) for place in dict.fromkeys(places))
+        return Harm(life, name, "flip", row, size, flips=flips)
+    if action == "truncate":
         length = rng.choice((0, 1, size - 1, size // 2, rng.randrange(size + 1), max(0, size - 64)))
+        return Harm(life, name, "truncate", row, size, length=max(0, length))
+    if action == "remove":
+        return Harm(life, name, "remove", row, size)
+    others = [other for other, each in stock.items() if each.kind == kind and other != name]
+    if action == "swap" and others:
+        return Harm(life, name, "swap", row, size, source=_drawn(others, rng.randrange(1 << 30), 1)[0])
+    content = rng.choice(("", f"zeros {size}", f"noise {rng.random()} {size}", f"noise 0 {rng.randrange(1, 10_000)}"))
+    return Harm(life, name, "garbage", row, size, content=content)
+
+
+def _do(path: Path, source: Path | None, harm: Harm) -> None:
+    if harm.how == "flip":
         with path.open("r+b") as file:
-            file.truncate(max(0, length))
-        return f"truncated to {length} of {size}"
-    if how == "remove":
+            for place, mask in harm.flips:
+                file.seek(place)
+                byte = file.read(1)
+                if byte:
+                    file.seek(place)
+                    file.write(bytes([byte[0] ^ mask]))
+    elif harm.how == "truncate":
+        with path.open("r+b") as file:
+            file.truncate(harm.length)
+    else:
+        data = _garbage(harm.content) if source is None else source.read_bytes()
         path.unlink()
-        return "removed"
-    data = rng.choice(others).path.read_bytes() if how == "swap" else _garbage(size, rng)
-    path.unlink()
-    path.write_bytes(data)
-    return "replaced by another file" if how == "swap" else f"replaced by {len(data)} bytes of garbage"
+        if harm.how != "remove":
+            path.write_bytes(data)
+
+
+def _garbage(content: str) -> bytes:
+    if not content:
+        return b""
+    length = int(content.rpartition(" ")[2])
+    return bytes(length) if content.startswith("zeros") else random.Random(content).randbytes(length)
+
+
+def _paths(base: Path, harm: Harm) -> tuple[Path, Path | None] | None:
+    """The file that is meant, and the one whose bytes it gets; None where one of them is not there."""
+    there = {steady_name(path, base): path for folder in ("nodes", "persistent") for path in (base / folder).rglob("*")}
+    if harm.how == "plant":
+        return (base / harm.path, None) if (base / harm.path).parent.is_dir() else None
+    path, source = there.get(harm.path), there.get(harm.source)
+    return None if path is None or (harm.source and source is None) else (path, source)
 
 
 def _is_hidden(before: bytes, path: Path) -> bool:
@@ -122,23 +177,19 @@ def _place(size: int, rng: random.Random) -> int:
     return rng.randrange(size)
 
 
-def _garbage(size: int, rng: random.Random) -> bytes:
-    return rng.choice((b"", bytes(size), rng.randbytes(size), rng.randbytes(rng.randrange(1, 10_000))))
-
-
-def _remove_nodes(fault: FileFault, base: Path, rng: random.Random) -> list[Applied]:
-    nodes = sorted((base / "nodes").glob("node*"))
-    chosen = rng.sample(nodes, min(fault.count, len(nodes)))
-    for node in chosen:
-        shutil.rmtree(node)
-    return [Applied("node directory removed", "between lives", node.name) for node in chosen]
-
-
-def _plant(base: Path, stock: list[Stored], rng: random.Random) -> list[Applied]:
+def _planted(stock: dict[str, Stored], fault: FileFault, life: int) -> list[Harm]:
     """A temporary file that a killed process might have left."""
-    directories = sorted({each.path.parent for each in stock if each.step >= 0})
-    if not directories:
-        return []
-    path = rng.choice(directories) / f".part-00000-of-00002.dpp.tmp-{rng.randrange(2, 1 << 22)}"
-    path.write_bytes(rng.randbytes(rng.randrange(10_000)))
-    return [Applied("file: temporary file", "planted", str(path.relative_to(base)))]
+    directories = {name.rpartition("/")[0] for name, each in stock.items() if each.step >= 0}
+    rng = random.Random(fault.number)
+    process, size = rng.randrange(2, 1 << 22), rng.randrange(10_000)
+    return [
+        Harm(
+            life,
+            f"{directory}/.part-00000-of-00002.dpp.tmp-{process}",
+            "plant",
+            "file: temporary file",
+            size,
+            content=f"{fault.number}",
+        )
+        for directory in _drawn(directories, fault.number, 1)
+    ]

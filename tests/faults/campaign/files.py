@@ -22,6 +22,7 @@ _INDEX = struct.Struct("<8sQQ8s32x")
 FOOTER_BYTES = 64
 _STEP = re.compile(r"step-(\d{12,})(?:-[0-9a-f]{32}-\d{6,})?")
 _LINEAGE = re.compile(r"[0-9a-f]{32}")
+_PROCESS = re.compile(r"(\.tmp-|\.probe-)\d+")
 NODE_KINDS = ("local", "partner", "parity")
 
 
@@ -30,7 +31,7 @@ class Stored:
     """A file.
 
     Attributes:
-        path, kind: where, and one of plan.FILES.
+        path, kind: where, and one of records.FILES.
         node: whose storage; -1 on the persistent level.
         lineage: of the folder it is in, on a node.
         step: of the folder it is in; -1 for none.
@@ -54,6 +55,14 @@ class Stored:
     tolerate: int = 0
     place: int = -1
     set_name: str = ""
+
+
+def steady_name(path: Path, base: Path) -> str:
+    """A file's path below a scenario's directory, the same whenever the scenario is played.
+
+    Temporary files bear the number of a process.
+    """
+    return _PROCESS.sub(r"\1", path.relative_to(base).as_posix())
 
 
 def stamp_of(path: Path) -> Stamp:

@@ -12,10 +12,16 @@ from typing import Any
 
 from tests.faults.campaign import oracle
 from tests.faults.campaign.files import Stored
-from tests.faults.campaign.order import TIMEOUT_S, Order
-from tests.faults.campaign.plan import LEVELS
+from tests.faults.campaign.order import Order
+from tests.faults.campaign.records import HANG as LATE
+from tests.faults.campaign.records import LEVELS, StorageFault
 
 _SHARE = re.compile(r"(\d+) of \d+ parts? (local|partner|rebuilt from parity|persistent)")
+
+#: What a rank may be told when something has happened to another one.
+_TOLD = ("CommError", "PeerTimeoutError", "RemoteRankError", "CheckpointError")
+#: A life in which ranks wait for one that is gone may take so many of the library's timeouts.
+_TIMEOUTS = 12
 
 WRONG, LOST, ANEW, ERROR, HANG, SPLIT = "wrong bytes", "too much lost", "began anew", "error", "hang", "ranks differ"
 
@@ -59,6 +65,17 @@ class Outcome:
         return any(True for _ in self.events("killing"))
 
     @cached_property
+    def disturbed(self) -> bool:
+        """Whether something has happened to a process, or storage has kept one waiting."""
+        if self.killed or any(True for name in ("stopping", "signalled", "leaving") for _ in self.events(name)):
+            return True
+        return any(fault.error == LATE for fault in self.met_faults())
+
+    def met_faults(self) -> list[StorageFault]:
+        """Storage faults that have met an operation."""
+        return [self.life.storage[event["fault"]] for _, event in self.events("storage") if event["refused"]]
+
+    @cached_property
     def session(self) -> str | None:
         """The library's name for this run; None if it was never opened."""
         return next((event["session"] for _, event in self.events("opened")), None)
@@ -83,8 +100,8 @@ class Outcome:
             due = [level in event["due"] for _, event in self.events("returned") if event["step"] == step]
             if "done" in states:
                 done.append(step)
-            elif not states and self.killed and self.life.every[level] and (not due or any(due)):
-                doubtful.append(step)
+            elif self.disturbed and self.life.every[level] and (not due or any(due)):
+                doubtful.append(step)  # a round that was given up may have committed it
         return oracle.Completed(tuple(done), tuple(doubtful))
 
     @property
@@ -92,6 +109,18 @@ class Outcome:
         """How long the life took."""
         times = [event["at"] for record in self.records for event in record if "at" in event]
         return max(times) - min(times) if times else 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may have taken."""
+        late_s = sum(fault.seconds for fault in self.met_faults())
+        if not self.disturbed:
+            return self.life.timeout_s
+        return late_s + (self.life.incident.seconds if self.life.incident else 0.0) + _TIMEOUTS * self.life.timeout_s
+
+    def is_victim(self, rank: int) -> bool:
+        """Whether something was meant to happen to this rank."""
+        return self.life.incident is not None and self.life.incident.victim == rank
 
     def restores(self, which: str) -> list[dict[str, Any]]:
         """The results of one restore, of the ranks that got that far."""
@@ -116,18 +145,22 @@ def check_ranks(outcome: Outcome, may_refuse: bool) -> list[Problem]:
     for rank, event in outcome.events("exception"):
         if outcome.killed and event["type"] == "CommError":  # MPI has noticed before the launcher has
             continue
+        if outcome.disturbed and event["typed"] and event["type"] in _TOLD:
+            continue
+        if event["type"] == "KeyboardInterrupt" and outcome.is_victim(rank):
+            continue
         kind = HANG if event["type"] in ("TimeoutError", "PeerTimeoutError") else ERROR
         problems.append(Problem(kind, f"rank {rank}: {event['text']}"))
     for rank, event in outcome.events("problem"):
         problems.append(Problem(ERROR, f"rank {rank}: {event['text']}"))
     for rank, event in outcome.events("refused"):
-        if not event["faulty"] and not may_refuse:
+        if not event["faulty"] and not may_refuse and not outcome.disturbed:
             problems.append(Problem(ERROR, f"rank {rank} refused to start: {event['text']}"))
-    if outcome.killed:
-        return problems
-    if outcome.seconds > TIMEOUT_S:
+    if outcome.seconds > outcome.limit_s:
         text = f"the life took {outcome.seconds:.1f} s: ranks have waited for each other until the library's timeout"
         problems.append(Problem(HANG, text))
+    if outcome.disturbed:
+        return problems
     for name, key in (("level", ("step", "level", "state")), ("restored", ("which", "step", "life"))):
         told = [
             [tuple(event[each] for each in key) for event in record if event["event"] == name]
@@ -165,6 +198,43 @@ def check_restore(
     return problems
 
 
+def check_every(outcome: Outcome, must: set[int], started: dict[int, set[int]]) -> list[Problem]:
+    """All committed steps, restored one by one.
+
+    Args:
+        must: those that nobody has harmed.
+        started: life -> steps whose checkpoint was begun.
+    """
+    problems = []
+    for rank, event in enumerate(outcome.restores("every")):
+        step, where = event["step"], f"life {outcome.order.number}, step {event['wanted']}"
+        if event["wrong"] or (step is not None and step not in started.get(event["life"], ())):
+            count = sum(event["wrong"].values()) or 1
+            problems.append(Problem(WRONG, f"{where}: {count} wrong bytes: {event['wrong']}", count))
+        if step is None and event["wanted"] in must:
+            problems.append(Problem(LOST, f"{where} (result {rank}): committed, but {event['error']}"))
+    return problems
+
+
+def check_late(outcome: Outcome) -> list[Problem]:
+    """Where storage hangs, training goes on, and what is said names the operation that hangs."""
+    late = [fault for fault in outcome.met_faults() if fault.error == LATE]
+    if not late:
+        return []
+    problems, shortest_s = [], min(fault.seconds for fault in late)
+    for rank, event in outcome.events("returned"):
+        if outcome.life.on_busy == "skip" and event["seconds"] > 0.8 * shortest_s:
+            text = f"rank {rank}: checkpoint(step={event['step']}) took {event['seconds']} s although on_busy is 'skip'"
+            problems.append(Problem(HANG, text))
+    for rank, event in outcome.events("busy"):
+        if outcome.life.on_busy != "wait":
+            problems.append(Problem(ERROR, f"rank {rank}: on_busy is 'skip', and yet: {event['text']}"))
+    told = [event for _, event in outcome.events("hanging")]
+    if shortest_s >= 2 * outcome.life.timeout_s and any(True for _ in outcome.events("busy")) and not told:
+        problems.append(Problem(ERROR, "no report says where storage hangs"))
+    return problems
+
+
 def check_kept(outcome: Outcome, after: Sequence[Stored]) -> list[Problem]:
     """What was reported complete in this life, and is protected by ``keep``, is there.
 
@@ -191,7 +261,8 @@ def check_kept(outcome: Outcome, after: Sequence[Stored]) -> list[Problem]:
             ]
             for step in {*completed.done, *completed.doubtful}
         }
-        for step in completed.must_stay(life.keep[level]):
+        dated = level == "persistent" and outcome.order.scenario.kind == "clock"  # `keep` goes by the dates of commits
+        for step in completed.must_stay(life.keep[level]) if not dated else completed.done[-1:]:
             if lacks[step]:
                 problems.append(
                     Problem(
@@ -211,6 +282,8 @@ def check_persistent(outcome: Outcome, before: Sequence[Stored], after: Sequence
         before, after: sound files when the life began and ended.
     """
     completed = outcome.completed("persistent")
+    if outcome.order.scenario.kind == "clock" and outcome.life.keep["persistent"]:
+        return []
     keep, news = outcome.life.keep["persistent"], len(completed.done) + len(completed.doubtful)
     manifests = sorted((each for each in before if each.kind == "manifest"), key=lambda each: each.stamp[1])
     there = {each.path for each in after}
@@ -254,7 +327,9 @@ def check_healed(
     """
     life, results = outcome.life, outcome.restores("first")
     quiet = (
-        not outcome.killed and not outcome.steps and not any(event["refused"] for _, event in outcome.events("storage"))
+        not outcome.disturbed
+        and not outcome.steps
+        and not any(event["refused"] for _, event in outcome.events("storage"))
     )
     if not quiet or not results or results[0]["step"] is None or not (life.every["partner"] or life.every["parity"]):
         return []

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from tests.faults.campaign.plan import Life
+from tests.faults.campaign.records import Life
 
 #: Name in the report -> (libfiu's name, errno; "" where the call does less instead of failing).
 POINTS = {

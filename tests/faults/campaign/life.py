@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import signal
 import threading
 import time
 import traceback
@@ -19,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
-from deeppart.codec import AutoCompression
 from deeppart.errors import DeeppartError, RestoreError
 from deeppart.testing.faults import StorageFaults
-from tests.faults.campaign import contents, stages
-from tests.faults.campaign.order import TIMEOUT_S, Order
-from tests.faults.campaign.plan import Kill, StorageFault
+from tests.faults.campaign import contents, incidents, repeating, stages
+from tests.faults.campaign.order import Order
+from tests.faults.campaign.records import StorageFault
 from tests.faults.campaign.training import Training, refuse
 
 #: Which restores of a life there are.
-FIRST, FAULTY, AGAIN = "first", "faulty", "again"
+FIRST, FAULTY, AGAIN, EVERY = "first", "faulty", "again", "every"
 _IDLE_S = 0.002
 _ORPHAN_S = 2.0
 
@@ -51,12 +48,6 @@ class Record:
         os.close(self._file)
 
 
-def _draw_encodings(seed: str) -> None:
-    """States this small tell "auto" nothing: what it encodes is drawn, for every level and part anew."""
-    drawn = random.Random(seed)
-    AutoCompression._judge = lambda *_: (drawn.random() < 0.5, "drawn")  # type: ignore[method-assign]
-
-
 class Rank:
     """One rank in one life.
 
@@ -71,27 +62,44 @@ class Rank:
         self.life, self.leaves = order.life, order.scenario.leaves
         self.rank = comm.Get_rank()
         self.live = contents.blank(self.leaves)
-        self._killer = _Killer(comm, order, record) if order.life.kill is not None else None
+        self._triggers = [
+            each
+            for each in (incidents.killer(comm, order, record), incidents.incident(self.rank, order, record))
+            if each
+        ]
 
     def play(self) -> None:
         """The whole life."""
-        if self.life.compression == "auto":
-            _draw_encodings(f"{self.order.scenario.seed} {self.order.number} {self.rank}")
-        ck = self._open()
-        if ck is None:
-            return
-        with ck:
+        stages.set_clock(0.0)
+        with contextlib.ExitStack() as stack:
+            key = f"{self.order.scenario.name} {self.order.number} {self.order.try_number} {self.rank}"
+            stack.enter_context(repeating.names_from(key))
+            if self.life.compression == "auto":
+                stack.enter_context(repeating.encodings_from(key))
+            ck = self._open()
+            if ck is None:
+                return
+            if self.life.workers:
+                self.record("forked", pids=incidents.fork_workers(self.life.workers))
+            self._go_on(ck)
+
+    def _go_on(self, ck: Any) -> None:
+        """From the first restore to the end, whichever it is."""
+        ending = "" if self.life.incident is None or self.life.incident.victim != self.rank else self.life.incident.kind
+        with ck if ending != "forget" else contextlib.nullcontext():
             restored = self._restore_first(ck)
-            Training(self, ck).run(restored)
+            Training(self, ck, ending).run(restored)
             if self.life.again:
                 self._restore(ck, AGAIN)
+            if self.life.compares:
+                self._compare_all(ck)
             self._count_repairs(ck)
         self.record("closed")
 
     def armed(self, phase: str, at: int = 0) -> None:
-        """This moment has come; a kill may be waiting for it."""
-        if self._killer is not None:
-            self._killer.arm(phase, at)
+        """This moment has come; something may be waiting for it."""
+        for trigger in self._triggers:
+            trigger.arm(phase, at)
 
     @contextlib.contextmanager
     def refusing(self, phase: str) -> Iterator[list[tuple[int, StorageFault, StorageFaults]]]:
@@ -146,13 +154,19 @@ class Rank:
                 self._wait_for_healing(ck)
         self.armed("restore")
         restored = self._restore(ck, FIRST)
-        if self._killer is not None or self.life.scrub:
+        if self.life.alone or self.life.scrub:
             self._wait_for_healing(ck)
         return restored
 
-    def _restore(self, ck: Any, which: str) -> int | None:
+    def _compare_all(self, ck: Any) -> None:
+        """Restore every committed step."""
+        committed = sorted(self.order.persistent.glob("step-*/manifest"))
+        for step in self.comm.bcast(sorted({int(path.parent.name.split("-")[1]) for path in committed}), root=0):
+            self._restore(ck, EVERY, step)
+
+    def _restore(self, ck: Any, which: str, wanted: int | None = None) -> int | None:
         contents.overwrite(self.live, self.leaves, contents.JUNK)
-        self.live |= {"step": -1, "life": -1, "world": -1}
+        self.live |= {"step": -1, "life": -1, "world": -1, "first": -1}
         mapped: list[tuple[str, list[Any]]] = []
 
         def map_leaf(path: str, values: Any, rank: int, world: int) -> Any:
@@ -164,12 +178,19 @@ class Rank:
         step: int | None = None
         error = ""
         try:
-            step = ck.restore(self.live, per_rank=map_leaf if self.life.per_rank == "map" else "drop")
+            step = ck.restore(self.live, wanted, per_rank=map_leaf if self.life.per_rank == "map" else "drop")
         except RestoreError as refusal:
             error = str(refusal)
         wrong = self._untouched() if step is None else self._compare(step, mapped)
         lines = [line[:500] for line in ck.explanation[-12:]] if step is not None else []
-        fields = {"step": step, "life": self.live["life"], "error": error[:3000], "lines": lines, "wrong": wrong}
+        fields = {
+            "step": step,
+            "wanted": wanted,
+            "life": self.live["life"],
+            "error": error[:3000],
+            "lines": lines,
+            "wrong": wrong,
+        }
         self.record("restored", which=which, seconds=round(time.monotonic() - began, 4), **fields)
         return step
 
@@ -182,16 +203,18 @@ class Rank:
 
     def _compare(self, step: int, mapped: list[tuple[str, list[Any]]]) -> dict[str, int]:
         """Leaf -> bytes that are not those of the step that the state itself says it is."""
-        world, life, seed = self.live["world"], self.live["life"], self.order.scenario.name
+        world, seed = self.live["world"], self.order.scenario.name
+        when = contents.When(self.live["life"], step, self.live["first"])
         wrong = {"step": int(self.live["step"] != step)}
         same_world = world == self.comm.Get_size()
         for leaf in self.leaves:
-            expected = contents.leaf_bytes(seed, life, step, self.rank, leaf)
-            if not leaf.shared and world == 1:  # saved by one rank, nothing is its own: all get it
-                expected = contents.leaf_bytes(seed, life, step, 0, leaf)
-            elif not leaf.shared and not same_world:
+            own = contents.is_own(leaf, when)
+            expected = contents.leaf_bytes(seed, when, self.rank, leaf)
+            if own and world == 1:  # saved by one rank, nothing is its own: all get it
+                expected = contents.leaf_bytes(seed, when, 0, leaf)
+            elif own and not same_world:
                 if self.life.per_rank == "map":
-                    expected = contents.leaf_bytes(seed, life, step, self.rank % max(world, 1), leaf)
+                    expected = contents.leaf_bytes(seed, when, self.rank % max(world, 1), leaf)
                 else:
                     expected[:] = contents.JUNK
             wrong[leaf.name] = contents.wrong_bytes(self.live[leaf.name], expected)
@@ -199,12 +222,12 @@ class Rank:
         for path, values in mapped:
             leaf = by_name[path]
             for rank, value in enumerate(values):
-                expected = contents.leaf_bytes(seed, life, step, rank, leaf)
+                expected = contents.leaf_bytes(seed, when, rank, leaf)
                 wrong[f"{path} of old rank {rank}"] = contents.wrong_bytes(value, expected)
         return {name: count for name, count in wrong.items() if count}
 
     def _wait_for_healing(self, ck: Any) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + self.life.timeout_s
         while ck.repairing and time.monotonic() < deadline:
             ck.poll()
             time.sleep(0.001)
@@ -215,64 +238,19 @@ class Rank:
             self.record("scrubbed", cycles=scrubbed.cycles, damaged=scrubbed.damaged, repaired=scrubbed.repaired)
 
 
-class _Killer:
-    """Ends processes of this life with SIGKILL when the moment has come."""
-
-    def __init__(self, comm: Any, order: Order, record: Record) -> None:
-        assert order.life.kill is not None
-        self._kill: Kill = order.life.kill
-        self._record = record
-        self._armed = False
-        self._count = 0
-        pids = comm.allgather(os.getpid())
-        rank, victim, size = comm.Get_rank(), self._kill.victim, order.life.node_size
-        doomed = {
-            "rank": [victim],
-            "node": [each for each in range(len(pids)) if each // size == victim // size],
-            "all": list(range(len(pids))),
-        }[self._kill.scope]
-        self._pids = [pids[each] for each in doomed if each != victim]
-        self._chosen = rank == victim
-        if self._chosen and self._kill.stage:
-            stages.hook(stages.STAGES[self._kill.stage], self._reached)
-
-    def arm(self, phase: str, at: int) -> None:
-        if not self._chosen or (phase, at if phase == "checkpoint" else self._kill.at) != (
-            self._kill.phase,
-            self._kill.at,
-        ):
-            return
-        self._armed = True
-        if not self._kill.stage:
-            threading.Thread(target=self._later, daemon=True).start()
-
-    def _later(self) -> None:
-        time.sleep(self._kill.delay_s)
-        self._strike()
-
-    def _reached(self) -> None:
-        if self._armed:
-            self._count += 1
-            if self._count >= self._kill.count:
-                self._strike()
-
-    def _strike(self) -> None:
-        self._record("killing")
-        for pid in (*self._pids, os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def play(comm: Any, order: Order) -> None:
-    """One life as this rank; whatever goes wrong is in the record."""
+def play(comm: Any, order: Order) -> bool:
+    """One life as this rank; whatever goes wrong is in the record. Returns whether nothing has."""
     record = Record(order.record_of(comm.Get_rank()))
     mend = stages.break_library(order.broken) if order.broken else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", deeppart.DeeppartWarning)
             Rank(comm, order, record).play()
+        return True
     except BaseException as error:
-        record("exception", type=type(error).__name__, text=traceback.format_exc()[-6000:])
+        typed = isinstance(error, DeeppartError)
+        record("exception", type=type(error).__name__, typed=typed, text=traceback.format_exc()[-6000:])
+        return False
     finally:
         if mend is not None:
             mend()
@@ -281,11 +259,15 @@ def play(comm: Any, order: Order) -> None:
 
 
 def play_alone(path: Path) -> None:
-    """A job that plays one life, which may end with a kill."""
+    """A job that plays one life, in which processes may end."""
     from mpi4py import MPI
 
     stages.hasten()
-    play(MPI.COMM_WORLD, Order.load(path))
+    order = Order.load(path)
+    MPI.COMM_WORLD.Barrier()  # to start takes seconds, and the library's timeout may be short
+    well = play(MPI.COMM_WORLD, order)
+    if not well or (order.life.incident is not None and order.life.incident.kind == "zombie"):
+        os._exit(1)  # MPI would wait for ranks that are gone
 
 
 def serve(spool: Path, runner: int) -> None:

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
-from tests.faults.campaign.plan import FileFault, Kill, Leaf, Life, RunningFault, Scenario, StorageFault
-
-#: Seconds the library waits for other ranks; less than the runner's patience.
-TIMEOUT_S = 20.0
+from tests.faults.campaign.records import (
+    FileFault,
+    Incident,
+    Kill,
+    Leaf,
+    Life,
+    RunningFault,
+    Scenario,
+    StorageFault,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class Order:
         broken: how the library is to be broken, or "".
         try_number: how often this life has been tried before.
         libfiu: whether the ranks run above it.
+        stopped: process ids of ranks of earlier lives that were left behind.
     """
 
     scenario: Scenario
@@ -37,6 +44,7 @@ class Order:
     broken: str
     try_number: int
     libfiu: bool = False
+    stopped: tuple[int, ...] = ()
 
     @property
     def life(self) -> Life:
@@ -84,7 +92,7 @@ class Order:
             parity_group=life.group,
             parity_tolerate=life.tolerate,
             scrub_bandwidth=20e6 if life.scrub else None,
-            timeout=TIMEOUT_S,
+            timeout=life.timeout_s,
         )
 
     def save(self, path: Path) -> None:
@@ -103,12 +111,14 @@ class Order:
         leaves = tuple(Leaf(**each) for each in scenario.pop("leaves"))
         whole = Scenario(**scenario, leaves=leaves, lives=lives)
         document |= {"base": Path(document["base"]), "members": tuple(document["members"])}
+        document["stopped"] = tuple(document["stopped"])
         return cls(scenario=whole, **document)
 
 
 def _life(document: dict[str, Any]) -> Life:
     document["before"] = tuple(FileFault(**each) for each in document["before"])
-    document["storage"] = tuple(StorageFault(**each) for each in document["storage"])
+    document["storage"] = tuple(StorageFault(**each | {"only": tuple(each["only"])}) for each in document["storage"])
     document["running"] = tuple(RunningFault(**each) for each in document["running"])
     document["kill"] = None if document["kill"] is None else Kill(**document["kill"])
+    document["incident"] = None if document["incident"] is None else Incident(**document["incident"])
     return Life(**document)

@@ -1,203 +1,26 @@
-"""What a campaign does, from a seed: scenarios as frozen records. Pure, and the same every time.
-
-A scenario is a chain of lives. Faults on files come before a life, storage faults and others happen during it, and a
-kill ends it. The last life only restores, so that every fault is followed by a restore that is judged.
-"""
+"""What a campaign does, from a seed: drawn, pure, and the same every time, in every process."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
-from tests.faults.campaign.stages import LEADER, ROOT, STAGES
-
-LEVELS = ("local", "partner", "parity", "persistent")
-FILES = (
-    "local",
-    "partner",
-    "parity",
-    "persistent",
-    "base",
-    "manifest",
-    "lineage",
-    "lock",
-    "temporary",
-    "spare",
-    "node",
+from tests.faults.campaign import special
+from tests.faults.campaign.records import (
+    ACTIONS,
+    DTYPES,
+    ERRORS,
+    LEVELS,
+    MORE_ERRORS,
+    OPERATIONS,
+    FileFault,
+    Kill,
+    Leaf,
+    Life,
+    RunningFault,
+    Scenario,
+    StorageFault,
 )
-ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
-#: What storage faults are injected below: all of a node's storage, one of its levels, or the persistent directory.
-ROOTS = ("node", "partner", "parity", "persistent")
-#: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
-OPERATIONS = {
-    ("open", "node"): 54,
-    ("open", "persistent"): 14,
-    ("restore", "node"): 90,
-    ("restore", "partner"): 14,
-    ("restore", "parity"): 24,
-    ("restore", "persistent"): 16,
-    ("checkpoint", "node"): 110,
-    ("checkpoint", "partner"): 16,
-    ("checkpoint", "parity"): 56,
-    ("checkpoint", "persistent"): 60,
-}
-ERRORS = ("ENOSPC", "EIO")
-DTYPES = {"float32": 4, "uint8": 1, "int64": 8, "bfloat16": 2, "float64": 8}
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """``count`` elements; the same on all ranks (``shared``) or its own; the same in all steps (``frozen``)."""
-
-    name: str
-    dtype: str
-    count: int
-    shared: bool
-    noise: bool
-    numpy: bool
-    frozen: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FileFault:
-    """Something happens to files while no job runs.
-
-    Attributes:
-        action: one of ACTIONS.
-        file: one of FILES.
-        count: so many of them.
-        age: 0 for those of the newest step, 1 for the one before, -1 for any.
-        number: decides which ones and which bytes.
-    """
-
-    action: str
-    file: str
-    count: int
-    age: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class StorageFault:
-    """Storage operation ``number`` of a rank below ``root`` is refused; all later ones too if ``lasting``.
-
-    Attributes:
-        phase: "open", "restore" or "checkpoint"; of the latter, checkpoint ``at``.
-    """
-
-    phase: str
-    root: str
-    number: int
-    error: str
-    lasting: bool
-    rank: int
-    at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningFault:
-    """Something happens before checkpoint ``at``, while the job runs.
-
-    Attributes:
-        kind: "node" (its directory is removed), "away" (persistent_dir is renamed away until before checkpoint
-            ``until``), "lock" (the lock file is removed).
-        node: which node.
-    """
-
-    kind: str
-    at: int
-    until: int = 0
-    node: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL.
-
-    Attributes:
-        scope: "rank", "node" or "all".
-        victim: the rank that decides when; killed with its node, or with all, as ``scope`` says.
-        phase, at: armed before opening, before restoring, or before checkpoint ``at``.
-        stage: when ``victim`` comes by this for the ``count``-th time; "" for ``delay_s`` after arming.
-        linger_s: how long the other ranks go on before the launcher ends them; 0 for as soon as it notices.
-    """
-
-    scope: str
-    victim: int
-    phase: str
-    at: int
-    stage: str
-    count: int
-    delay_s: float
-    linger_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One run of the job.
-
-    Attributes:
-        world, node_size: ranks, and ranks per virtual node.
-        every, keep, compression, on_busy, group, tolerate, scrub: of the configuration; ``local`` 0 is no local_dir.
-        per_rank: "drop" or "map".
-        checkpoints: how many.
-        wait: whether each is waited for before the next.
-        reuse: steps count on from the restored one; otherwise from the largest ever used.
-        again: restore once more at the end.
-        before, storage, running, kill: what goes wrong.
-        capture: of the configuration.
-    """
-
-    world: int
-    node_size: int
-    every: dict[str, int]
-    keep: dict[str, int]
-    compression: str
-    on_busy: str
-    group: int | None
-    tolerate: int | None
-    scrub: bool
-    per_rank: str
-    checkpoints: int
-    wait: bool
-    reuse: bool
-    again: bool
-    before: tuple[FileFault, ...] = ()
-    storage: tuple[StorageFault, ...] = ()
-    running: tuple[RunningFault, ...] = ()
-    kill: Kill | None = None
-    capture: str = "eager"
-
-    @property
-    def nodes(self) -> int:
-        return -(-self.world // self.node_size)
-
-    @property
-    def faults(self) -> int:
-        """How many faults are planned; some may find nothing to harm."""
-        return len(self.before) + len(self.storage) + len(self.running) + (self.kill is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Lives of one job.
-
-    Attributes:
-        seed, number: of the campaign; together they decide everything else.
-        threads: whether MPI gives background threads leave to use it (MPI_THREAD_MULTIPLE).
-        leaves: of the state.
-        lives: in order.
-    """
-
-    seed: int
-    number: int
-    threads: bool
-    leaves: tuple[Leaf, ...]
-    lives: tuple[Life, ...] = field(default=())
-
-    @property
-    def name(self) -> str:
-        return f"{self.seed}:{self.number}"
+from tests.faults.campaign.stages import LEADER, ROOT, STAGES
 
 
 def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) -> Scenario:
@@ -209,6 +32,12 @@ def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) ->
     """
     rng = random.Random(f"{seed}:{number}")
     threads = rng.random() > 0.12
+    kind = special.kind_of(seed, number)
+    if kind == special.POWER_KIND:
+        return Scenario(seed, number, True, (), (), kind)
+    if kind != special.FILES_KIND:
+        leaves, special_lives = special.DRAWN[kind][0](rng)
+        return Scenario(seed, number, True, leaves, special_lives, kind)
     leaves = _leaves(rng)
     count = rng.choice((2, 3, 4, 4, 5, 5))
     killed = rng.randrange(count - 1) if rng.random() < kills else -1
@@ -218,27 +47,6 @@ def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) ->
         last = place == count - 1
         lives.append(_with_faults(rng, base, lives, killed=place == killed, last=last))
     return Scenario(seed, number, threads, leaves, tuple(lives))
-
-
-def describe(each: Scenario) -> str:
-    """A scenario, readable."""
-    total = sum(leaf.count * DTYPES[leaf.dtype] for leaf in each.leaves)
-    lines = [
-        f"scenario {each.name}: {len(each.leaves)} leaves, {total} bytes; threads {'on' if each.threads else 'off'}"
-    ]
-    for number, life in enumerate(each.lives):
-        for fault in life.before:
-            lines.append(f"    before: {fault}")
-        every = " ".join(f"{level}={life.every[level]}/{life.keep[level]}" for level in LEVELS)
-        lines.append(
-            f"  life {number}: {life.world} ranks, {life.node_size} per node; every/keep {every}; {life.compression}, "
-            f"{life.capture}, on_busy {life.on_busy}, group {life.group}, tolerate {life.tolerate}, "
-            f"scrub {life.scrub}, per_rank {life.per_rank}, {life.checkpoints} checkpoints"
-            f"{', waiting' if life.wait else ''}{', steps reused' if life.reuse else ''}"
-            f"{', restoring again' if life.again else ''}"
-        )
-        lines += [f"    during: {fault}" for fault in (*life.storage, *life.running, life.kill) if fault is not None]
-    return "\n".join(lines)
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -328,7 +136,8 @@ def _with_faults(rng: random.Random, life: Life, lives: list[Life], *, killed: b
 
 def _file_faults(rng: random.Random, lives: list[Life]) -> tuple[FileFault, ...]:
     weights = {"lineage": 2, "lock": 3, "temporary": 4}
-    levels = {level for life in lives for level in LEVELS if life.every[level]}
+    # A list: in which order a set of names comes is another in every process, and with it what is drawn.
+    levels = [level for level in LEVELS if any(life.every[level] for life in lives)]
     weights |= {level: 20 if level == "local" else 14 for level in levels}
     weights |= {"node": 16, "spare": 3} if "local" in levels else {}
     weights |= {"manifest": 10} if "persistent" in levels else {}
@@ -360,7 +169,11 @@ def _storage_faults(rng: random.Random, life: Life, *, restoring: bool) -> tuple
         if rank and root == "persistent":
             number %= 25  # rank 0 alone commits and retires
         at = rng.randrange(life.checkpoints)
-        faults.append(StorageFault(phase, root, number, rng.choice(ERRORS), rng.random() < 0.15, rank, at))
+        faults.append(
+            StorageFault(
+                phase, root, number, rng.choice((*ERRORS, *ERRORS, *MORE_ERRORS)), rng.random() < 0.15, rank, at
+            )
+        )
     return tuple(faults)
 
 

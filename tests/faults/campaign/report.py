@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.faults.campaign.judge import HANG, LOST, WRONG, Problem
-from tests.faults.campaign.plan import LEVELS, OPERATIONS, StorageFault
+from tests.faults.campaign.records import LEVELS, OPERATIONS, StorageFault
 
 
 @dataclass(slots=True)

@@ -1,164 +1,41 @@
-"""Starts jobs under mpirun, bounds every wait for them, and plays scenarios life by life."""
+"""Plays scenarios life by life: harms what lies on storage, has each life played, and has it judged."""
 
 from __future__ import annotations
 
-import functools
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.campaign import faults, judge, life, oracle
 from tests.faults.campaign.files import Stamp, Stored, read_lineage, sound, take_stock
+from tests.faults.campaign.jobs import HangError, Jobs, end_process
 from tests.faults.campaign.judge import HANG, Outcome, Problem
 from tests.faults.campaign.order import Order
-from tests.faults.campaign.plan import LEVELS, Life, Scenario
+from tests.faults.campaign.records import LEVELS, Incident, Kill, Life, Scenario
 from tests.faults.campaign.report import Fault, Tally
-from tests.mpi import launch
-from tests.mpi.launch import Job, start_ranks
+from tests.faults.campaign.trace import Trace
 
-#: A serving job is replaced after so many lives: every start that is refused costs it an MPI communicator.
-_LIVES_PER_JOB = 300
-_FOREVER_S = 86_400.0
-#: Starting a job takes seconds on an idle machine.
-_START_S = 90.0
-_SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
-
-
-class HangError(Exception):
-    """A job ran past its limit, or ended in the middle; it has been stopped."""
-
-
-class Server:
-    """A job that plays lives without kills, started when it is first needed.
-
-    Args:
-        ranks: how many.
-        limit_s: seconds that a life may take.
-        env: variables to set.
-        directory: for orders.
-    """
-
-    def __init__(self, ranks: int, limit_s: float, env: dict[str, str], directory: Path) -> None:
-        self._ranks, self._limit_s, self._env, self._directory = ranks, limit_s, env, directory
-        self._job: Job | None = None
-        self._spool = Path()
-        self._count = 0
-
-    def play(self, order: Order) -> None:
-        """Play one life.
-
-        Raises:
-            HangError: see there.
-        """
-        if self._count >= _LIVES_PER_JOB:
-            self.close()
-        if self._job is None:
-            self._spool = Path(tempfile.mkdtemp(dir=self._directory))
-            self._job = start_ranks(
-                self._ranks, life.serve, self._spool, os.getpid(), timeout=_FOREVER_S, env=self._env
-            )
-            self._count = 0
-            self._wait(lambda: all((self._spool / f"ready-{rank}").exists() for rank in range(self._ranks)), _START_S)
-        records = [order.record_of(rank) for rank in range(order.life.world)]
-        order.save(self._spool / f"order-{self._count}.json")
-        self._count += 1
-        self._wait(lambda: all(_ended(record) for record in records), self._limit_s)
-
-    def _wait(self, condition: Callable[[], bool], limit_s: float) -> None:
-        assert self._job is not None
-        try:
-            self._job.wait_for(condition, limit_s)
-        except AssertionError as error:
-            self.close()
-            raise HangError(_trimmed(str(error))) from error
-
-    def close(self) -> None:
-        """End the job."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.__exit__()
-            shutil.rmtree(self._spool, ignore_errors=True)
-        self._count = 0
-
-
-class Jobs:
-    """All jobs of one worker.
-
-    Args:
-        ranks: of the serving jobs.
-        limit_s: seconds that a life may take.
-        libfiu: the variables that put libfiu below the serving jobs, or None.
-        directory: for small files.
-    """
-
-    def __init__(self, ranks: int, limit_s: float, libfiu: dict[str, str] | None, directory: Path) -> None:
-        self._limit_s, self._directory = limit_s, directory
-        self.libfiu = libfiu is not None
-        more = libfiu or {}
-        environments = {True: more, False: more | _SINGLE}
-        self._servers = {threads: Server(ranks, limit_s, env, directory) for threads, env in environments.items()}
-
-    def play(self, order: Order) -> None:
-        """Play one life to its end, natural or not.
-
-        Raises:
-            HangError: it went on for too long.
-        """
-        if order.life.kill is None:
-            server = self._servers[order.scenario.threads]
-            server.play(order)
-            if any(True for _ in Outcome(order).events("exception")):
-                server.close()  # its ranks may be anywhere
-            return
-        self._play_alone(order)
-
-    def _play_alone(self, order: Order) -> None:
-        """A life that ends with a kill has a job of its own."""
-        assert order.life.kill is not None
-        path, linger_s = order.base / f"order-{order.number}.json", order.life.kill.linger_s
-        order.save(path)
-        env = {} if order.scenario.threads else _SINGLE
-        patient = self._patient if linger_s else None
-        limit_s = _START_S + self._limit_s
-        records = [order.record_of(rank) for rank in range(order.life.world)]
-        try:
-            with start_ranks(order.life.world, life.play_alone, path, timeout=limit_s, env=env, mpiexec=patient) as job:
-                if patient is not None:
-                    job.wait_for(lambda: any(map(_struck, records)) or all(map(_ended, records)), limit_s)
-                    if any(map(_struck, records)):
-                        time.sleep(linger_s)
-                        return  # leaving the block ends what is left of the job
-                job.wait(expect_rc=None)
-        except AssertionError as error:
-            raise HangError(_trimmed(str(error))) from error
-
-    @functools.cached_property
-    def _patient(self) -> Path | None:
-        """A launcher that lets the other ranks of a job go on when one has died; None where there is none."""
-        launcher = launch.find_mpiexec()
-        if launcher is None or not launch._is_hydra(launcher):
-            return None
-        script = self._directory / "patient-mpirun"
-        script.write_text(f'#!/bin/sh\nexec "{launcher}" -disable-auto-cleanup "$@"\n')
-        script.chmod(0o700)
-        return script
-
-    def close(self) -> None:
-        """End all jobs."""
-        for server in self._servers.values():
-            server.close()
-
-
-def _ended(record: Path) -> bool:
-    return record.exists() and record.read_bytes().endswith(b'{"event": "end"}\n')
-
-
-def _struck(record: Path) -> bool:
-    return record.exists() and b'{"event": "killing"}' in record.read_bytes()
+#: A rank that was left behind has so long to end, when it has been woken.
+_ZOMBIE_S = 15.0
+_RUNNING = {
+    "node": "node directory removed",
+    "away": "persistent_dir away",
+    "lock": "lock file removed",
+    "clock": "clock set",
+    "wake": "a rank that was left behind goes on",
+}
+_INCIDENTS = {
+    "stop": "SIGSTOP for longer than the timeout, SIGCONT",
+    "zombie": "SIGSTOP, left behind",
+    "SIGTERM": "SIGTERM",
+    "SIGINT": "SIGINT",
+    "SIGTERM raised": "SIGTERM, a handler raises",
+    "SIGINT raised": "SIGINT, a handler raises",
+    "exit": "a rank ends while others write",
+    "return": "a rank leaves its block while others write",
+    "forget": "a rank returns without closing",
+    "fork": "fork in the middle of the background",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +69,12 @@ class Play:
         jobs: play lives.
         tally: counts.
         broken: how the library is to be broken, or "".
+        again: what was harmed in an earlier run, to be harmed again; None to choose.
     """
 
-    def __init__(self, scenario: Scenario, base: Path, jobs: Jobs, tally: Tally, broken: str = "") -> None:
+    def __init__(
+        self, scenario: Scenario, base: Path, jobs: Jobs, tally: Tally, broken: str = "", again: Trace | None = None
+    ) -> None:
         self._scenario, self._base, self._jobs, self._tally, self._broken = scenario, base, jobs, tally, broken
         self._damaged: dict[Path, Stamp] = {}
         self._hidden: set[Stamp] = set()
@@ -203,6 +83,10 @@ class Play:
         self._lineage_record = b""
         self._open: list[Fault] = []
         self._had: set[oracle.Attempt] = set()
+        self._again = again
+        self._stopped: tuple[int, ...] = ()
+        self._forked: list[int] = []
+        self.trace = Trace(scenario.name)
         self.problems: list[Problem] = []
         self.log: list[str] = []
 
@@ -210,22 +94,35 @@ class Play:
         """All lives, until something is wrong."""
         (self._base / "nodes").mkdir(parents=True)
         (self._base / "persistent").mkdir()
-        for number, each in enumerate(self._scenario.lives):
-            self._harm(each)
-            self._live(number, each)
-            if self.problems:
-                break
+        try:
+            for number, each in enumerate(self._scenario.lives):
+                self._harm(number, each)
+                self._live(number, each)
+                if self.problems:
+                    break
+        finally:
+            for pid in (*self._stopped, *self._forked):
+                end_process(pid, 0.0)
         self._tally.settle(self._open, self.problems)
 
-    def _harm(self, each: Life) -> None:
+    def _harm(self, number: int, each: Life) -> None:
+        if self._again is not None:
+            self._enter(faults.perform(self._again.before(number), self._base, self._damaged))
+            return
         for fault in each.before:
-            for applied in faults.apply(fault, self._base, self._damaged):
-                self._note(applied.kind, applied.how, applied.detail)
-                if applied.hidden is not None:
-                    self._hidden.add(self._damaged[applied.hidden])
+            self._enter(faults.apply(fault, number, self._base, self._damaged))
 
-    def _note(self, kind: str, how: str, detail: str) -> None:
+    def _enter(self, applied: list[faults.Applied]) -> None:
+        for each in applied:
+            self._note(each.harm.kind, each.harm.how, each.harm.text)
+            self.trace.harm.append(each.harm)
+            if each.hidden is not None:
+                self._hidden.add(self._damaged[each.hidden])
+
+    def _note(self, kind: str, how: str, detail: str, **met: object) -> None:
         self.log.append(f"{kind}, {how}: {detail}")
+        if met:
+            self.trace.met.append({"kind": kind, "how": how} | met)
         self._open.append(self._tally.fault(kind, how))
 
     def _live(self, number: int, each: Life, try_number: int = 0) -> None:
@@ -233,10 +130,18 @@ class Play:
         began = time.monotonic()
         members = _members(self._scenario, number, each)
         order = Order(
-            self._scenario, number, self._base, self._next_step, members, self._broken, try_number, self._jobs.libfiu
+            self._scenario,
+            number,
+            self._base,
+            self._next_step,
+            members,
+            self._broken,
+            try_number,
+            self._jobs.libfiu,
+            self._stopped,
         )
         try:
-            self._jobs.play(order)
+            self._stopped += self._jobs.play(order)
         except HangError as error:
             self.problems += [
                 Problem(HANG, f"life {number}: {error}"),
@@ -255,9 +160,21 @@ class Play:
             return
         if start.lineage is None and outcome.session is not None:
             self.problems.append(Problem(judge.ERROR, f"life {number}: started although deeppart.json cannot be read"))
+        self._see_off(outcome)
         self._judge_restores(outcome, start)
         self._count_faults(outcome)
         self._judge_end(outcome, start)
+
+    def _see_off(self, outcome: Outcome) -> None:
+        """Processes of earlier lives that were woken in this one come to their end."""
+        self._forked += [pid for _, event in outcome.events("forked") for pid in event["pids"]]
+        woken = {outcome.life.running[event["fault"]].kind for _, event in outcome.events("running")}
+        if "wake" in woken:
+            for pid in self._stopped:
+                if end_process(pid, _ZOMBIE_S):
+                    text = f"life {outcome.order.number}: a rank of an earlier life was woken and did not end"
+                    self.problems.append(Problem(HANG, text))
+            self._stopped = ()
 
     def _mend_lineage(self, number: int) -> None:
         """As the message says; or the record is brought back from a copy."""
@@ -282,6 +199,10 @@ class Play:
             self.problems += found
             if which == life.FIRST and outcome.restores(which):
                 self._resolve(outcome, which, found)
+        if each.compares:
+            sound_steps = {step for session, step in oracle.recoverable(start.files, reached)}
+            self.problems += judge.check_every(outcome, sound_steps, self._started)
+        self.problems += judge.check_late(outcome)
         again = outcome.restores(life.AGAIN)
         if again:
             done = [step for level in LEVELS for step in outcome.completed(level).done]
@@ -298,30 +219,61 @@ class Play:
             self._open = []
 
     def _count_faults(self, outcome: Outcome) -> None:
-        each = outcome.life
+        each, number = outcome.life, outcome.order.number
         for rank, event in outcome.events("storage"):
             fault = each.storage[event["fault"]]
             self._tally.met(fault, event["met"][0] if event["refused"] else None)
             if event["refused"]:
                 how = "from then on" if fault.lasting else "once"
                 detail = f"operation {fault.number} ({event['met']}) of rank {rank}"
-                self._note(f"{fault.error}: {fault.phase}, {fault.root}", how, detail)
+                met = {"life": number, "rank": rank, "number": fault.number, "met": event["met"]}
+                self._note(f"{fault.error}: {fault.phase}, {fault.root}", how, detail, **met)
                 if fault.phase != "checkpoint":  # there was a restore after it in the same life
                     self._resolve_now(outcome, fault.phase)
-        for _, event in outcome.events("libc"):
+        for rank, event in outcome.events("libc"):
             if event["refused"]:
-                self._note(f"libfiu: {event['point']}", "once" if event["refused"] == 1 else "repeatedly", "")
+                how = "once" if event["refused"] == 1 else "repeatedly"
+                self._note(f"libfiu: {event['point']}", how, "", life=number, rank=rank)
             else:
                 self._tally.missed += 1
-        for _, event in outcome.events("running"):
-            kind = each.running[event["fault"]].kind
-            names = {"node": "node directory removed", "away": "persistent_dir away", "lock": "lock file removed"}
-            self._note(names[kind], "while running", "")
-        if outcome.killed and each.kill is not None:
-            where = each.kill.stage or f"random moment, {each.kill.phase}"
-            self._note(f"kill: {where}", {"rank": "1 rank", "node": "a node"}.get(each.kill.scope, "all"), "")
-        elif each.kill is not None:
+        for rank, event in outcome.events("running"):
+            running = each.running[event["fault"]]
+            self._note(_RUNNING[running.kind], "while running", "", life=number, rank=rank, at=running.at)
+        if each.kill is not None:
+            self._count_kill(outcome, each.kill)
+        if each.incident is not None:
+            self._count_incident(outcome, each.incident)
+        self._count_state(outcome)
+
+    def _count_kill(self, outcome: Outcome, kill: Kill) -> None:
+        if not outcome.killed:
             self._tally.missed += 1
+            return
+        where = kill.stage or f"random moment, {kill.phase}"
+        how = {"rank": "1 rank", "node": "a node"}.get(kill.scope, "all")
+        if outcome.life.workers:
+            where = f"{where}, with forked processes left"
+        self._note(f"kill: {where}", how, "", life=outcome.order.number, rank=kill.victim, stage=kill.stage)
+
+    def _count_incident(self, outcome: Outcome, incident: Incident) -> None:
+        names = ("stopping", "signalled", "killing", "leaving", "forking")
+        if not any(True for name in names for _ in outcome.events(name)):
+            self._tally.missed += 1
+            return
+        how = incident.stage or f"random moment, {incident.phase}"
+        self._note(
+            _INCIDENTS[incident.kind], how, "", life=outcome.order.number, rank=incident.victim, stage=incident.stage
+        )
+
+    def _count_state(self, outcome: Outcome) -> None:
+        """What a state may do by itself: leaves that come to differ, tensors that get other memory."""
+        returned = {event["step"] for _, event in outcome.events("returned")}
+        if any(leaf.drifts for leaf in self._scenario.leaves) and outcome.life.world > 1:
+            for step in sorted(returned)[1:]:
+                self._note("ranks fill rows of their own", "between checkpoints", f"step {step}")
+        if outcome.life.rebinds:
+            for step in sorted(returned):
+                self._note("tensors get other memory", outcome.life.rebinds, f"step {step}")
 
     def _resolve_now(self, outcome: Outcome, phase: str) -> None:
         fault = self._open.pop()
@@ -352,22 +304,6 @@ class Play:
         self._had = oracle.recoverable(after, oracle.View(range(100), lineage or ""))
 
 
-def _trimmed(text: str) -> str:
-    """The stacks of a job without the frames that are always there."""
-    dull = (
-        "runpy",
-        "mpi4py/",
-        "rank_main.py",
-        "threading.py",
-        "=====",
-        "=   ",
-        "YOUR APPLICATION",
-        "Please see",
-        "This typic",
-    )
-    return "\n".join(line for line in text.splitlines() if line.strip() and not any(word in line for word in dull))
-
-
 def _tails(outcome: Outcome) -> str:
     """The last events of every rank, one a line."""
     lines = [f"rank {rank}: {str(event)[:300]}" for rank, record in enumerate(outcome.records) for event in record[-6:]]
@@ -376,8 +312,8 @@ def _tails(outcome: Outcome) -> str:
 
 def _members(scenario: Scenario, number: int, each: Life) -> tuple[int, ...]:
     """Which ranks of a serving job play a life: others than last time, so that nothing can hide in a process."""
-    most = max(life.world for life in scenario.lives if life.kill is None)
-    return tuple((rank + number) % most for rank in range(each.world)) if each.kill is None else ()
+    most = max((life.world for life in scenario.lives if not life.alone), default=0)
+    return tuple((rank + number) % most for rank in range(each.world)) if not each.alone else ()
 
 
 def _summary(outcome: Outcome) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,9 @@ def check() -> None:
         MovedError: naming all that are gone.
     """
     names = (
-        [stage.target for stage in STAGES.values()] + [*SETTINGS] + [name for each in _BROKEN.values() for name in each]
+        [stage.target for stage in STAGES.values()]
+        + [*SETTINGS, _CLOCK]
+        + [name for each in _BROKEN.values() for name in each]
     )
     gone = []
     for name in dict.fromkeys(names):
@@ -173,6 +176,26 @@ def hook(stage: Stage, reached: Callable[[], None]) -> None:
     setattr(owner, attribute, watched)
 
 
+#: Where the library looks at the wall clock.
+_CLOCK = "deeppart.levels.timestamps.time"
+
+
+class _Clock:
+    """The wall clock, ``seconds`` ahead."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def time(self) -> float:
+        return time.time() + self.seconds
+
+
+def set_clock(seconds: float) -> None:
+    """From here on the library sees a wall clock that is so far ahead; less than 0: behind."""
+    owner, attribute = locate(_CLOCK)
+    setattr(owner, attribute, _Clock(seconds))
+
+
 def hasten() -> None:
     """Shorten the library's pauses."""
     for name, value in SETTINGS.items():
@@ -209,8 +232,6 @@ def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return set(importlib.import_module("deeppart.levels.steps").list_steps(self._root))
 
     def forever(*args: Any, **kwargs: Any) -> None:
-        import time
-
         time.sleep(3600)
 
     ways: dict[str, Callable[..., Any]] = {"digests": nothing, "rebuild": wrong}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.faults.campaign.plan import ERRORS, LEVELS, OPERATIONS, FileFault, Leaf, Life, Scenario, StorageFault
+from tests.faults.campaign.records import ERRORS, LEVELS, OPERATIONS, FileFault, Leaf, Life, Scenario, StorageFault
 
 #: In place of a seed.
 EVERY = -1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import posix  # these faults are not to be refused by StorageFaults, which replaces functions of os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +17,10 @@ import torch
 
 from deeppart.errors import CheckpointError, LevelNotRunError, StepExistsError
 from deeppart.testing.faults import StorageFaults
-from tests.faults.campaign import contents
+from tests.faults.campaign import contents, stages
 from tests.faults.campaign.libc import LibcFault, LibcFaults, planned
-from tests.faults.campaign.plan import StorageFault
+from tests.faults.campaign.rebinding import rebind
+from tests.faults.campaign.records import HANG, StorageFault
 
 if TYPE_CHECKING:
     from tests.faults.campaign.life import Rank
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 40.0
 #: A kill that is to come after the last checkpoint has this long.
 _GRACE_S = 0.15
+#: A rank that was left behind has this long for what it was about to do, when it is woken.
+_AWAKE_S = 0.3
 _FINAL = ("done", "failed", "skipped")
 
 
@@ -35,13 +40,19 @@ class Training:
     Args:
         rank: who trains.
         ck: the checkpointer.
+        ending: how this rank leaves: "exit", "return", "forget", or as it should.
     """
 
-    def __init__(self, rank: Rank, ck: Any) -> None:
-        self._rank, self._ck = rank, ck
+    def __init__(self, rank: Rank, ck: Any, ending: str) -> None:
+        self._rank, self._ck, self._ending = rank, ck, ending
+        self._begun: int | None = None
+        self._told: list[str] = []
         self._pending: list[tuple[int, Any, set[str]]] = []
         self._first = rank.rank % rank.life.node_size == 0
-        tensors = [value for value in rank.live.values() if isinstance(value, torch.Tensor)]
+        drifting = {leaf.name for leaf in rank.leaves if leaf.drifts}  # a buffer, not a parameter
+        live = rank.live
+        tensors = [live[name] for name in live if isinstance(live[name], torch.Tensor) and name not in drifting]
+        self._tensors = tensors
         self._optimizer = torch.optim.SGD(tensors) if tensors and rank.life.capture == "lazy" else None
         self._step()
 
@@ -62,9 +73,16 @@ class Training:
                 self._look()
                 if life.wait:
                     self._settle()
+            self._rank.armed("end")
+            if self._ending == "exit":
+                record("killing")
+                os._exit(0)
+            if self._ending in ("return", "forget"):
+                record("leaving")
+                return
             self._settle()
             self._go_wrong(life.checkpoints)
-            if life.kill is not None:
+            if life.alone:
                 time.sleep(_GRACE_S)
         record("trained", failures=self._ck.failures)
 
@@ -85,21 +103,36 @@ class Training:
         rank, size = self._rank, self._rank.comm.Get_size()
         order, live, leaves = rank.order, rank.live, rank.leaves
         while True:
-            contents.fill(live, order.scenario.name, order.number, step, rank.rank, size, leaves)
-            rank.record("started", step=step)
+            when = contents.When(order.number, step, step if self._begun is None else self._begun)
+            contents.fill(live, order.scenario.name, when, rank.rank, size, leaves)
+            rank.record("started", step=step, first=when.first)
+            began = time.monotonic()
             try:
                 pending = self._ck.checkpoint(live, step)
                 break
             except StepExistsError:
                 rank.record("exists", step=step)
                 step += 1
+            except CheckpointError as error:
+                if not self._may_be_busy:
+                    raise
+                rank.record("busy", step=step, seconds=time.monotonic() - began, text=str(error)[:2000])
+                return step
         due = {level for level, report in pending.report.levels.items() if report.state != "off"}
-        rank.record("returned", step=step, due=sorted(due))
+        rank.record("returned", step=step, due=sorted(due), seconds=round(time.monotonic() - began, 4))
+        self._begun = when.first
+        if rank.life.rebinds and rank.life.capture == "lazy":
+            rebind(rank.life.rebinds, self._tensors)
         self._step()
         contents.overwrite(live, leaves, contents.SCRIBBLE)  # the state may change from here on
         live |= {"step": -2}
         self._pending.append((step, pending, due))
         return step
+
+    @property
+    def _may_be_busy(self) -> bool:
+        """Whether storage hangs in this life, for longer than room is waited for."""
+        return any(fault.error == HANG for fault in self._rank.life.storage)
 
     def _step(self) -> None:
         """What makes the tensors an optimizer's, for a lazy capture, and waits for it. Without gradients, no more."""
@@ -110,6 +143,10 @@ class Training:
         """Record what has been settled since the last look; whether all is."""
         self._ck.poll()
         for step, pending, due in self._pending:
+            lines = [line for line in pending.report.hanging if line not in self._told] if self._may_be_busy else []
+            if lines and not self._told:
+                self._told += lines
+                self._rank.record("hanging", step=step, lines=lines)
             for level in sorted(due):
                 report = pending.report.levels[level]
                 if report.state in _FINAL:
@@ -152,6 +189,13 @@ class Training:
                 if rank.rank == 0:
                     posix.unlink(order.persistent / ".deeppart.lock")
                     rank.record("running", fault=number)
+            elif fault.kind == "clock" and fault.at == at:
+                stages.set_clock(fault.seconds)
+                if rank.rank == 0:
+                    rank.record("running", fault=number)
+            elif fault.kind == "wake" and fault.at == at:
+                if rank.rank == 0:
+                    self._wake(number)
             elif fault.kind == "away" and fault.at == at:
                 if rank.rank == 0:
                     posix.rename(order.persistent, order.away)
@@ -165,6 +209,14 @@ class Training:
                 continue
             rank.comm.Barrier()
 
+    def _wake(self, number: int) -> None:
+        """Ranks of earlier lives go on."""
+        for pid in self._rank.order.stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+            self._rank.record("running", fault=number)
+        time.sleep(_AWAKE_S)
+
     def _come_back(self) -> None:
         order = self._rank.order
         if order.persistent.exists():
@@ -176,7 +228,10 @@ class Training:
 
 def refuse(watching: StorageFaults, fault: StorageFault) -> None:
     """Begin to refuse what a fault says."""
-    watching.refuse(fault.number, getattr(errno, fault.error), count=None if fault.lasting else 1)
+    if fault.error == HANG:
+        watching.hang(fault.number, fault.seconds, count=None if fault.lasting else 1, only=fault.only)
+        return
+    watching.refuse(fault.number, getattr(errno, fault.error), count=None if fault.lasting else 1, only=fault.only)
 
 
 def _remove_tree(path: Path, trash: Path) -> None:

@@ -1,0 +1,140 @@
+"""A FUSE file system that passes everything on, except what poor ones lack: hard links, locks, O_DIRECT.
+
+    python -m tests.faults.poor_file_system SOURCE MOUNT CONTROL
+
+CONTROL is a file with a JSON object: operation -> seconds that it takes, in the kernel's eyes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mfusepy
+
+
+class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]
+    """Operations on ``source``; ``control`` says which are slow."""
+
+    use_ns = True
+
+    def __init__(self, source: Path, control: Path) -> None:
+        self._source, self._control = source, control
+
+    def _real(self, path: str) -> str:
+        return str(self._source / path.lstrip("/"))
+
+    def _wait(self, operation: str) -> None:
+        try:
+            seconds = json.loads(self._control.read_text()).get(operation, 0.0)
+        except (OSError, ValueError):
+            return
+        time.sleep(seconds)
+
+    # --- what it lacks ---
+
+    def link(self, target: str, source: str) -> int:
+        raise mfusepy.FuseOSError(errno.EPERM)
+
+    def flock(self, path: str, *arguments: Any) -> int:
+        raise mfusepy.FuseOSError(errno.EOPNOTSUPP)
+
+    def lock(self, path: str, *arguments: Any) -> int:
+        raise mfusepy.FuseOSError(errno.EOPNOTSUPP)
+
+    def open(self, path: str, flags: int) -> int:
+        if flags & os.O_DIRECT:
+            raise mfusepy.FuseOSError(errno.EINVAL)
+        self._wait("open")
+        return os.open(self._real(path), flags)
+
+    # --- what it has ---
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        self._wait("open")
+        return os.open(self._real(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode)
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
+        status = os.lstat(self._real(path))
+        names = ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks")
+        times = {name: getattr(status, f"{name}_ns") for name in ("st_atime", "st_mtime", "st_ctime")}
+        return {name: getattr(status, name) for name in names} | times
+
+    def readdir(self, path: str, fh: int) -> list[str]:
+        return [".", "..", *os.listdir(self._real(path))]
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+        return os.pread(fh, size, offset)
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+        self._wait("write")
+        return os.pwrite(fh, data, offset)
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        os.truncate(self._real(path), length)
+        return 0
+
+    def fsync(self, path: str, datasync: int, fh: int) -> int:
+        self._wait("fsync")
+        os.fsync(fh)
+        return 0
+
+    def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
+        return 0
+
+    def flush(self, path: str, fh: int) -> int:
+        return 0
+
+    def release(self, path: str, fh: int) -> int:
+        os.close(fh)
+        return 0
+
+    def rename(self, old: str, new: str) -> int:
+        self._wait("rename")
+        os.rename(self._real(old), self._real(new))
+        return 0
+
+    def unlink(self, path: str) -> int:
+        os.unlink(self._real(path))
+        return 0
+
+    def mkdir(self, path: str, mode: int) -> int:
+        os.mkdir(self._real(path), mode)
+        return 0
+
+    def rmdir(self, path: str) -> int:
+        os.rmdir(self._real(path))
+        return 0
+
+    def chmod(self, path: str, mode: int) -> int:
+        os.chmod(self._real(path), mode)
+        return 0
+
+    def utimens(self, path: str, times: Any = None) -> int:
+        os.utime(self._real(path), ns=times)
+        return 0
+
+    def statfs(self, path: str) -> dict[str, int]:
+        status = os.statvfs(self._real(path))
+        names = (
+            "f_bavail",
+            "f_bfree",
+            "f_blocks",
+            "f_bsize",
+            "f_favail",
+            "f_ffree",
+            "f_files",
+            "f_frsize",
+            "f_namemax",
+        )
+        return {name: getattr(status, name) for name in names}
+
+
+if __name__ == "__main__":
+    source, mount, control = map(Path, sys.argv[1:])
+    mfusepy.FUSE(PoorFileSystem(source, control), str(mount), foreground=True)

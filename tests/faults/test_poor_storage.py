@@ -1,0 +1,222 @@
+"""Real file systems that lack something: inodes, links, locks, O_DIRECT, an answer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import writing
+from deeppart.errors import BackgroundFailureWarning, CheckpointError
+from tests.mpi.launch import ROOT
+
+Mount = Callable[[str, str], Path]
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """``mount(kind, options)`` -> a directory that is a file system of its own; skips where that cannot be."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    mounted: list[Path] = []
+
+    def make(kind: str, options: str) -> Path:
+        directory = tmp_path / f"mounted-{len(mounted)}"
+        directory.mkdir()
+        device = kind
+        if kind == "vfat":
+            image = tmp_path / "image"
+            image.write_bytes(b"")
+            os.truncate(image, 64 << 20)
+            device = str(image)
+        try:
+            if kind == "vfat":
+                run("mkfs.vfat", device)
+            run("mount", "-t", kind, "-o", options, device, str(directory))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"there is no {kind} here: {error}")
+        mounted.append(directory)
+        return directory
+
+    yield make
+    for directory in mounted:
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """A FUSE file system without links, locks and O_DIRECT, and the file that makes its operations slow."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("/dev/fuse is missing or closed")
+    try:
+        importlib.import_module("mfusepy")
+    except (ImportError, OSError) as error:  # OSError: there is no libfuse
+        pytest.skip(f"mfusepy cannot be used: {error}")
+    source, directory, control = tmp_path / "source", tmp_path / "poor", tmp_path / "control"
+    source.mkdir(), directory.mkdir()
+    command = [sys.executable, "-m", "tests.faults.poor_file_system", str(source), str(directory), str(control)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not os.path.ismount(directory):
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.skip("FUSE cannot mount here")
+            time.sleep(0.02)
+        yield directory, control
+    finally:
+        control.unlink(missing_ok=True)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=60)
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"still": torch.arange(60_000), "fresh": torch.full((20_000,), float(step)), "step": step}
+
+
+def config(persistent: Path, local: Path | None = None, **settings: Any) -> deeppart.Config:
+    settings = {"timeout": 30.0, "compression": "none", "keep": {"local": 1, "persistent": 2}} | settings
+    return deeppart.Config(persistent_dir=str(persistent), local_dir=None if local is None else str(local), **settings)
+
+
+def save(ck: deeppart.Checkpointer, step: int) -> dict[str, str]:
+    """Level -> its state, when all is over; warnings about earlier failures are expected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BackgroundFailureWarning)
+        pending = ck.checkpoint(state(step), step)
+    deadline = time.monotonic() + 60
+    while not pending.finished:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    pending.failures()
+    return {level: report.state for level, report in pending.report.levels.items() if report.state != "off"}
+
+
+def restored(settings: deeppart.Config) -> int | None:
+    """The step that comes back, every byte compared."""
+    live = {"still": torch.zeros(60_000, dtype=torch.int64), "fresh": torch.zeros(20_000), "step": -1}
+    with deeppart.Checkpointer(settings) as ck:
+        step = ck.restore(live)
+    if step is not None:
+        assert live["step"] == step
+        assert torch.equal(live["still"], state(step)["still"]) and torch.equal(live["fresh"], state(step)["fresh"])
+    return step
+
+
+@pytest.mark.parametrize("level", ["local", "persistent"])
+@pytest.mark.parametrize("inodes", range(6, 16))
+def test_no_inodes_left(mount: Mount, tmp_path: Path, level: str, inodes: int) -> None:
+    """At whichever file they run out: the last good checkpoint stays, and it goes on when there are some again."""
+    small = mount("tmpfs", f"size=64m,nr_inodes={inodes + 20}")
+    settings = config(small if level == "persistent" else tmp_path / "p", small if level == "local" else tmp_path / "n")
+    with deeppart.Checkpointer(settings) as ck:
+        assert save(ck, 1) == {"local": "done", "persistent": "done"}
+        fillers = 0
+        free = os.statvfs(small).f_ffree - (inodes - 6)
+        for fillers in range(max(0, free)):
+            (small / f"filler-{fillers}").touch()
+        outcomes = [save(ck, step)[level] for step in (2, 3)]
+        assert set(outcomes) <= {"done", "failed"}
+        for filler in small.glob("filler-*"):
+            filler.unlink()
+        assert save(ck, 4) == {"local": "done", "persistent": "done"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BackgroundFailureWarning)
+            ck.close()
+    assert restored(settings) == 4
+
+
+def test_a_file_system_of_dos(mount: Mount, tmp_path: Path) -> None:
+    """No links, no permissions, time in steps of two seconds."""
+    root = mount("vfat", "rw")
+    settings = config(root / "p", root / "n")
+    with deeppart.Checkpointer(settings) as ck:
+        for step in (1, 2, 3):
+            assert save(ck, step) == {"local": "done", "persistent": "done"}
+    assert restored(settings) == 3
+
+
+def test_no_links_no_locks_no_direct_writes(poor: tuple[Path, Path]) -> None:
+    root, _ = poor
+    with pytest.raises(OSError, match=r"Operation not permitted|not supported"):
+        (root / "a").touch()
+        os.link(root / "a", root / "b")
+    settings = config(root / "p", root / "n")
+    with deeppart.Checkpointer(settings) as ck:
+        for step in (1, 2, 3):
+            assert save(ck, step) == {"local": "done", "persistent": "done"}
+    assert restored(settings) == 3
+    with deeppart.Checkpointer(settings) as ck:
+        assert save(ck, 4) == {"local": "done", "persistent": "done"}
+    assert restored(settings) == 4
+
+
+@pytest.mark.parametrize("operation", ["fsync", "write", "rename", "open"])
+def test_a_kernel_that_does_not_answer(poor: tuple[Path, Path], tmp_path: Path, operation: str) -> None:
+    """The call hangs below Python: training goes on, the report says where, and the job can close."""
+    root, control = poor
+    settings = config(root / "p", timeout=3.0, on_busy="skip", every={"local": 0, "persistent": 1})
+    ck = deeppart.Checkpointer(settings)
+    assert save(ck, 1) == {"persistent": "done"}
+    control.write_text(json.dumps({operation: 6.0}))
+    pending = ck.checkpoint(state(2), 2)
+    began, skipped = time.monotonic(), 0
+    while time.monotonic() - began < 1.6:
+        asked = time.monotonic()
+        skipped += ck.checkpoint(state(3), 3 + skipped).skipped
+        assert time.monotonic() - asked < 1.5
+        time.sleep(0.05)
+    assert skipped and any(str(root) in line for line in pending.report.hanging), pending.report
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match="has not returned"):
+        ck.close()
+    assert time.monotonic() - began < 10.0
+    control.unlink()
+    deadline = time.monotonic() + 60
+    while not pending.finished:  # what hung goes on: nothing of it may be in anybody's way
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert restored(config(root / "p", every={"local": 0, "persistent": 1})) in (1, 2)
+
+
+_JOB = """
+import sys, torch, deeppart
+from pathlib import Path
+from deeppart.testing.faults import StorageFaults
+root = Path(sys.argv[1])
+ck = deeppart.Checkpointer(persistent_dir=str(root / "p"), timeout=1.0, every={"local": 0, "persistent": 1})
+storage = StorageFaults(root / "p").__enter__()
+storage.hang(0, 600.0, only=("fsync",))
+ck.checkpoint({"x": torch.zeros(1000)}, 1)
+try:
+    ck.close()
+except deeppart.CheckpointError as error:
+    assert "has not returned" in str(error), error
+print("closed", flush=True)
+"""
+
+
+def test_no_thread_of_the_library_keeps_a_process_from_ending(tmp_path: Path) -> None:
+    """What the kernel does with a thread that hangs in it is the kernel's: in FUSE it waits for the answer."""
+    job = subprocess.run([sys.executable, "-c", _JOB, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    assert (job.returncode, job.stdout) == (0, "closed\n"), job.stderr

@@ -1,0 +1,96 @@
+"""Processes that are forked, as data loaders do it: they hold no lock, and finish nothing that is their parent's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from deeppart.errors import DirectoryInUseError
+from deeppart.levels.persistent import LOCK_NAME, DirectoryOwner
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys, time
+        from pathlib import Path
+        from deeppart.levels.persistent import DirectoryOwner
+        owner = DirectoryOwner(Path(sys.argv[1]), "first")
+        worker = os.fork()
+        if worker == 0:
+            os.setsid()
+            os.close(1), os.close(2)
+            time.sleep(60)
+            os._exit(0)
+        print(worker, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = run(script, str(tmp_path))
+    worker = int(done.stdout)
+    try:
+        os.kill(worker, 0)
+        DirectoryOwner(tmp_path, "second").close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_the_parent_keeps_the_lock_when_a_child_ends(tmp_path: Path) -> None:
+    owner = DirectoryOwner(tmp_path, "first")
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(DirectoryInUseError):
+        DirectoryOwner(tmp_path, "second")
+    owner.close()
+
+
+def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
+    """Also where it is not the process that took it: here it has ended, and left the open file to another program."""
+    owner = DirectoryOwner(tmp_path, "job 7, process 1 on here")
+    os.set_inheritable(owner._fd, True)
+    holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+    owner.close()
+    time.sleep(0.2)
+    try:
+        with pytest.raises(DirectoryInUseError, match=rf"owned by job 7.*{holder.pid} \(python") as refused:
+            DirectoryOwner(tmp_path, "second")
+        assert LOCK_NAME not in str(refused.value.todo)
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_forked_process_that_ends_leaves_the_default_checkpointer_alone(tmp_path: Path) -> None:
+    script = """
+        import os, sys, torch, deeppart
+        os.chdir(sys.argv[1])
+        os.environ["DEEPPART_PERSISTENT_DIR"] = sys.argv[1] + "/p"
+        os.environ["DEEPPART_LOCAL_DIR"] = sys.argv[1] + "/n"
+        state = {"x": torch.arange(100_000)}
+        for step in (1, 2, 3):
+            pending = deeppart.checkpoint(state, step, force=True)
+            pending.wait("local"), pending.wait("persistent")
+        spares = sorted(str(p) for p in __import__("pathlib").Path("n").rglob(".spare*/*"))
+        assert spares
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+        assert spares == sorted(str(p) for p in __import__("pathlib").Path("n").rglob(".spare*/*"))
+        deeppart.checkpoint(state, 4, force=True).wait("persistent")
+    """
+    done = run(script, str(tmp_path))
+    assert done.returncode == 0, done.stderr

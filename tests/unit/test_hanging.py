@@ -1,0 +1,101 @@
+"""Storage that hangs gives no error: training goes on, and the report says where it hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import hanging
+from deeppart.errors import CheckpointError, PeerTimeoutError
+from deeppart.testing.faults import StorageFaults
+
+STATE = {"x": torch.arange(50_000, dtype=torch.float32)}
+
+
+def checkpointer(tmp_path: Path, **settings: object) -> deeppart.Checkpointer:
+    settings = {"timeout": 5.0, "compression": "none", "every": {"local": 0, "persistent": 1}} | settings
+    return deeppart.Checkpointer(persistent_dir=str(tmp_path / "persistent"), **settings)
+
+
+def report_of_hanging(pending: deeppart.Pending) -> tuple[str, ...]:
+    deadline = time.monotonic() + 20
+    while not pending.report.hanging and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return pending.report.hanging
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync", "rename"])
+def test_the_report_says_where_storage_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    monkeypatch.setattr(hanging, "LONG_S", 0.05)
+    with checkpointer(tmp_path) as ck, StorageFaults(tmp_path / "persistent") as storage:
+        only = ("rename", "rename_noreplace", "link") if operation == "rename" else (operation,)
+        storage.hang(0, 1.5, only=only)
+        pending = ck.checkpoint(STATE, 1)
+        (line,) = report_of_hanging(pending)
+        assert line.startswith(f"{operation} of {tmp_path / 'persistent'}") and "has not returned for" in line
+        with pytest.raises(PeerTimeoutError, match=f"{operation} of .* has not returned"):
+            pending.wait(timeout=0.1)
+        pending.wait()
+        assert not pending.report.hanging
+
+
+def test_training_goes_on_while_storage_hangs(tmp_path: Path) -> None:
+    with checkpointer(tmp_path, on_busy="skip") as ck, StorageFaults(tmp_path / "persistent") as storage:
+        storage.hang(0, 2.0, only=("fsync",))
+        first = ck.checkpoint(STATE, 1)
+        skipped, step = False, 2
+        while not first.finished:
+            began = time.monotonic()
+            skipped = ck.checkpoint(STATE, step).skipped or skipped
+            assert time.monotonic() - began < 1.5
+            step += 1
+            time.sleep(0.02)
+        first.wait()
+        assert skipped
+
+
+def test_no_room_says_what_hangs(tmp_path: Path) -> None:
+    with checkpointer(tmp_path, timeout=2.0) as ck, StorageFaults(tmp_path / "persistent") as storage:
+        storage.hang(0, 6.0, only=("fsync",))
+        pending = ck.checkpoint(STATE, 1)
+        with pytest.raises(CheckpointError, match=r"no room after 1\.6 s; fsync of .* has not returned"):
+            for step in range(2, 20):
+                ck.checkpoint(STATE, step)
+        pending.wait()
+
+
+def test_closing_ends_in_time_and_says_what_hangs(tmp_path: Path) -> None:
+    ck = checkpointer(tmp_path, timeout=1.5)
+    with StorageFaults(tmp_path / "persistent") as storage:
+        storage.hang(0, 8.0, only=("fsync",))
+        ck.checkpoint(STATE, 1)
+        began = time.monotonic()
+        with pytest.raises(CheckpointError, match=r"fsync of .* has not returned"):
+            ck.close()
+        assert time.monotonic() - began < 7.0
+
+
+def test_operations_are_those_under_way_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hanging, "LONG_S", 0.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with hanging.storage_operation("stat", tmp_path):
+            with pytest.raises(FileNotFoundError):
+                hanging.call("unlink", tmp_path / "none", tmp_path / "none")
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=work, name="worker")
+    thread.start()
+    entered.wait()
+    (line,) = [line for line in hanging.hanging() if "(worker)" in line]
+    assert line.startswith(f"stat of {tmp_path} has not returned for")
+    leave.set()
+    thread.join()
+    assert not any("(worker)" in line for line in hanging.hanging())
