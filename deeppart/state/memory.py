@@ -81,7 +81,7 @@ class HeldMemory:
 
     def moved(self, leaves: Sequence[int]) -> list[int]:
         """Those of the leaves whose memory is not where it was."""
-        holders = [self.holders[leaf] for leaf in leaves]
+        holders: list[Any] = [self.holders[leaf] for leaf in leaves]
         if not self.arrays:
             bases = list(map(self.bases.__getitem__, leaves))
             lengths = list(map(self.lengths.__getitem__, leaves))
