@@ -124,9 +124,9 @@ class CapturePlan:
     """Where every segment goes in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
     What lies flat in host memory is copied by address with the C library's ``memmove``: it touches no tensor object,
-    and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and whether it
-    is still there is asked in the same breath: between that question and the copy, no other thread can get the
-    interpreter to free it.
+    and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and
+    whether it is still there is asked in the same breath: between that question and the copy, no other thread can get
+    the interpreter to free it.
 
     Args:
         layout: this rank's share.

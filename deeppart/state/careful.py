@@ -1,7 +1,7 @@
 """Copies out of memory that somebody else may free meanwhile.
 
-The kernel makes them (``process_vm_writev`` onto this very process): where the source is not mapped any more it says so,
-and the process lives on. What memory that was freed and given to somebody else holds is copied like any other: who
+The kernel makes them (``process_vm_writev`` onto this very process): where the source is not mapped any more it says
+so, and the process lives on. What memory that was freed and given to somebody else holds is copied like any other: who
 calls this has to find out afterwards whether the source was still there.
 """
 
