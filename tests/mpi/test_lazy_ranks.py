@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import CheckpointError
+from deeppart.errors import CheckpointError, LazyCaptureNotice
 from deeppart.testing.states import difference
 from tests.unit.memory_ways import Slow
 
@@ -99,7 +99,8 @@ def losing(comm: Any, directory: Path) -> tuple[list[str], list[int], Any, list[
             spoiled.append(len(ck._saver._lazy._spoiled))  # type: ignore[union-attr]
             weight = net[0].weight
             if step == 2:
-                nn.utils.vector_to_parameters(torch.zeros(sum(p.numel() for p in net.parameters())), net.parameters())
+                for parameter in net.parameters():
+                    parameter.data = torch.zeros_like(parameter)
             elif step == 3 and comm.rank == 1:
                 weight.untyped_storage().resize_(0)
             elif step == 5 and comm.rank == 2:
@@ -116,7 +117,7 @@ def losing(comm: Any, directory: Path) -> tuple[list[str], list[int], Any, list[
             with torch.no_grad():  # the ranks are replicas again
                 for name, parameter in net.named_parameters():
                     parameter.copy_(expected[step][name])
-        notices = [str(each.message) for each in told if each.category is deeppart.LazyCaptureNotice]
+        notices = [str(each.message) for each in told if each.category is LazyCaptureNotice]
         found = []
         for step in (1, 2, 4, 6):
             assert ck.restore(state, step) == step
