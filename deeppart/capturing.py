@@ -35,8 +35,9 @@ class Capturer:
         job = self._job
         if job is None or job.deferred is None:
             return
-        if not job.deferred.done:
-            job.deferred.hold()
+        waits = not job.deferred.done
+        job.deferred.hold()
+        if waits:
             job.pending.note_cost(held_s=job.deferred.held_s)
         self._job = None
 

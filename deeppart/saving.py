@@ -154,7 +154,7 @@ class Saver:
         later: dict[int, torch.Tensor] = {}
         if self._lazy is not None:
             later = self._lazy.later(flat, layout.types)
-        left = self._capture.copy(flat.data, flat.pointers, later)
+        left = self._capture.copy(flat, later)
         deferred = None
         if self._lazy is not None and later:
             deferred = self._lazy.defer(flat, later, left, turn, f"rank {self._comm.rank}, step {step}")

@@ -91,6 +91,16 @@ class Job:
         if self.staged is not None:
             self.layout, self.document = self.staged.layout, self.staged.document
 
+    def check_capture(self) -> None:
+        """Before a part gets its name.
+
+        Raises:
+            CheckpointError: what was captured in the background has turned out to be wrong.
+        """
+        error = None if self.deferred is None else self.deferred.look_again()
+        if error is not None:
+            raise error
+
     def is_on_nodes(self) -> bool:
         """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
         levels = self.due - {"persistent"}
@@ -160,6 +170,7 @@ class ShareWriter:
         try:
             encoding, unchanged = job.encoding.encoding, job.unchanged["local"]
             job.summary = write_part(job.staged, job.relay, encoding, job.attempt, self._rank, unchanged)
+            job.check_capture()
             job.relay.end(complete=True)
             file.commit()
         except BaseException:
@@ -224,6 +235,7 @@ class ShareWriter:
         try:
             unchanged = self._refer(job, "persistent", file)
             summary, remarks = self._fill(job, file, encoding, unchanged)
+            job.check_capture()
             file.commit()
         except BaseException:
             self._abort(job, "persistent", file)

@@ -9,16 +9,23 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import operator
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
 
+from deeppart.errors import FreedMemoryError
 from deeppart.state.fingerprint import copy_tensors
+from deeppart.state.flatten import FlatState, readable
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
+from deeppart.state.memory import HeldMemory, storage_address
 
 #: Device-to-host copies are issued in pieces of this size, so that other copies can get in between.
 DEVICE_PIECE_BYTES = 64 << 20
@@ -84,15 +91,42 @@ def staging_bytes(staged: torch.Tensor) -> Bytes:
     return flat
 
 
-#: Target address, source address, bytes.
-Move = tuple[int, int, int]
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """Bytes to copy within this process.
+
+    Attributes:
+        leaf: which they are of.
+        target, source: addresses.
+        length: bytes.
+    """
+
+    leaf: int
+    target: int
+    source: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallCopy:
+    """Another copy, such as one from a device.
+
+    Attributes:
+        leaf: which it is of, or None.
+        call: returns when it is made.
+    """
+
+    leaf: int | None
+    call: Callable[[], object]
 
 
 class CapturePlan:
     """Where every segment goes in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
     What lies flat in host memory is copied by address with the C library's ``memmove``: it touches no tensor object,
-    and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md).
+    and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and
+    whether it is still there is asked in the same breath: between that question and the copy, no other thread can get
+    the interpreter to free it.
 
     Args:
         layout: this rank's share.
@@ -105,7 +139,8 @@ class CapturePlan:
         self, layout: ShareLayout, types: Sequence[LeafType], arrays: Sequence[Any], staged: torch.Tensor
     ) -> None:
         self._place = (staged.data_ptr(), staged.numel())
-        self._moves: list[tuple[int, int, int, int]] = []
+        self._moves = _Moves()
+        self._array_moves: list[HostCopy] = []
         self._whole: list[tuple[int, torch.Tensor]] = []
         self._partial: list[tuple[int, int, int, torch.Tensor]] = []
         self._numpy: list[tuple[int, int, int, Bytes]] = []
@@ -116,8 +151,11 @@ class CapturePlan:
             first, last = start // kind.itemsize, (start + length) // kind.itemsize
             if lies_flat_on_host(arrays[leaf]):
                 for piece in range(0, length, MOVE_BYTES):
-                    move = (leaf, start + piece, staged.data_ptr() + at + piece, min(MOVE_BYTES, length - piece))
-                    self._moves.append(move)
+                    place, count = staged.data_ptr() + at + piece, min(MOVE_BYTES, length - piece)
+                    if kind.kind == "numpy":
+                        self._array_moves.append(HostCopy(leaf, place, start + piece, count))
+                    else:
+                        self._moves.append(leaf, start + piece, place, count)
             elif kind.kind == "numpy":
                 self._numpy.append((leaf, first, last, target.numpy()))
             elif length == kind.nbytes:
@@ -126,43 +164,52 @@ class CapturePlan:
             else:
                 self._partial.append((leaf, first, last, target.view(_dtype(kind))))
                 self._tensor_leaves.add(leaf)
+        self._leaves = sorted(set(layout.segments["leaf"].tolist()))
 
     def fits(self, staged: torch.Tensor) -> bool:
         """Whether the plan was made for this buffer."""
         return self._place == (staged.data_ptr(), staged.numel())
 
-    def copy(
-        self, arrays: Sequence[Any], pointers: Sequence[int], later: Collection[int] = ()
-    ) -> tuple[list[Move], list[Callable[[], None]]]:
+    def copy(self, flat: FlatState, later: Collection[int] = ()) -> list[HostCopy | CallCopy]:
         """Copy the leaves' current bytes; returns when they are in staging memory, except those of ``later``.
 
         Args:
-            arrays, pointers: the state's tensors and arrays and their addresses by leaf number, of the types and in the
-                memory order that the plan was made for.
+            flat: a state whose leaves are of the types and in the memory order that the plan was made for.
             later: leaves not to copy now.
 
         Returns:
-            The copies not made: (target address, source address, bytes), and calls that copy from devices.
+            The copies not made. Nothing in them depends on the tensors; who makes them has to hold the memory.
+
+        Raises:
+            FreedMemoryError: memory of a leaf was freed or replaced since the state was taken apart.
         """
+        arrays, memory = flat.data, flat.memory
+        now = [leaf for leaf in self._leaves if leaf not in later] if later else self._leaves
+        _check_places(flat, now)
         targets, sources = self._tensors(self._tensor_leaves.difference(later), arrays)
         if any(source.is_cuda for source in sources):
             _copy_from_devices(targets, sources)
         else:
             copy_tensors(targets, sources)
-        moves = []
-        for leaf, start, target_address, length in self._moves:
-            if leaf in later:
-                moves.append((target_address, pointers[leaf] + start, length))
-            else:
-                _memmove(target_address, pointers[leaf] + start, length)
+        left: list[HostCopy | CallCopy] = [*self._moves.make(memory, later)]
+        for move in self._array_moves:
+            source = memory.pointers[move.leaf] + move.source
+            if move.leaf in later:
+                left.append(HostCopy(move.leaf, move.target, source, move.length))
+            elif memory.stands(move.leaf):
+                _memmove(move.target, source, move.length)
         for leaf, first, last, buffer in self._numpy:
             data = arrays[leaf]
-            flat = buffer.view(data.dtype)
+            elements = buffer.view(data.dtype)
             for piece, view in _pieces(data, first, last):
-                np.copyto(flat[piece].reshape(view.shape), view)
-        return moves, _later_calls(*self._tensors(self._tensor_leaves.intersection(later), arrays))
+                np.copyto(elements[piece].reshape(view.shape), view)
+        _check_places(flat, now)
+        for leaf in sorted(self._tensor_leaves.intersection(later)):
+            alias = {leaf: arrays[leaf].detach()}  # stays as it is, whatever becomes of the tensor
+            left += [CallCopy(leaf, call) for call in _later_calls(*self._tensors({leaf}, alias))]
+        return left
 
-    def _tensors(self, leaves: set[int], arrays: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _tensors(self, leaves: set[int], arrays: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Views of staging memory for what does not lie flat on the host, and of what goes there."""
         targets = [target for leaf, target in self._whole if leaf in leaves]
         sources = [arrays[leaf] for leaf, _ in self._whole if leaf in leaves]
@@ -171,6 +218,66 @@ class CapturePlan:
                 targets.append(target[piece].view(view.shape))
                 sources.append(view)
         return targets, sources
+
+
+class _Moves:
+    """Copies of tensors by address."""
+
+    def __init__(self) -> None:
+        self._leaves: list[int] = []
+        self._starts: list[int] = []
+        self._targets: list[int] = []
+        self._lengths: list[int] = []
+
+    def append(self, leaf: int, start: int, target: int, length: int) -> None:
+        """Plan a copy of ``length`` bytes from byte ``start`` of a leaf to an address."""
+        self._leaves.append(leaf)
+        self._starts.append(start)
+        self._targets.append(target)
+        self._lengths.append(length)
+
+    def make(self, memory: HeldMemory, later: Collection[int]) -> list[HostCopy]:
+        """Make the copies, each only if its memory stands where it did; returns those of ``later``."""
+        leaves, targets, lengths = self._leaves, self._targets, self._lengths
+        sources = list(map(operator.add, map(memory.pointers.__getitem__, leaves), self._starts))
+        left: list[HostCopy] = []
+        if later:
+            waits = [leaf in later for leaf in leaves]
+            columns = (leaves, targets, sources, lengths)
+            left = [HostCopy(*row) for row in zip(*(compress(column, waits) for column in columns), strict=True)]
+            now = [not wait for wait in waits]
+            leaves, targets, sources, lengths = (list(compress(column, now)) for column in columns)
+        holders: list[Any] = list(map(memory.holders.__getitem__, leaves))
+        bases = list(map(memory.bases.__getitem__, leaves))
+        for first, last in _batches(lengths):
+            batch = slice(first, last)
+            # All of it in C, without a step of the interpreter in between: see CapturePlan.
+            stand = map(operator.eq, map(storage_address, holders[batch]), bases[batch])
+            asked = map(operator.mul, lengths[batch], stand)
+            deque(map(_memmove, targets[batch], sources[batch], asked), maxlen=0)
+        return left
+
+
+def _batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut copies into runs of up to :data:`MOVE_BYTES` together, one at least; as (first, last + 1)."""
+    runs, first, together = [], 0, 0
+    for place, length in enumerate(lengths):
+        if together + length > MOVE_BYTES and place > first:
+            runs.append((first, place))
+            first, together = place, 0
+        together += length
+    return [*runs, (first, len(lengths))]
+
+
+def _check_places(flat: FlatState, leaves: Sequence[int]) -> None:
+    for leaf in flat.memory.moved(leaves):
+        raise FreedMemoryError(
+            "memory of the state was freed or replaced while checkpoint() was under way",
+            expected="a state that nobody changes until checkpoint() returns",
+            found="another address or length of a tensor's storage, or of an array",
+            where=f"path {readable(flat.arrays[leaf].path)}",
+            todo="wait for checkpoint() before freeing it in another thread",
+        )
 
 
 def _later_calls(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> list[Callable[[], None]]:

@@ -1,94 +1,158 @@
 """Copies that are made after ``checkpoint()`` has returned, while nothing is supposed to change what they copy.
 
 A thread of the pipeline makes them. Whoever needs them to be done, such as an optimizer that is about to step, takes
-part until they are. Afterwards it is checked that nothing has been written to what was copied: by torch's version
-counters, and by elements sampled before and after, because fused optimizers and writes by way of ``.data`` are not
-counted.
+part until they are. What is copied is held: the storage of every leaf, and an alias of the tensor that shares its
+version counter, so that it stays whatever becomes of the tensor. Afterwards it is checked that nothing has been written
+to it:
+
+- The storage is still in the memory where it was: it can be given other memory (``resize_``, ``share_memory_``).
+- torch's version counter stands where it stood; looked at again before the first level is complete, since an operation
+  counts when it ends.
+- Some bytes of each piece, read before and looked for in the copy: fused kernels and writes by way of ``.data`` are not
+  counted.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from deeppart.errors import CheckpointError
+from deeppart.state.capture import CallCopy, HostCopy
+from deeppart.state.careful import copy_memory, gather_memory
+from deeppart.state.flatten import Path, readable
+from deeppart.state.memory import Holder, place_of
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
 PIECE_BYTES = 8 << 20
-
-# CDLL: the interpreter lock is given up meanwhile.
-_memmove = ctypes.CDLL(None).memmove
-_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+#: Bytes of each piece that are read before it is copied: at so many places, so many at each.
+SAMPLED_PLACES, SAMPLED_BYTES = 4, 16
+#: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
+_ROTATION = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A tensor that must not be written to meanwhile.
+    """A leaf that must not be written to meanwhile, and what owns its memory until then.
 
     Attributes:
-        name: of the leaf, for messages.
-        tensor: kept alive; its version counter is the one that writers advance.
+        path: of the leaf.
+        alias: shares version counter and storage with the tensor that was captured, whatever becomes of that.
         version: what the counter was.
+        holders: the leaf's storage, or the array itself and the storage in which it lies.
+        places: address and bytes of each holder's memory.
     """
 
-    name: Callable[[], str]
-    tensor: torch.Tensor
+    path: Path
+    alias: torch.Tensor
     version: int
+    holders: tuple[Holder, ...]
+    places: tuple[tuple[int, int], ...]
+
+    def stands(self) -> bool:
+        """Whether the leaf's memory is where it was."""
+        return tuple(map(place_of, self.holders)) == self.places
+
+    def problem(self) -> str | None:
+        """What has happened to the leaf, or None."""
+        if not self.stands():
+            return f"memory that was freed or replaced: {readable(self.path)}"
+        if self.alias._version != self.version:
+            return f"writes to {readable(self.path)}"
+        return None
+
+
+class Samples:
+    """Some bytes of what is to be copied, to be looked for in the copies.
+
+    Args:
+        copies: what is to be copied.
+        turn: decides the places.
+    """
+
+    def __init__(self, copies: Sequence[HostCopy], turn: int) -> None:
+        sampled = [copy for copy in copies if copy.length >= SAMPLED_BYTES]
+        fraction = (turn * _ROTATION % (1 << 64)) / (1 << 64)
+        lengths = np.array([copy.length for copy in sampled], dtype=np.int64)
+        places = (lengths[:, None] * ((np.arange(SAMPLED_PLACES) + fraction) / SAMPLED_PLACES)).astype(np.int64)
+        places = np.minimum(places, lengths[:, None] - SAMPLED_BYTES)
+        sources = np.array([copy.source for copy in sampled], dtype=np.int64)
+        self._leaves = [copy.leaf for copy in sampled]
+        self._targets = np.array([copy.target for copy in sampled], dtype=np.int64)[:, None] + places
+        self._before = gather_memory((sources[:, None] + places).reshape(-1), SAMPLED_BYTES)
+
+    def differing(self) -> list[int]:
+        """Leaves whose copies are not what was read before."""
+        copied = gather_memory(self._targets.reshape(-1), SAMPLED_BYTES)
+        if self._before is None or copied is None:
+            return list(dict.fromkeys(self._leaves))
+        bad = (copied != self._before).any(axis=1).reshape(-1, SAMPLED_PLACES).any(axis=1)
+        return list(dict.fromkeys(self._leaves[place] for place in np.flatnonzero(bad).tolist()))
 
 
 class DeferredCopy:
     """Work that several threads can share.
 
     Args:
-        moves: (target address, source address, bytes).
-        calls: other copies, such as those from a device; each returns when it is made.
-        guards: what must not change.
-        sample: a fingerprint of elements of what must not change.
+        copies: what is to be copied.
+        guards: leaf number -> what must not change.
+        sample: a fingerprint of elements on devices of what must not change.
+        turn: decides which bytes are sampled.
         where: for messages.
         timeout: seconds that anyone waits for copies in the hands of another thread.
+
+    Attributes:
+        held_s: seconds for which others were held back.
+        spoiled: paths of leaves that were found changed, once that is known.
     """
 
     def __init__(
         self,
-        moves: Sequence[tuple[int, int, int]],
-        calls: Sequence[Callable[[], None]],
-        guards: Sequence[Guard],
+        copies: Sequence[HostCopy | CallCopy],
+        guards: Mapping[int, Guard],
         sample: Callable[[], int],
+        turn: int,
         where: str,
         timeout: float,
     ) -> None:
-        self._work: deque[tuple[int, int, int] | Callable[[], None]] = deque(calls)
-        for target, source, length in moves:
-            for at in range(0, length, PIECE_BYTES):
-                self._work.append((target + at, source + at, min(PIECE_BYTES, length - at)))
-        self._left = len(self._work)
+        pieces = [piece for copy in copies for piece in _cut(copy)]
+        self._work: deque[HostCopy | CallCopy] = deque(pieces)
+        self._left = len(pieces)
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._guards, self._sample, self._where = list(guards), sample, where
+        self._guards, self._sample, self._where = dict(guards), sample, where
         self._timeout = timeout
+        self._samples: Samples | None = Samples([piece for piece in pieces if isinstance(piece, HostCopy)], turn)
         self._before = sample()
+        self._later: list[Guard] = []
         self._error: CheckpointError | None = None
         self.held_s = 0.0
+        self.spoiled: tuple[Path, ...] = ()
 
     @property
     def done(self) -> bool:
         """Whether all copies have been made and checked."""
         return self._done.is_set()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more can come to be known of it."""
+        return self._done.is_set() and not self._later
+
     def work(self) -> None:
         """Copy until nothing is left to begin; returns early if other threads are still at their last pieces."""
         while True:
             try:
-                piece = self._work.popleft()
+                error = self._copy_next()
             except IndexError:
                 break
-            error = _copy(piece)
             with self._lock:
                 self._error = self._error or error
                 self._left -= 1
@@ -99,12 +163,12 @@ class DeferredCopy:
             self._finish()
 
     def hold(self) -> None:
-        """Return when all is copied: called by who is about to change the tensors."""
-        if self._done.is_set():
-            return
-        began = time.monotonic()
-        self.wait()
-        self.held_s += time.monotonic() - began
+        """Return when all is copied: called by who is about to change the tensors, between two of its operations."""
+        if not self._done.is_set():
+            began = time.monotonic()
+            self.wait()
+            self.held_s += time.monotonic() - began
+        self.look_again()
 
     def wait(self) -> CheckpointError | None:
         """Take part until all is copied; then what is wrong with the copies, or None."""
@@ -118,39 +182,95 @@ class DeferredCopy:
             )
         return self._error
 
+    def look_again(self) -> CheckpointError | None:
+        """What is wrong with the copies, or None; the first call after the last copy decides.
+
+        An operation that was writing to a tensor when its copy was made has ended by now, and was counted then.
+        """
+        with self._lock:
+            if not self._done.is_set():
+                return self._error
+            later, self._later = self._later, []
+            late = [guard for guard in later if guard.alias._version != guard.version]
+            if late:
+                self.spoiled += tuple(guard.path for guard in late)
+                self._error = self._error or self._writes([f"writes to {readable(guard.path)}" for guard in late])
+            return self._error
+
+    def _copy_next(self) -> CheckpointError | None:
+        """Make one copy. Nothing of it is held when this returns.
+
+        Raises:
+            IndexError: none is left.
+        """
+        piece = self._work.popleft()
+        guard = None if piece.leaf is None else self._guards.get(piece.leaf)
+        if guard is not None and not guard.stands():
+            return None  # there is nothing to copy; told at the end, when all is known
+        return _copy(piece)
+
     def _finish(self) -> None:
         with self._lock:
             if self._done.is_set():
                 return
             try:
-                self._error = self._error or self._find_writes()
+                self._error = self._find_changes() or self._error
+                self._later = [_without_memory(guard) for guard in self._guards.values()]
             except Exception as error:  # whatever it is: others wait for the end of this
                 self._error = CheckpointError(
                     "a capture could not be checked", found=f"{type(error).__name__}: {error}"
                 )
-            self._guards, self._sample = [], int  # let go of the tensors
+            self._guards, self._sample, self._samples = {}, int, None  # let go of the tensors
             self._done.set()
 
-    def _find_writes(self) -> CheckpointError | None:
-        written = [guard for guard in self._guards if guard.tensor._version != guard.version]
-        if not written and self._sample() == self._before:
-            return None
-        names = ", ".join(guard.name() for guard in written[:8]) + (" ..." if len(written) > 8 else "")
+    def _find_changes(self) -> CheckpointError | None:
+        problems = {leaf: text for leaf, guard in self._guards.items() if (text := guard.problem()) is not None}
+        if self._samples is not None:
+            for leaf in self._samples.differing():
+                problems.setdefault(leaf, f"other bytes than when checkpoint() was called: {self._name(leaf)}")
+        self.spoiled = tuple(self._guards[leaf].path for leaf in problems if leaf in self._guards)
+        found = list(problems.values())
+        if not found and self._sample() != self._before:
+            found = ["elements on a device that differ from those sampled at the beginning"]
+        return self._writes(found) if found else None
+
+    def _name(self, leaf: int) -> str:
+        return readable(self._guards[leaf].path) if leaf in self._guards else f"leaf {leaf}"
+
+    def _writes(self, found: list[str]) -> CheckpointError:
         return CheckpointError(
             "a tensor was written to while it was being captured in the background",
             expected='parameters and optimizer state to change in optimizer.step() alone (capture="lazy")',
-            found=f"writes to {names}" if written else "elements that differ from those sampled at the beginning",
+            found=", ".join(found[:8]) + (" ..." if len(found) > 8 else ""),
             where=self._where,
-            todo='call checkpoint() after the code that writes to them, or set capture="eager"',
+            todo="nothing for the tensors named: they are copied before checkpoint() returns from now on; otherwise "
+            'call checkpoint() after the code that writes to them, or set capture="eager"',
         )
 
 
-def _copy(piece: tuple[int, int, int] | Callable[[], None]) -> CheckpointError | None:
-    if isinstance(piece, tuple):
-        _memmove(*piece)
-        return None
+def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
+    if isinstance(copy, CallCopy):
+        return [copy]
+    return [
+        HostCopy(copy.leaf, copy.target + at, copy.source + at, min(PIECE_BYTES, copy.length - at))
+        for at in range(0, copy.length, PIECE_BYTES)
+    ]
+
+
+def _without_memory(guard: Guard) -> Guard:
+    """The same version counter, over no memory."""
+    nothing: Any = torch.empty(0, dtype=guard.alias.dtype, device=guard.alias.device)
+    guard.alias.data = nothing
+    return Guard(guard.path, guard.alias, guard.version, (), ())
+
+
+def _copy(piece: HostCopy | CallCopy) -> CheckpointError | None:
+    if isinstance(piece, HostCopy):
+        if copy_memory(piece.target, piece.source, piece.length):
+            return None
+        return CheckpointError("a tensor could not be copied", found="its memory was freed while it was being captured")
     try:
-        piece()
+        piece.call()
     except Exception as error:  # of the device's driver
         return CheckpointError("a tensor could not be copied", found=f"{type(error).__name__}: {error}")
     return None

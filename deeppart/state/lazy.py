@@ -1,25 +1,26 @@
 """``capture="lazy"``: which leaves can be copied after ``checkpoint()`` has returned, and their copy.
 
 Those that only an optimizer changes (:mod:`deeppart.state.owners`), of more than ``SMALL_LEAF_BYTES``: small ones are
-copied faster than they are looked after. All others are copied before.
+copied faster than they are looked after. All others are copied before; so is, from then on, a leaf that was once found
+changed by somebody else. Each rank decides for the leaves of its own share.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from deeppart.errors import LazyCaptureNotice, warn_caller
-from deeppart.state.capture import Move
+from deeppart.state.capture import CallCopy, HostCopy
 from deeppart.state.deferred import DeferredCopy, Guard
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, Sampler
-from deeppart.state.flatten import FlatState, readable
+from deeppart.state.flatten import FlatState, Path, readable
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import LeafType, lies_flat_on_host
+from deeppart.state.memory import place_of
 from deeppart.state.owners import owned_tensors
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
@@ -41,6 +42,8 @@ class LazyCapture:
         self._sampled: tuple[int, ...] = ()
         self._sampler = Sampler([], [])
         self._noticed = False
+        self._watched: list[DeferredCopy] = []
+        self._spoiled: set[Path] = set()
 
     def look_after(self, share: ShareLayout, types: Sequence[LeafType]) -> None:
         """The leaves of a share are those that are captured from now on."""
@@ -49,11 +52,14 @@ class LazyCapture:
 
     def later(self, flat: FlatState, types: Sequence[LeafType]) -> dict[int, torch.Tensor]:
         """The leaves of the share that can wait, with the tensor that an optimizer has of each."""
+        self._learn()
         owned = owned_tensors(flat, SMALL_LEAF_BYTES)
         found: dict[int, torch.Tensor] = {}
         others: list[int] = []
         for leaf in self._large:
             owner, data = owned.get(flat.pointers[leaf]), flat.data[leaf]
+            if flat.arrays[leaf].path in self._spoiled:
+                continue
             if (
                 owner is not None
                 and owner.numel() * owner.element_size() >= types[leaf].nbytes
@@ -69,7 +75,7 @@ class LazyCapture:
         self,
         flat: FlatState,
         later: dict[int, torch.Tensor],
-        copies: tuple[list[Move], list[Callable[[], None]]],
+        copies: Sequence[HostCopy | CallCopy],
         turn: int,
         where: str,
     ) -> DeferredCopy:
@@ -80,16 +86,30 @@ class LazyCapture:
             turn: decides which elements are sampled.
             where: for messages.
         """
-        guards = [
-            Guard(partial(readable, flat.arrays[leaf].path), tensor, tensor._version) for leaf, tensor in later.items()
-        ]
-        on_devices = [leaf for leaf in later if _is_on_device(flat.data[leaf])]
-        sampled = tuple(sorted(set(later) - set(on_devices[_SAMPLED_ON_DEVICES:])))
-        if sampled != self._sampled:
-            self._sampled, self._sampler = sampled, Sampler(sampled, flat.data)
-        data = list(flat.data)  # kept alive, and as it is now
-        sample = partial(self._sampler.digest, data, array("q", flat.pointers), turn)
-        return DeferredCopy(*copies, guards, sample, where, self._timeout)
+        guards = {leaf: _guard(flat, leaf, owner) for leaf, owner in later.items()}
+        on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
+        if on_devices != self._sampled:
+            self._sampled, self._sampler = on_devices, Sampler(on_devices, flat.data)
+        data = [None] * len(flat.data) if on_devices else []
+        for leaf in on_devices:
+            data[leaf] = flat.data[leaf].detach()
+        sample = partial(self._sampler.digest, data, [0] * len(data), turn)
+        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout)
+        self._watched.append(deferred)
+        return deferred
+
+    def _learn(self) -> None:
+        """Take in which leaves earlier captures have found changed."""
+        new = {path: None for deferred in self._watched for path in deferred.spoiled if path not in self._spoiled}
+        self._watched = [deferred for deferred in self._watched if not deferred.settled]
+        if new:
+            self._spoiled |= set(new)
+            names = ", ".join(map(readable, list(new)[:8])) + (f" ... ({len(new)} in all)" if len(new) > 8 else "")
+            warn_caller(
+                f'capture="lazy": these tensors are written to outside of optimizer.step(), and are copied before '
+                f"checkpoint() returns from now on: {names}",
+                LazyCaptureNotice,
+            )
 
     def _notice(self, flat: FlatState, types: Sequence[LeafType], others: list[int]) -> None:
         nbytes = sum(types[leaf].nbytes for leaf in others)
@@ -104,6 +124,16 @@ class LazyCapture:
             "made a step since the Checkpointer was made",
             LazyCaptureNotice,
         )
+
+
+def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
+    """What holds a leaf's memory, and tells if it was written to."""
+    alias, memory = owner.detach(), flat.memory
+    holders, places = [memory.holders[leaf]], [(memory.bases[leaf], memory.lengths[leaf])]
+    if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
+        holders.append(alias.untyped_storage())
+        places.append(place_of(holders[1]))
+    return Guard(flat.arrays[leaf].path, alias, alias._version, tuple(holders), tuple(places))
 
 
 def _is_on_device(data: Any) -> bool:

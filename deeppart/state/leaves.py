@@ -247,10 +247,14 @@ class HostMemory:
 
 
 def flat_bytes(data: Array) -> Bytes:
-    """The bytes of a flat CPU leaf, without a copy; writable if the leaf is."""
+    """The bytes of a flat CPU leaf, without a copy; writable if the leaf is. They hold its memory."""
     if isinstance(data, torch.Tensor):
         nbytes = data.numel() * data.element_size()
-        return np.asarray(HostMemory(data.data_ptr(), nbytes, data)) if nbytes else np.empty(0, dtype=np.uint8)
+        return (
+            np.asarray(HostMemory(data.data_ptr(), nbytes, data.untyped_storage()))
+            if nbytes
+            else np.empty(0, dtype=np.uint8)
+        )
     return data.reshape(-1).view(np.uint8)
 
 

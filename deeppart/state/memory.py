@@ -46,13 +46,17 @@ class HeldMemory:
         self.holders: list[Holder] = []
         self.pointers, self.bases, self.lengths = array("q"), array("q"), array("q")
         self.arrays: list[int] = []
-        if all(map(torch.is_tensor, data)):
+        try:
             storages = list(map(_STORAGE_OF, data))
-            self.holders += storages
-            self.pointers.extend(map(_ADDRESS_OF, data))
-            self.bases.extend(map(storage_address, storages))
-            self.lengths.extend(map(_LENGTH_OF, storages))
+        except TypeError:  # arrays are among them
+            self._hold_each(data)
             return
+        self.holders += storages
+        self.pointers.extend(map(_ADDRESS_OF, data))
+        self.bases.extend(map(storage_address, storages))
+        self.lengths.extend(map(_LENGTH_OF, storages))
+
+    def _hold_each(self, data: Sequence[Any]) -> None:
         for leaf, item in enumerate(data):
             is_tensor = isinstance(item, torch.Tensor)
             holder = item.untyped_storage() if is_tensor else item
@@ -81,7 +85,7 @@ class HeldMemory:
 
     def moved(self, leaves: Sequence[int]) -> list[int]:
         """Those of the leaves whose memory is not where it was."""
-        holders = [self.holders[leaf] for leaf in leaves]
+        holders: list[Any] = [self.holders[leaf] for leaf in leaves]
         if not self.arrays:
             bases = list(map(self.bases.__getitem__, leaves))
             lengths = list(map(self.lengths.__getitem__, leaves))

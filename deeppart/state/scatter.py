@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.part import OWN_TABLE
 from deeppart.state.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, rectangles
+from deeppart.state.memory import HeldMemory
 from deeppart.state.structure import Structure
 
 
@@ -58,6 +59,8 @@ class Scatter:
 
     def __init__(self, arrays: dict[int, Array]) -> None:
         self._arrays = arrays
+        self._memory = HeldMemory(list(arrays.values()))
+        self._places = {leaf: place for place, leaf in enumerate(arrays)}
         self._flat: dict[int, Bytes | None] = {}
 
     def wants(self, leaf: int) -> bool:
@@ -65,23 +68,44 @@ class Scatter:
         return leaf in self._arrays
 
     def direct(self, pieces: list[Piece]) -> Bytes | None:
-        """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`."""
+        """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`.
+
+        Raises:
+            FreedMemoryError: the leaf's memory was freed or replaced since this was made.
+        """
         if len(pieces) != 1:
             return None
         flat = self._flat_bytes(pieces[0].leaf)
+        if flat is not None:
+            self._check_place(pieces[0].leaf)
         return None if flat is None else flat[pieces[0].start : pieces[0].start + pieces[0].length]
 
     def write(self, pieces: list[Piece], data: Bytes) -> None:
-        """Put a chunk's bytes where they belong."""
+        """Put a chunk's bytes where they belong.
+
+        Raises:
+            FreedMemoryError: a leaf's memory was freed or replaced since this was made.
+        """
         for piece in pieces:
             if piece.leaf not in self._arrays:
                 continue
+            self._check_place(piece.leaf)
             source = data[piece.at : piece.at + piece.length]
             flat = self._flat_bytes(piece.leaf)
             if flat is not None:
                 np.copyto(flat[piece.start : piece.start + piece.length], source)
             else:
                 _write_elements(self._arrays[piece.leaf], piece.start, source)
+
+    def _check_place(self, leaf: int) -> None:
+        if not self._memory.stands(self._places[leaf]):
+            raise FreedMemoryError(
+                "memory of the live state was freed or replaced while it was being restored",
+                expected="a state that nobody else changes until restore() returns",
+                found="another address or length of a tensor's storage, or of an array",
+                where=f"leaf {leaf}",
+                todo="parts of the live state already hold the checkpoint's bytes: restore again",
+            )
 
     def _flat_bytes(self, leaf: int) -> Bytes | None:
         """The leaf as writable bytes in host memory, if it lies there in order."""

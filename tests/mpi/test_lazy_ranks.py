@@ -12,10 +12,18 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import CheckpointError
+from deeppart.errors import CheckpointError, LazyCaptureNotice
 from deeppart.testing.states import difference
+from tests.unit.memory_ways import Slow
 
 pytestmark = pytest.mark.mpi(min_size=4)
+
+
+def _scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Write to all that an optimizer has, so that no counter tells."""
+    tensors = [*optimizer.param_groups[0]["params"], *(t for each in optimizer.state.values() for t in each.values())]
+    for tensor in tensors:
+        tensor.data.mul_(factor)
 
 
 def training(comm: Any, directory: Path, spoiler: int | None) -> tuple[list[str], Any, list[float]]:
@@ -34,9 +42,13 @@ def training(comm: Any, directory: Path, spoiler: int | None) -> tuple[list[str]
                 net(torch.full((4, 500), float(step))).square().sum().backward()
                 optimizer.step()
                 expected[step] = copy.deepcopy([net.state_dict(), optimizer.state_dict()])
+                slow = Slow(copies_before=0) if step == 2 and comm.rank == spoiler else None
                 pending = ck.checkpoint(state, step)
-                if step == 2 and spoiler is not None:
-                    ck._pipeline._capturer._job.deferred._before += comm.rank == spoiler
+                if slow is not None:
+                    _scale(optimizer, 2.0)
+                    slow.end()
+                    ck._pipeline._capturer._job.deferred.wait()  # type: ignore[union-attr]
+                    _scale(optimizer, 0.5)
                 optimizer.step()  # at once
                 try:
                     pending.wait(timeout=200)
@@ -64,3 +76,61 @@ def test_a_bad_capture_on_one_rank_fails_the_checkpoint_on_all(run_on: Any, shar
         assert levels[0] == levels[2] == "done"
         assert "rank 2" in levels[1] and "written to while it was being captured" in levels[1]
         assert found == [None] * 4
+
+
+def losing(comm: Any, directory: Path) -> tuple[list[str], list[int], Any, list[str]]:
+    """Memory is replaced on all ranks, freed on one, written to on another: while the copies have not begun."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1500, 400), nn.Linear(400, 500))
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    state = {"params": dict(net.named_parameters())}
+    config = deeppart.Config(
+        persistent_dir=str(directory / "ckpt"), capture="lazy", keep={"persistent": 0}, timeout=20.0
+    )
+    outcomes, spoiled, expected, notices = [], [], {}, []
+    with warnings.catch_warnings(record=True) as told, deeppart.Checkpointer(config, comm) as ck:
+        warnings.simplefilter("always")
+        for step in range(1, 7):
+            net(torch.full((4, 1500), float(step))).square().sum().backward()
+            optimizer.step()
+            expected[step] = copy.deepcopy(state["params"])
+            slow = Slow(copies_before=0)
+            pending = ck.checkpoint(state, step)
+            spoiled.append(len(ck._saver._lazy._spoiled))  # type: ignore[union-attr]
+            weight = net[0].weight
+            if step == 2:
+                for parameter in net.parameters():
+                    parameter.data = torch.zeros_like(parameter)
+            elif step == 3 and comm.rank == 1:
+                weight.untyped_storage().resize_(0)
+            elif step == 5 and comm.rank == 2:
+                with torch.no_grad():
+                    weight.mul_(2.0)
+            slow.end()
+            try:
+                pending.wait(timeout=20)
+                outcomes.append("done")
+            except CheckpointError as error:
+                outcomes.append(str(error))
+            if step == 3 and comm.rank == 1:
+                weight.untyped_storage().resize_(weight.numel() * 4)
+            with torch.no_grad():  # the ranks are replicas again
+                for name, parameter in net.named_parameters():
+                    parameter.copy_(expected[step][name])
+        notices = [str(each.message) for each in told if each.category is LazyCaptureNotice]
+        found = []
+        for step in (1, 2, 4, 6):
+            assert ck.restore(state, step) == step
+            found.append(difference(expected[step], state["params"]))
+    return outcomes, spoiled, found, notices
+
+
+def test_memory_lost_or_written_to_on_one_rank(run_on: Any, shared_path: Path) -> None:
+    """The checkpoint fails on all ranks; the rank whose share it is copies the tensor at once from then on."""
+    for rank, (outcomes, spoiled, found, notices) in enumerate(run_on(4, losing, shared_path)):
+        assert [outcomes[step - 1] for step in (1, 2, 4, 6)] == ["done"] * 4
+        assert "rank 1" in outcomes[2] and "memory that was freed or replaced: params/0.weight" in outcomes[2]
+        assert "rank 2" in outcomes[4] and "writes to params/0.weight" in outcomes[4]
+        assert spoiled[3] == (rank == 1) and spoiled[5] == (rank in (1, 2))
+        assert found == [None] * 4
+        assert len(notices) == (rank in (1, 2))

@@ -19,6 +19,7 @@ from torch import nn
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
 from deeppart.state import deferred, lazy, owners
+from deeppart.state.capture import CallCopy
 from deeppart.testing.states import difference
 
 ELEMENTS = 60_000  # large enough to wait
@@ -189,7 +190,8 @@ def test_who_needs_the_copies_takes_part_in_making_them() -> None:
         assert go.wait(20)
 
     rest = [lambda number=number: made.append((number, threading.current_thread())) for number in range(50)]
-    copies = deferred.DeferredCopy([], [first, *rest], [], lambda: 0, "here", 20.0)
+    calls = [CallCopy(None, call) for call in (first, *rest)]
+    copies = deferred.DeferredCopy(calls, {}, lambda: 0, 1, "here", 20.0)
     background = threading.Thread(target=copies.work, daemon=True)
     background.start()
     assert stuck.wait(20)
@@ -237,10 +239,22 @@ def test_a_write_before_the_capture_is_told(
         slow.set()
         with pytest.raises(CheckpointError, match="written to while it was being captured") as caught:
             pending.wait("persistent", 30)
-        assert ("writes to net/0.weight" in str(caught.value)) == counted
+        told = "writes to net/0.weight" if counted else "other bytes than when checkpoint() was called: net/0.weight"
+        assert told in str(caught.value)
         assert 'set capture="eager"' in str(caught.value)
-        ck.checkpoint(state, 3).wait("persistent", 30)
-    assert sorted(saved(tmp_path, step)["net"]["0.weight"].shape for step in (1, 3))
+        expected = {3: net[0].weight.detach().clone()}
+        with pytest.warns(LazyCaptureNotice, match=r"outside of optimizer\.step\(\).*: net/0\.weight$"):
+            pending = ck.checkpoint(state, 3)
+        write(net[0].weight)  # was copied before
+        pending.wait("persistent", 30)
+        expected[4] = net[0].weight.detach().clone()
+        with warnings.catch_warnings():  # once
+            warnings.simplefilter("error")
+            pending = ck.checkpoint(state, 4)
+        write(net[0].weight)
+        pending.wait("persistent", 30)
+    for step in (3, 4):
+        assert torch.equal(saved(tmp_path, step)["net"]["0.weight"], expected[step])
     with pytest.raises(deeppart.RestoreError):
         saved(tmp_path, 2)
 
@@ -253,7 +267,10 @@ def test_a_failed_capture_is_told_at_the_next_call(tmp_path: Path, slow: threadi
         _in_place(net[0].weight)
         slow.set()
         assert ck._pipeline.drain(30)
-        with pytest.warns(BackgroundFailureWarning, match=r"writes to net/0\.weight"):
+        with (
+            pytest.warns(BackgroundFailureWarning, match=r"writes to net/0\.weight"),
+            pytest.warns(LazyCaptureNotice, match=r"net/0\.weight"),
+        ):
             ck.checkpoint({"net": net, "optimizer": optimizer}, 2).wait("persistent", 30)
         assert ck.failures == 1
 
@@ -379,7 +396,8 @@ def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
 
 def test_a_copy_that_never_ends_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    copies = deferred.DeferredCopy([], [lambda: (never.wait(20), None)[1]], [], lambda: 0, "rank 0, step 1", 0.2)
+    stuck = [CallCopy(None, lambda: never.wait(20))]
+    copies = deferred.DeferredCopy(stuck, {}, lambda: 0, 1, "rank 0, step 1", 0.2)
     background = threading.Thread(target=copies.work, daemon=True)
     background.start()
     time.sleep(0.05)
