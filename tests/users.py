@@ -45,24 +45,35 @@ def as_user(uid: int, function: Callable[[], object], groups: tuple[int, ...] = 
     assert status == 0, text
 
 
+#: Everything is imported before the user changes: the interpreter may lie where others cannot read it.
+_BECOME = """
+import importlib, os, pkgutil, sys
+import deeppart
+for module in pkgutil.walk_packages(deeppart.__path__, "deeppart."):
+    if not module.name.endswith("__main__") and not module.name.startswith("deeppart.comm.mpi"):
+        importlib.import_module(module.name)
+uid, umask, groups, code = int(sys.argv[1]), int(sys.argv[2]), [int(each) for each in sys.argv[3].split()], sys.argv[4]
+os.umask(umask)
+os.setgroups(groups)
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+sys.argv[1:] = sys.argv[5:]
+exec(code)
+"""
+
+
 def python_as(
-    uid: int, code: str, directory: Path, *, groups: tuple[int, ...] = (), umask: int = 0o022
+    uid: int, code: str, directory: Path, *arguments: str, groups: tuple[int, ...] = (), umask: int = 0o022
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code, with this library, as another user; skips where that user cannot read the library."""
-    root = Path(__file__).parents[1]
-    try:
-        as_user(uid, lambda: (os.listdir(root), os.stat(sys.executable)))
-    except AssertionError:
-        pytest.skip("the library lies where other users cannot read it")
+    """Run Python code with this library as another user, in a directory; ``arguments`` are its ``sys.argv[1:]``."""
+    root = str(Path(__file__).parents[1])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DEEPPART_")}
+    given = (str(uid), str(umask), " ".join(map(str, groups)), code, *arguments)
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", _BECOME, *given],
         cwd=directory,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "HOME": str(directory), "OMP_NUM_THREADS": "1"},
-        user=uid,
-        group=uid,
-        extra_groups=groups,
-        umask=umask,
+        env={**environment, "PYTHONPATH": root, "HOME": str(directory), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
     )
