@@ -130,6 +130,23 @@ def guarded(directory: Path, rules: Rules) -> Iterator[None]:
         release(directory, rules)
 
 
+class Guards:
+    """Directories that a job guards, until it ends."""
+
+    def __init__(self) -> None:
+        self._guarded: list[tuple[Path, Rules]] = []
+
+    def add(self, directory: Path, rules: Rules) -> None:
+        """:func:`guard`."""
+        guard(directory, rules)
+        self._guarded.append((directory, rules))
+
+    def release(self) -> None:
+        """:func:`release` all of them; a second call does nothing."""
+        while self._guarded:
+            release(*self._guarded.pop())
+
+
 def _rules_for(path: str) -> tuple[str, Rules] | None:
     """The nearest guarded directory at or above a path, and its rules."""
     known = _guarded
@@ -292,8 +309,11 @@ class Folder:
         """Descriptor to go on from (``O_PATH``)."""
         return self._fd
 
-    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+    def open(self, name: str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
         """Open a regular file that is there.
+
+        Args:
+            over: whether it will be written over, where ``flags`` would let it be.
 
         Raises:
             FileNotFoundError, OSError: as ``open(2)``. NotRegularError, ForeignAccessError: it is not used.
@@ -308,7 +328,7 @@ class Folder:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise NotRegularError(self.path / name)
-            writes = flags & os.O_ACCMODE != os.O_RDONLY
+            writes = over and flags & os.O_ACCMODE != os.O_RDONLY
             check = self.rules.over if writes else self.rules.inside
             _refuse(str(self.path / name), check(status, _who()))
         except BaseException:
@@ -348,6 +368,15 @@ class Folder:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             return os.listdir(readable)
+        finally:
+            os.close(readable)
+
+    def directories(self) -> list[str]:
+        """The directories in it; no links to any."""
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            with os.scandir(readable) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         finally:
             os.close(readable)
 
@@ -504,9 +533,9 @@ def _in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules =
         raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
 
 
-def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
+def open_file(path: Path | str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
     """:meth:`Folder.open`."""
-    return int(_in_parent(Path(path), lambda folder, name: folder.open(name, flags)))
+    return int(_in_parent(Path(path), lambda folder, name: folder.open(name, flags, over=over)))
 
 
 def create(path: Path, flags: int = os.O_RDWR) -> int:
@@ -563,6 +592,27 @@ def names_in(path: Path) -> list[str]:
     """
     with open_folder(path) as folder:
         return folder.names()
+
+
+def directories_in(path: Path) -> list[str]:
+    """The directories in a directory; no links to any. Errors as of :func:`names_in`."""
+    with open_folder(path) as folder:
+        return folder.directories()
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory in one that is there, if it is not there yet, and make its entry durable.
+
+    Raises:
+        OSError: it cannot be made; the directory above is not there.
+    """
+    try:
+        open_folder(path).close()
+    except FileNotFoundError:
+        with open_folder(path.parent, Rules()) as folder:
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                folder.make(path.name)
+            folder.sync()
 
 
 def remove(path: Path) -> None:
