@@ -342,7 +342,7 @@ class Folder:
         Raises:
             FileExistsError, OSError: as ``open(2)``.
         """
-        mode = self.rules.file_mode
+        mode = self.rules.file_mode & self._most()
         descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=self._fd)
         try:
             _set_mode(descriptor, self.rules)
@@ -350,6 +350,10 @@ class Folder:
             os.close(descriptor)
             raise
         return descriptor
+
+    def _most(self) -> int:
+        """What a command makes is for those that may use the directory; what a job makes is as its rules say."""
+        return stat.S_IMODE(os.fstat(self._fd).st_mode) if self.rules.reading else 0o777
 
     def look(self, name: str) -> os.stat_result:
         """``lstat``."""
@@ -382,7 +386,7 @@ class Folder:
 
     def make(self, name: str) -> None:
         """``mkdir``. Raises FileExistsError if there is one; it is asked whose it is when it is opened."""
-        os.mkdir(name, self.rules.directory_mode, dir_fd=self._fd)
+        os.mkdir(name, self.rules.directory_mode & self._most(), dir_fd=self._fd)
         with self.enter(name) as made:
             _set_mode(made.fd, self.rules)
 

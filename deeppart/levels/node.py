@@ -204,8 +204,9 @@ class Found:
 def take_stock(directory: Path, lineage: str) -> Found:
     """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line."""
     found = Found()
-    for level in NODE_FOLDERS:
-        _take_stock(node_root(directory, lineage, level), level, lineage, found)
+    with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
+        for level in NODE_FOLDERS:
+            _take_stock(node_root(directory, lineage, level), level, lineage, found)
     return found
 
 

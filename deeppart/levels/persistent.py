@@ -221,7 +221,7 @@ class DirectoryOwner:
         try:
             self._fd = open_lock_file(self._path)
         except OSError as error:
-            raise storage_error("persistent_dir is not writable", error, directory) from error
+            raise storage_error("persistent_dir is not writable", error, self._path) from error
         try:
             self._lock()
             owner = {"session": self.session, "who": who, "since": now(), "found": _newest_commits(directory)}

@@ -10,7 +10,9 @@ import os
 import socket
 import stat
 import tempfile
+import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError, StorageError
-from tests.unit.cli_support import call_json
-from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, python_as
+from tests.unit.cli_support import call, call_json
+from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, told_by
 
 PART = "part-00000-of-00001.dpp"
 PRECIOUS = b"what the owner of the job would not lose"
@@ -240,22 +242,21 @@ def test_a_persistent_directory_that_everyone_can_write_to(shared: Path) -> None
     run(config(shared), 1)
 
 
-RUN = """
-import deeppart, torch
-settings = deeppart.Config(persistent_dir="persistent", timeout=30, {settings})
-with deeppart.Checkpointer(settings) as checkpointer:
-    state = {{"weight": torch.zeros(1000)}}
-    print("restored", checkpointer.restore(state), state["weight"][0].item())
-    state["weight"].fill_({step})
-    for step in range({step}, {step} + 3):
-        checkpointer.checkpoint(state, step).wait(timeout=30)
-"""
+def job(
+    uid: int, directory: Path, step: int, *, groups: tuple[int, ...] = (), umask: int = 0o022, **options: Any
+) -> str:
+    """A job of another user; returns what it restored, or its error."""
 
+    def train() -> str:
+        with deeppart.Checkpointer(config(directory, **options)) as checkpointer:
+            live = state(0)
+            restored = checkpointer.restore(live)
+            told = f"restored {restored}: {live['weight'][0].item()}"
+            for number in range(step, step + 3):
+                checkpointer.checkpoint(state(number), number).wait(timeout=30)
+            return told
 
-def job(uid: int, directory: Path, step: int, settings: str = "", **options: Any) -> str:
-    """A job of another user; returns what it said."""
-    done = python_as(uid, RUN.format(step=step, settings=settings), directory, **options)
-    return done.stdout + done.stderr
+    return told_by(uid, train, groups=groups, umask=umask)[1]
 
 
 @needs_root
@@ -265,21 +266,17 @@ def test_a_team_takes_turns_in_a_project_directory(shared: Path) -> None:
     project.mkdir()
     os.chown(project, 0, TEAM)
     project.chmod(0o2770)
-    group = 'permissions="group", keep={"persistent": 2}'
+    group: dict[str, Any] = {"permissions": "group", "keep": {"persistent": 2}}
     # The first of them, by default: a directory of the group's is no reason to refuse.
-    said = job(USER, project, 1, groups=(TEAM,), umask=0o002)
-    assert "restored None" in said and "Error" not in said, said
-    said = job(MATE, project, 11, groups=(TEAM,))
-    assert "StorageError" in said and str(USER) in said and 'permissions = "group"' in said, said
-    said = job(MATE, project, 11, group, groups=(TEAM,), umask=0o077)
-    assert "restored 3 1.0" in said and "Error" not in said, said
-    said = job(USER, project, 21, group, groups=(TEAM,))
-    assert "restored 13 11.0" in said and "Error" not in said, said
+    assert job(USER, project, 1, groups=(TEAM,), umask=0o002) == "restored None: 0.0"
+    refusal = job(MATE, project, 11, groups=(TEAM,))
+    assert "StorageError" in refusal and str(USER) in refusal and 'permissions = "group"' in refusal
+    assert job(MATE, project, 11, groups=(TEAM,), umask=0o077, **group) == "restored 3: 3.0"
+    assert job(USER, project, 21, groups=(TEAM,), **group) == "restored 13: 13.0"
     assert sorted(path.name[:17] for path in (project / "persistent").glob("step-*")) == [
         f"step-{step:012d}" for step in (22, 23)
     ], "and each removes what the others left"
-    said = job(STRANGER, project, 31)
-    assert "StorageError" in said
+    assert "StorageError" in job(STRANGER, project, 31)
 
 
 @needs_root
@@ -289,17 +286,16 @@ def test_a_user_is_attacked_by_another(shared: Path) -> None:
     work = shared / "work"
     work.mkdir()
     os.chown(work, USER, USER)
-    local = f'local_dir="{shared}/scratch"'
     as_user(STRANGER, lambda: (shared / "scratch").mkdir(mode=0o777))
-    said = job(USER, work, 1, local)
-    assert "StorageError" in said and str(STRANGER) in said and f"{shared}/scratch" in said, said
-    said = job(USER, work, 1, f'local_dir="{shared}/{USER}"')
-    assert "restored None" in said and "Error" not in said, said
-    read = python_as(STRANGER, f"import deeppart; print(deeppart.load('{work}/persistent')['weight'][0])", shared)
-    assert "tensor(1.)" in read.stdout, read.stderr
+    refusal = job(USER, work, 1, local_dir=str(shared / "scratch"))
+    assert "StorageError" in refusal and str(STRANGER) in refusal and str(shared / "scratch") in refusal
+    assert job(USER, work, 1, local_dir=str(shared / "own")) == "restored None: 0.0"
+    loaded = told_by(STRANGER, lambda: deeppart.load(work / "persistent")["weight"][0].item())
+    assert loaded == (True, "3.0")
     for command in ("ls", "show", "verify"):
-        read = python_as(STRANGER, "deeppart.cli.main()", shared, command, f"{work}/persistent")
-        assert read.returncode == 0, (command, read.stdout, read.stderr)
+        returned, text = told_by(STRANGER, partial(call, command, work / "persistent"))
+        assert returned, text
+    assert told_by(STRANGER, partial(call, "prune", work / "persistent", "--keep", 1, "--yes", code=2))[0]
 
 
 # --- things in the place of files -------------------------------------------------------------------------------------
@@ -356,7 +352,8 @@ def test_things_in_the_place_of_a_checkpoints_files(shared: Path, precious: Path
         deeppart.load(shared / "persistent", step=2)
     with deeppart.Checkpointer(config(shared)) as checkpointer:
         live = state(0)
-        with pytest.warns(deeppart.DeeppartWarning):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", deeppart.DeeppartWarning)
             assert checkpointer.restore(live) == 1
         assert live["weight"][0] == 1
     assert not (shared / "new").exists()
