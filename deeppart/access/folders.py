@@ -75,6 +75,12 @@ class NotRegularError(OSError):
 # --- which rules hold where -------------------------------------------------------------------------------------------
 
 
+def _close(descriptor: int) -> None:
+    """Nothing was written through it that is not synced: what closing it says, says nothing."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 class _Held:
     """A descriptor of a directory that was checked; whoever lets go of it last closes it."""
 
@@ -84,8 +90,7 @@ class _Held:
         self.identity = status.st_dev, status.st_ino
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+        _close(self.fd)
 
 
 _lock = threading.Lock()
@@ -194,7 +199,7 @@ class _Way:
     def close(self) -> None:
         descriptor, self.fd = self.fd, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            _close(descriptor)
 
     def follow(self, path: str, *, make: bool, last_is_ours: bool) -> None:
         """Go to an absolute path, through directories that others cannot exchange; links that are as good are followed.
@@ -253,7 +258,7 @@ class _Way:
             try:
                 _set_mode(found, self._rules)
             finally:
-                os.close(found)
+                _close(found)
 
     def _go_to(self, descriptor: int, path: str) -> None:
         self.close()
@@ -281,7 +286,7 @@ def _sync(descriptor: int) -> None:
         if error.errno not in _NO_SYNC:
             raise
     finally:
-        os.close(readable)
+        _close(readable)
 
 
 # --- directories ------------------------------------------------------------------------------------------------------
@@ -332,7 +337,7 @@ class Folder:
             check = self.rules.over if writes else self.rules.inside
             _refuse(str(self.path / name), check(status, _who()))
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return descriptor
 
@@ -347,7 +352,7 @@ class Folder:
         try:
             _set_mode(descriptor, self.rules)
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return descriptor
 
@@ -373,7 +378,7 @@ class Folder:
         try:
             return os.listdir(readable)
         finally:
-            os.close(readable)
+            _close(readable)
 
     def directories(self) -> list[str]:
         """The directories in it; no links to any."""
@@ -382,7 +387,7 @@ class Folder:
             with os.scandir(readable) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         finally:
-            os.close(readable)
+            _close(readable)
 
     def make(self, name: str) -> None:
         """``mkdir``. Raises FileExistsError if there is one; it is asked whose it is when it is opened."""
@@ -397,7 +402,7 @@ class Folder:
         try:
             _refuse(str(path), self.rules.inside(os.fstat(descriptor), _who()))
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return Folder(path, self.rules, descriptor)
 
@@ -426,7 +431,7 @@ class Folder:
         descriptor, self._fd = self._fd, -1
         held, self._held = self._held, None
         if descriptor >= 0 and held is None:
-            os.close(descriptor)
+            _close(descriptor)
 
     def __enter__(self) -> Folder:
         return self
@@ -495,12 +500,12 @@ def _descend(descriptor: int, path: str, names: list[str], rules: Rules) -> int:
             except OSError as error:
                 raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
             if opened >= 0:
-                os.close(opened)
+                _close(opened)
             opened = found
             _refuse(path, rules.inside(os.fstat(opened), _who()))
     except BaseException:
         if opened >= 0:
-            os.close(opened)
+            _close(opened)
         raise
     return opened
 
