@@ -58,6 +58,9 @@ class ForeignAccessError(PermissionError):
 
 def answers(error: OSError) -> dict[str, str]:
     """What an error message is to say beyond what the operating system says; {} where there is no more."""
+    if isinstance(error, NotRegularError):
+        todo = "find out who has put it there, and remove it"
+        return {"expected": "a regular file", "found": str(error.strerror), "where": str(error.filename), "todo": todo}
     if not isinstance(error, ForeignAccessError):
         return {}
     complaint = error.complaint

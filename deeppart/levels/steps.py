@@ -44,13 +44,15 @@ def parse_step_directory_name(name: str) -> StepKey | None:
 
 
 def list_steps(root: Path) -> dict[StepKey, Path]:
-    """Every directory under ``root`` that is named like a step, by ascending step; {} if there is no root.
+    """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
+
+    What is a link, or a file, is never gone into.
 
     Raises:
         StorageError: the directory cannot be read.
     """
     try:
-        names = access.directories_in(root)
+        names = access.names_in(root)
     except FileNotFoundError:
         return {}
     except OSError as error:

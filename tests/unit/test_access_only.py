@@ -25,7 +25,6 @@ MODULES = frozenset({"shutil", "tempfile", "glob", "fileinput"})
 #: Where something else than what lies below a checkpoint directory is meant, and what.
 MEANT = {
     ("config.py", "is_file"): "deeppart.toml, and the machine file",
-    ("config.py", "read_text"): "the same",
     ("config.py", "open"): "the same",
     ("commanding.py", "os.open"): "/dev/null",
     ("calibrating/__main__.py", "read_text"): "a list of tasks that deeppart-sim has just written",
@@ -34,6 +33,11 @@ MEANT = {
     ("reading.py", "is_dir"): "the directory that the caller named",
     ("inspecting/listing.py", "stat"): "the directory that the caller named",
     ("inspecting/listing.py", "is_file"): "whether the caller named the directory of a step",
+    ("inspecting/listing.py", "iterdir"): "the same",
+    ("levels/recognizing.py", "is_file"): "what the caller named, for the message",
+    ("levels/recognizing.py", "is_dir"): "the same",
+    ("levels/recognizing.py", "os.listdir"): "the same",
+    ("session.py", "is_dir"): "the same",
 }
 
 
