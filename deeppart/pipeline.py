@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deeppart import access
 from deeppart.capturing import Capturer
 from deeppart.comm.base import Comm
 from deeppart.completing import Completer, Outcome, level_error
@@ -283,7 +284,7 @@ class Pipeline:
     def _protect_at(self, job: Job, level: str) -> list[Path]:
         channel, what = self._channels[level], f"step {job.attempt.step}, exchange of level {level}"
         paths = self._protector.protect(job, level, channel, lambda each: self.driver.drive(channel, each, what))
-        written = sum(path.stat().st_size for path in paths if parse_base_file_name(path.name) is None)
+        written = sum(access.look(path).st_size for path in paths if parse_base_file_name(path.name) is None)
         job.pending.note_level(level, RUNNING, nbytes=written)
         return paths
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from deeppart import access
 from deeppart.arguments import check_step
 from deeppart.collecting import collection_paused
 from deeppart.errors import FormatError, RestoreError, StorageError, StructureMismatchError
@@ -79,13 +80,18 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest]
         StorageError: from ``use``.
     """
     step = None if step is None else check_step(step, "load(path, step)")
+    with access.guarded(root, access.READING):
+        return _with_checkpoint(root, step, use)
+
+
+def _with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T]) -> T:
     for look in range(MOST_LOOKS):
         found = find_step(root, step)
         try:
             return use(found.directory, found.manifest)
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
-            retired = error.errno == errno.ENOENT and not (found.directory / MANIFEST_NAME).exists()
+            retired = error.errno == errno.ENOENT and not access.exists(found.directory / MANIFEST_NAME)
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")

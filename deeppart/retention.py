@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.levels.keeping import Keeping
 from deeppart.levels.node import NodeLevel
@@ -70,7 +71,7 @@ class Retention:
         """
         for file in files:
             with contextlib.suppress(OSError):
-                file.unlink()
+                access.remove(file)
         with self._lock:
             (self._abandoned if level == "persistent" else self._leftovers[level]).add(key)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deeppart import access
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CommError, FormatError, ScrubNotice, StorageError
 from deeppart.exchange.memory import Arena
@@ -305,7 +306,7 @@ def _refer_to(damaged: set[str], inventory: Inventory) -> set[str]:
 
 def _is_gone(path: Path) -> bool:
     try:
-        path.lstat()
+        access.look(path)
     except FileNotFoundError:
         return True
     except OSError:

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from deeppart import access
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
 from deeppart.compressing import Processors
@@ -101,6 +102,7 @@ class Session:
         earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
             session may ever remove.
         processors: what there is to encode chunks with.
+        guards: of the directories: what may be done in them, and whose they may be.
     """
 
     config: Config
@@ -117,6 +119,7 @@ class Session:
     committed: set[StepKey]
     earlier: dict[str, set[StepKey]]
     processors: Processors
+    guards: access.Guards
 
     @property
     def leads_directory(self) -> bool:
@@ -134,6 +137,7 @@ class Session:
         """Give the directory and the channels back: nothing of this session is in the background any more."""
         if self.owner is not None:
             self.owner.close()
+        self.guards.release()
         for channel in (*self.channels.values(), self.comm):
             channel.give_back()
 
@@ -162,9 +166,14 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     topology, processors = _compare_settings(main, config)
     rank, timeout = main.rank, config.timeout
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
+    guards = _guard(config, directory, topology.directories[rank])
+    taken.callback(guards.release)
     owner, welcome = _open_persistent(main, config, str(directory), timeout)
     if owner is not None:
         taken.callback(owner.close)
+    if topology.directories[rank]:
+        lineage_directory = Path(topology.directories[rank]) / welcome["lineage"]
+        guards.add(lineage_directory, access.node_rules(config.permissions))
     shared = _shared_directories(main, config, topology, welcome)
     protection = protect(config, topology.nodes, topology.node_names, shared)
     levels, earlier, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
@@ -197,10 +206,14 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         committed,
         earlier,
         processors,
+        guards,
     )
     if session.leads_directory:
         for level in levels.values():
             level.drop_foreign_spares()
+    if rank == 0 and config.permissions == "unchecked":
+        text = 'permissions = "unchecked": whoever may write to the directories decides what is restored'
+        warn_caller(text, DeeppartWarning)
     return session
 
 
@@ -221,6 +234,15 @@ def _tell_protection(root: Path, session: str, protection: Protection) -> None:
         )
     elif recovered:
         warn_caller("there are enough nodes again for all the protection that is asked for", DeeppartWarning)
+
+
+def _guard(config: Config, persistent: Path, local: str) -> access.Guards:
+    """From here on, nothing below these directories is reached but by way of what others have no hand in."""
+    guards = access.Guards()
+    guards.add(persistent, access.persistent_rules(config.permissions))
+    if local:
+        guards.add(Path(local), access.node_place(config.permissions))
+    return guards
 
 
 def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, Processors]:
@@ -285,7 +307,7 @@ def _open_persistent(
         root = Path(directory)
         try:
             _check_place(root)
-            owner = DirectoryOwner(root, who)
+            owner = DirectoryOwner(root, who, config.permissions)
             welcome = {
                 "lineage": owner.lineage,
                 "session": owner.session,
@@ -336,7 +358,8 @@ def _open_levels(
             check_available()
         local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
         # All of them, also those that are off: what earlier runs left there is to be found and retired.
-        levels = {name: NodeLevel(local, welcome["lineage"], name, welcome["session"]) for name in NODE_FOLDERS}
+        what = (welcome["session"], config.permissions)
+        levels = {name: NodeLevel(local, welcome["lineage"], name, *what) for name in NODE_FOLDERS}
         return levels, {name: level.steps() for name, level in levels.items()}, None
     except DeeppartError as refusal:
         return {}, {}, refusal
@@ -359,8 +382,8 @@ def _shared_directories(
     error: DeeppartError | None = None
     try:
         if leads:
-            make_directory(directory)
-            mark.touch()
+            make_directory(directory, access.node_place(config.permissions))
+            os.close(access.create(mark))
     except OSError as refusal:
         error = storage_error("local_dir is not writable", refusal, directory)
     except DeeppartError as refusal:
@@ -369,11 +392,11 @@ def _shared_directories(
     seen: set[int] = set()
     if leads:
         with contextlib.suppress(OSError):  # the level itself will tell
-            names = [name[len(prefix) :] for name in os.listdir(directory) if name.startswith(prefix)]
+            names = [name[len(prefix) :] for name in access.names_in(directory) if name.startswith(prefix)]
             seen = {int(name) for name in names if name.isdigit()} - {node}
     message = json.dumps([[node, other] for other in sorted(seen)]).encode()
     texts = finish(comm, comm.allgather(message), _WHAT, config.timeout)
     if leads:
         with contextlib.suppress(OSError):
-            mark.unlink()
+            access.remove(mark)
     return tuple(sorted({(min(pair), max(pair)) for text in texts for pair in json.loads(text)}))

@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any
 
 from deeppart.access.rules import READING, Complaint, Identity, Rules, planted
+from deeppart.hanging import storage_operation
 
 #: As many symbolic links as the kernel follows.
 _MOST_LINKS = 40
@@ -58,6 +59,9 @@ class ForeignAccessError(PermissionError):
 
 def answers(error: OSError) -> dict[str, str]:
     """What an error message is to say beyond what the operating system says; {} where there is no more."""
+    if isinstance(error, NotRegularError):
+        todo = "find out who has put it there, and remove it"
+        return {"expected": "a regular file", "found": str(error.strerror), "where": str(error.filename), "todo": todo}
     if not isinstance(error, ForeignAccessError):
         return {}
     complaint = error.complaint
@@ -75,6 +79,12 @@ class NotRegularError(OSError):
 # --- which rules hold where -------------------------------------------------------------------------------------------
 
 
+def _close(descriptor: int) -> None:
+    """Nothing was written through it that is not synced: what closing it says, says nothing."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
 class _Held:
     """A descriptor of a directory that was checked; whoever lets go of it last closes it."""
 
@@ -84,8 +94,7 @@ class _Held:
         self.identity = status.st_dev, status.st_ino
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self.fd)
+        _close(self.fd)
 
 
 _lock = threading.Lock()
@@ -128,6 +137,23 @@ def guarded(directory: Path, rules: Rules) -> Iterator[None]:
         yield
     finally:
         release(directory, rules)
+
+
+class Guards:
+    """Directories that a job guards, until it ends."""
+
+    def __init__(self) -> None:
+        self._guarded: list[tuple[Path, Rules]] = []
+
+    def add(self, directory: Path, rules: Rules) -> None:
+        """:func:`guard`."""
+        guard(directory, rules)
+        self._guarded.append((directory, rules))
+
+    def release(self) -> None:
+        """:func:`release` all of them; a second call does nothing."""
+        while self._guarded:
+            release(*self._guarded.pop())
 
 
 def _rules_for(path: str) -> tuple[str, Rules] | None:
@@ -177,7 +203,7 @@ class _Way:
     def close(self) -> None:
         descriptor, self.fd = self.fd, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            _close(descriptor)
 
     def follow(self, path: str, *, make: bool, last_is_ours: bool) -> None:
         """Go to an absolute path, through directories that others cannot exchange; links that are as good are followed.
@@ -236,7 +262,7 @@ class _Way:
             try:
                 _set_mode(found, self._rules)
             finally:
-                os.close(found)
+                _close(found)
 
     def _go_to(self, descriptor: int, path: str) -> None:
         self.close()
@@ -264,7 +290,7 @@ def _sync(descriptor: int) -> None:
         if error.errno not in _NO_SYNC:
             raise
     finally:
-        os.close(readable)
+        _close(readable)
 
 
 # --- directories ------------------------------------------------------------------------------------------------------
@@ -292,14 +318,18 @@ class Folder:
         """Descriptor to go on from (``O_PATH``)."""
         return self._fd
 
-    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+    def open(self, name: str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
         """Open a regular file that is there.
+
+        Args:
+            over: whether it will be written over, where ``flags`` would let it be.
 
         Raises:
             FileNotFoundError, OSError: as ``open(2)``. NotRegularError, ForeignAccessError: it is not used.
         """
         try:
-            descriptor = os.open(name, flags & ~(os.O_CREAT | os.O_TRUNC) | _FILE, dir_fd=self._fd)
+            with storage_operation("open", self.path / name):
+                descriptor = os.open(name, flags & ~(os.O_CREAT | os.O_TRUNC) | _FILE, dir_fd=self._fd)
         except OSError as error:
             if error.errno in _NOT_REGULAR:
                 raise NotRegularError(self.path / name) from error
@@ -308,11 +338,11 @@ class Folder:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise NotRegularError(self.path / name)
-            writes = flags & os.O_ACCMODE != os.O_RDONLY
+            writes = over and flags & os.O_ACCMODE != os.O_RDONLY
             check = self.rules.over if writes else self.rules.inside
             _refuse(str(self.path / name), check(status, _who()))
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return descriptor
 
@@ -322,14 +352,19 @@ class Folder:
         Raises:
             FileExistsError, OSError: as ``open(2)``.
         """
-        mode = self.rules.file_mode
-        descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=self._fd)
+        mode = self.rules.file_mode & self._most()
+        with storage_operation("open", self.path / name):
+            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, mode, dir_fd=self._fd)
         try:
             _set_mode(descriptor, self.rules)
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return descriptor
+
+    def _most(self) -> int:
+        """What a command makes is for those that may use the directory; what a job makes is as its rules say."""
+        return stat.S_IMODE(os.fstat(self._fd).st_mode) if self.rules.reading else 0o777
 
     def look(self, name: str) -> os.stat_result:
         """``lstat``."""
@@ -349,11 +384,20 @@ class Folder:
         try:
             return os.listdir(readable)
         finally:
-            os.close(readable)
+            _close(readable)
+
+    def directories(self) -> list[str]:
+        """The directories in it; no links to any."""
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            with os.scandir(readable) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        finally:
+            _close(readable)
 
     def make(self, name: str) -> None:
         """``mkdir``. Raises FileExistsError if there is one; it is asked whose it is when it is opened."""
-        os.mkdir(name, self.rules.directory_mode, dir_fd=self._fd)
+        os.mkdir(name, self.rules.directory_mode & self._most(), dir_fd=self._fd)
         with self.enter(name) as made:
             _set_mode(made.fd, self.rules)
 
@@ -364,36 +408,41 @@ class Folder:
         try:
             _refuse(str(path), self.rules.inside(os.fstat(descriptor), _who()))
         except BaseException:
-            os.close(descriptor)
+            _close(descriptor)
             raise
         return Folder(path, self.rules, descriptor)
 
     def remove(self, name: str) -> None:
         """``unlink``."""
-        os.unlink(name, dir_fd=self._fd)
+        with storage_operation("unlink", self.path / name):
+            os.unlink(name, dir_fd=self._fd)
 
     def remove_directory(self, name: str) -> None:
         """``rmdir``."""
-        os.rmdir(name, dir_fd=self._fd)
+        with storage_operation("rmdir", self.path / name):
+            os.rmdir(name, dir_fd=self._fd)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         """``rename``, in place of what has that name."""
-        os.rename(name, new, src_dir_fd=self._fd, dst_dir_fd=to._fd)
+        with storage_operation("rename", to.path / new):
+            os.rename(name, new, src_dir_fd=self._fd, dst_dir_fd=to._fd)
 
     def link(self, name: str, to: Folder, new: str) -> None:
         """Give a file a second name, which must be free."""
-        os.link(name, new, src_dir_fd=self._fd, dst_dir_fd=to._fd, follow_symlinks=False)
+        with storage_operation("link", to.path / new):
+            os.link(name, new, src_dir_fd=self._fd, dst_dir_fd=to._fd, follow_symlinks=False)
 
     def sync(self) -> None:
         """Make new names and removals durable. Some network file systems cannot and need not: no error."""
-        _sync(self._fd)
+        with storage_operation("fsync", self.path):
+            _sync(self._fd)
 
     def close(self) -> None:
         """A second call does nothing."""
         descriptor, self._fd = self._fd, -1
         held, self._held = self._held, None
         if descriptor >= 0 and held is None:
-            os.close(descriptor)
+            _close(descriptor)
 
     def __enter__(self) -> Folder:
         return self
@@ -462,12 +511,12 @@ def _descend(descriptor: int, path: str, names: list[str], rules: Rules) -> int:
             except OSError as error:
                 raise OSError(error.errno, os.strerror(error.errno or 0), path) from error
             if opened >= 0:
-                os.close(opened)
+                _close(opened)
             opened = found
             _refuse(path, rules.inside(os.fstat(opened), _who()))
     except BaseException:
         if opened >= 0:
-            os.close(opened)
+            _close(opened)
         raise
     return opened
 
@@ -504,9 +553,9 @@ def _in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules =
         raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
 
 
-def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
+def open_file(path: Path | str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
     """:meth:`Folder.open`."""
-    return int(_in_parent(Path(path), lambda folder, name: folder.open(name, flags)))
+    return int(_in_parent(Path(path), lambda folder, name: folder.open(name, flags, over=over)))
 
 
 def create(path: Path, flags: int = os.O_RDWR) -> int:
@@ -563,6 +612,27 @@ def names_in(path: Path) -> list[str]:
     """
     with open_folder(path) as folder:
         return folder.names()
+
+
+def directories_in(path: Path) -> list[str]:
+    """The directories in a directory; no links to any. Errors as of :func:`names_in`."""
+    with open_folder(path) as folder:
+        return folder.directories()
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory in one that is there, if it is not there yet, and make its entry durable.
+
+    Raises:
+        OSError: it cannot be made; the directory above is not there.
+    """
+    try:
+        open_folder(path).close()
+    except FileNotFoundError:
+        with open_folder(path.parent, Rules()) as folder:
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                folder.make(path.name)
+            folder.sync()
 
 
 def remove(path: Path) -> None:

@@ -8,10 +8,10 @@ What it says only bears on how often checkpoints are made, so nothing that is wr
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from deeppart import access
 from deeppart.cadence.failures import Run
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.files import read_file, write_file
@@ -105,7 +105,7 @@ class History:
             return None
         for directory in steps.values():
             try:
-                times.append(os.stat(directory / MANIFEST_NAME).st_mtime)
+                times.append(access.look(directory / MANIFEST_NAME).st_mtime)
             except OSError:
                 continue
         newest = max(times, default=0.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from deeppart.cli.options import directory_argument
 from deeppart.cli.output import console, count, printable
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, print_json
@@ -16,7 +17,7 @@ from deeppart.units import show_bytes
 
 
 @click.command(short_help="Write a checkpoint into one HDF5 file.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@directory_argument
 @click.argument("out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
 @click.option("--keys", metavar="GLOB", multiple=True, help="Only leaves of such paths: 'model/*'. May be repeated.")

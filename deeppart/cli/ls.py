@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from deeppart.cli.options import local_option
+from deeppart.cli.options import directory_argument, local_option
 from deeppart.cli.output import console, moment, printable, some, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
@@ -18,7 +18,7 @@ from deeppart.units import show_bytes
 
 
 @click.command(short_help="List the steps, and whether they are whole.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@directory_argument
 @local_option("to look into too")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def ls(directory: Path, local_dirs: tuple[Path, ...], as_json: bool) -> int:

@@ -8,7 +8,22 @@ from typing import Any, TypeVar
 
 import click
 
+from deeppart.access import READING, guarded
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _guard(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """While the command runs, no link leads it out of the directory, or directories, that it was given."""
+    for directory in value if isinstance(value, tuple) else (value,):
+        context.with_resource(guarded(Path(directory), READING))
+    return value
+
+
+def directory_argument(function: F) -> F:
+    """DIR, as ``directory``: a persistent directory, of whatever user."""
+    argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path), callback=_guard)
+    return argument(function)
 
 
 def local_option(purpose: str) -> Callable[[F], F]:
@@ -23,5 +38,6 @@ def local_option(purpose: str) -> Callable[[F], F]:
         metavar="DIR",
         type=click.Path(path_type=Path),
         multiple=True,
+        callback=_guard,
         help=f"A node-local directory (local_dir on some node) {purpose}. May be repeated.",
     )

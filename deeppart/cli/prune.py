@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from deeppart.cli.ls import owner_document, owner_line
-from deeppart.cli.options import local_option
+from deeppart.cli.options import directory_argument, local_option
 from deeppart.cli.output import console, count, printable, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.errors import CheckpointError
@@ -24,7 +24,7 @@ _STEP = click.IntRange(min=0)
 
 
 @click.command(short_help="Remove steps no longer wanted.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@directory_argument
 @click.option("--keep", metavar="N", type=click.IntRange(min=1), help="All but the N complete steps committed last.")
 @click.option("--after", metavar="STEP", type=_STEP, help="Committed steps newer than STEP: to go back to STEP.")
 @click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from deeppart.cli.options import directory_argument
 from deeppart.cli.output import console, printable
 from deeppart.comm import connect, finish
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
@@ -23,7 +24,7 @@ _TIMEOUT_S = 120.0
 
 
 @click.command(short_help="Say what a restore would do.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@directory_argument
 @click.option("--dry-run", is_flag=True, help="Needed: the job itself restores, with Checkpointer.restore.")
 @click.option("--local", "local_dirs", metavar="DIR", multiple=True, help="Node-local directory. May be repeated.")
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")

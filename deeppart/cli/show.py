@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deeppart.cli.ls import suspect_document
+from deeppart.cli.options import directory_argument
 from deeppart.cli.output import console, count, moment, printable
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
@@ -29,7 +30,7 @@ _MOST_BITS = 64
 
 
 @click.command(short_help="Show what a checkpoint holds.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@directory_argument
 @click.argument("keys", metavar="[KEYS]...", nargs=-1)
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest with a sound manifest if left out.")
 @click.option("--flat", is_flag=True, help="One line per leaf instead of a tree.")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line, suspect_document
-from deeppart.cli.options import local_option
+from deeppart.cli.options import directory_argument, local_option
 from deeppart.cli.output import console, count, printable, state_text, step_names
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
@@ -31,7 +31,7 @@ _MOST_LEAVES = 20
 
 
 @click.command(short_help="Check every byte of a checkpoint.")
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@directory_argument
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
 @click.option("--all", "every", is_flag=True, help="Every step.")
 @local_option("to read too: its parts, copies and parity")

@@ -6,6 +6,7 @@ import contextlib
 import os
 from types import TracebackType
 
+from deeppart import access
 from deeppart.exchange.memory import Bytes
 from deeppart.levels.mapped import file_memory, lies_in_memory
 from deeppart.part import FileSource
@@ -29,7 +30,7 @@ class Blocks:
         self._fd = -1
         if lies_in_memory(path):
             with contextlib.suppress(OSError):  # not ours to write: then it is read
-                self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._fd = access.open_file(path, os.O_RDWR, over=False)
 
     def get(self, offset: int, length: int, memory: Bytes) -> Bytes:
         """The bytes from ``offset``, in ``memory`` or where they lie; not to be written to.

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import h5py  # type: ignore[import-untyped]
 
+from deeppart import access
 from deeppart.errors import StateError, StorageError
 from deeppart.exporting.hdf5 import exact_key, link_name, type_name, write_array, write_value
-from deeppart.levels.files import storage_error, sync_directory
+from deeppart.levels.files import storage_error
 from deeppart.model import Manifest
 from deeppart.reading import OpenCheckpoint, with_checkpoint
 from deeppart.state.flatten import readable
@@ -85,35 +87,64 @@ def export(
         StorageError: a file cannot be read or written, or there is one of that name.
     """
     out = Path(out)
-    if out.exists() and not overwrite:
-        todo = "choose another name, or have it replaced (--overwrite)"
-        raise StorageError("there is a file of that name", errno=errno.EEXIST, where=str(out.absolute()), todo=todo)
-    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     told = progress or (lambda done, total: None)
-
-    def use(directory: Path, manifest: Manifest) -> Exported:
-        try:
-            with ExitStack() as files:
-                checkpoint = OpenCheckpoint(files, directory, manifest, rank)
-                made = _Archive(checkpoint, keys, told).write(beside)
-            _make_durable(beside, out)
-        except BaseException:
-            with suppress(OSError):
-                beside.unlink()
-            raise
-        return Exported(out, manifest.attempt.step, rank, *made, out.stat().st_size)
-
-    return with_checkpoint(Path(root), step, use)
-
-
-def _make_durable(beside: Path, out: Path) -> None:
     try:
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(out)
-        sync_directory(out.parent)
+        folder = access.open_folder(out.absolute().parent)
+        taken = folder.has(out.name)
     except OSError as error:
-        raise storage_error("cannot make the archive durable", error, out) from error
+        raise storage_error("cannot write the archive", error, out) from error
+    with folder:
+        if taken and not overwrite:
+            todo = "choose another name, or have it replaced (--overwrite)"
+            raise StorageError("there is a file of that name", errno=errno.EEXIST, where=str(out.absolute()), todo=todo)
+
+        def use(directory: Path, manifest: Manifest) -> Exported:
+            with ExitStack() as files, _Beside(folder, out) as beside:
+                checkpoint = OpenCheckpoint(files, directory, manifest, rank)
+                made = _Archive(checkpoint, keys, told).write(beside.path, out)
+                file_bytes = beside.finish()
+            return Exported(out, manifest.attempt.step, rank, *made, file_bytes)
+
+        return with_checkpoint(Path(root), step, use)
+
+
+class _Beside:
+    """A file beside the archive, which becomes it when it is complete; removed when the block is left without that.
+
+    Attributes:
+        path: leads to the file that was made here, whatever others call by its name meanwhile.
+    """
+
+    def __init__(self, folder: access.Folder, out: Path) -> None:
+        self._folder, self._out = folder, out
+        self._name = f".{out.name}.{os.urandom(8).hex()}.tmp"
+        try:
+            self._fd = folder.create(self._name)
+        except OSError as error:
+            raise storage_error("cannot write the archive", error, out) from error
+        self.path = Path(f"/proc/self/fd/{self._fd}")
+
+    def finish(self) -> int:
+        """Make it durable and give it its name; returns its length."""
+        try:
+            os.fsync(self._fd)
+            self._folder.rename(self._name, self._folder, self._out.name)
+            self._folder.sync()
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise storage_error("cannot make the archive durable", error, self._out) from error
+
+    def __enter__(self) -> _Beside:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            os.close(self._fd)
+        if kind is not None:
+            with suppress(OSError):
+                self._folder.remove(self._name)
 
 
 class _Archive:
@@ -129,8 +160,12 @@ class _Archive:
         self._values = 0
         self._per_rank = int(checkpoint.structure.per_rank[sorted(leaves)].sum()) if leaves else 0
 
-    def write(self, path: Path) -> tuple[int, int, int, int]:
-        """Write all of it; returns the numbers of leaves, values, those per rank, and the leaves' bytes."""
+    def write(self, path: Path, out: Path) -> tuple[int, int, int, int]:
+        """Write all of it; returns the numbers of leaves, values, those per rank, and the leaves' bytes.
+
+        Args:
+            path: of an empty file. out: what it will be called, for messages.
+        """
         types = self._checkpoint.target.types
         total = sum(types[leaf].nbytes for leaf in self._leaves)
         try:
@@ -143,7 +178,7 @@ class _Archive:
                     done += sum(types[leaf].nbytes for leaf in batch)
                     self._progress(done, total)
         except (OSError, RuntimeError, ValueError) as error:  # h5py raises any of them for what HDF5 says
-            raise storage_error("cannot write the archive", _as_os_error(error), path) from error
+            raise storage_error("cannot write the archive", _as_os_error(error), out) from error
         return len(self._leaves), self._values, self._per_rank, total
 
     def _describe(self, file: h5py.File) -> None:

@@ -7,12 +7,12 @@ are sound is for :mod:`deeppart.inspecting.verifying` to find.
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
@@ -250,7 +250,7 @@ def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
     """(ranks, bytes) of the part files in a directory without a sound manifest."""
     ranks, nbytes = set(), 0
     try:
-        names = os.listdir(directory)
+        names = access.names_in(directory)
     except OSError:
         return (), 0
     for name in names:
@@ -276,11 +276,12 @@ def _take_stock(directory: Path, lineage: str | None) -> Found:
     """What a lineage has under a node-local directory."""
     if lineage is None:
         return Found(problems=[f"{directory}: not searched, because DIR has no lineage record to match it with"])
-    if not (directory / lineage).is_dir():
-        try:
-            others = sum(is_hex32(name) for name in os.listdir(directory))
-        except OSError as error:
-            return Found(problems=[f"{directory}: {error.strerror}"])
+    try:
+        names = access.directories_in(directory)
+    except OSError as error:
+        return Found(problems=[f"{directory}: {error.strerror}"])
+    if lineage not in names:
+        others = sum(map(is_hex32, names))
         hint = f" ({others} of other directories)" if others else ""
         return Found(problems=[f"{directory}: no parts that belong to this checkpoint directory{hint}"])
     return take_stock(directory, lineage)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import read_lineage
@@ -87,7 +88,7 @@ def verify_nodes(
         for path, length in _sound(stock, step):
             files, nbytes = files + 1, nbytes + length
             problem = _check(path, advance)
-            if problem is not None and path.exists():  # otherwise a running job has retired it meanwhile
+            if problem is not None and access.exists(path):  # otherwise a running job has retired it meanwhile
                 damage.append(NodeDamage(directory, path, problem, True))
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
 

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.levels.files import storage_error
-from deeppart.levels.persistent import LOCK_NAME, lock_record
+from deeppart.levels.persistent import LOCK_NAME, lock_record, open_lock_file
 
 _RECORD_BYTES = 64 << 10
 #: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.
@@ -48,9 +49,8 @@ def read_owner(root: Path) -> Owner | None:
 
     Where no job holds the lock it is shared with us for the microseconds between two system calls.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(root / LOCK_NAME, flags)
+        descriptor = access.open_file(root / LOCK_NAME)
     except FileNotFoundError:
         return None
     except OSError:
@@ -74,8 +74,7 @@ def hold_directory(root: Path, *, without_lock: bool = False) -> Iterator[None]:
         StorageError: the directory is not writable, or has no locks and ``without_lock`` is not set.
     """
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        descriptor = os.open(root / LOCK_NAME, flags, 0o644)
+        descriptor = open_lock_file(root / LOCK_NAME)
     except OSError as error:
         raise storage_error("the checkpoint directory cannot be locked", error, root) from error
     try:

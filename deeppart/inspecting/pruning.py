@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
 from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
 from deeppart.inspecting.node_files import lineage_on_nodes
@@ -158,7 +159,7 @@ def prune(plan: PrunePlan) -> PruneResult:
             except StorageError as error:
                 failed[removal.key] = f"{error.summary}: {error.found}: {error.where}"
                 continue
-            if directory.exists():
+            if access.exists(directory):
                 left.append(directory)
         if removal.key not in failed:
             removed.append(removal.key)

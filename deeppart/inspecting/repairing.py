@@ -7,6 +7,7 @@ at all. Memory: one part; two where parity is computed from parts that have to b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from deeppart import access
 from deeppart.comm.base import finish
 from deeppart.comm.single import SingleComm
 from deeppart.erasure import ReedSolomon
@@ -122,7 +124,7 @@ class Repairer:
         part, source = self._get(attempt, rank, path)
         record = self._record(attempt, rank)
         for name, other in part.bases():
-            if not path.with_name(name).exists():
+            if not access.exists(path.with_name(name)):
                 fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
         _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return source.path if source.rebuild is not None else f"{source.level} {source.path}"
@@ -139,7 +141,7 @@ class Repairer:
             names += [step / path.name, step / part_file_name(rank, world_size)]
         tried = []
         for other in names:
-            if str(other) in self._bad or not other.exists() or (path.exists() and other.samefile(path)):
+            if str(other) in self._bad or not access.exists(other) or _are_one(path, other):
                 continue
             try:
                 with FileSource(other) as source:
@@ -322,3 +324,8 @@ def _order(path: Path) -> int:
     if parse_base_file_name(path.name) is not None:
         return 0
     return 2 if is_parity_file_name(path.name) else 1
+
+
+def _are_one(path: Path, other: Path) -> bool:
+    """Whether two names are of one file."""
+    return access.exists(path) and os.path.samestat(access.look(path), access.look(other))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from deeppart import access
 from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.cover import EXTRA, GAP, Fault, find_faults
 from deeppart.inspecting.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
@@ -200,7 +201,7 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
         return Verdict(subject.key, state, len(manifest.parts), 0, 0, (damage,))
     damage_found = checking.run()
     state = DAMAGED if damage_found else SOUND
-    if damage_found and not (subject.directory / MANIFEST_NAME).exists():
+    if damage_found and not access.exists(subject.directory / MANIFEST_NAME):
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
     return Verdict(subject.key, state, *counts, tuple(damage_found), manifest)

@@ -20,7 +20,8 @@ import errno
 import os
 from pathlib import Path
 
-_AT_FDCWD = -100
+from deeppart import access
+
 _RENAME_NOREPLACE = 1
 #: Calls by way of ctypes let other threads run meanwhile.
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -54,30 +55,31 @@ def rename_noreplace(source: Path, target: Path) -> None:
     function = getattr(_LIBC, "renameat2", None)
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source))
-    names = os.fsencode(source), os.fsencode(target)
-    if function(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_NOREPLACE)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(source), None, str(target))
+    names = os.fsencode(source.name), os.fsencode(target.name)
+    with access.open_folder(target.parent) as folder:
+        if function(folder.fd, names[0], folder.fd, names[1], ctypes.c_uint(_RENAME_NOREPLACE)) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
 def link_new(source: Path, target: Path) -> None:
     """A second name, and the first one taken away; errors as of :func:`rename_new`."""
     try:
-        os.link(source, target, follow_symlinks=False)
+        access.link(source, target)
     except FileExistsError:
         # An answer of a network file system that was lost on the way comes back as this: the link is there.
-        if not os.path.samestat(os.lstat(source), os.lstat(target)):
+        if not os.path.samestat(access.look(source), access.look(target)):
             raise
     with contextlib.suppress(OSError):  # a second name that nobody looks for
-        os.unlink(source)
+        access.remove(source)
 
 
 def claim_new(source: Path, target: Path) -> None:
     """An empty file of that name, and then in its place the other; errors as of :func:`rename_new`."""
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    os.close(access.create(target))
     try:
-        os.rename(source, target)
+        access.rename(source, target)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(target)
+            access.remove(target)
         raise

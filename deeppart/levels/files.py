@@ -8,6 +8,7 @@ is 2-3 times faster than buffered writes and takes no processor time from traini
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -20,6 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from deeppart import access
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.hanging import call, storage_operation
 from deeppart.levels.exclusive import rename_new
@@ -55,44 +57,24 @@ def storage_error(summary: str, error: OSError, path: Path | str, **answers: str
         errno.EEXIST: "nothing was replaced; two processes that write one file take themselves for the same rank",
     }.get(error.errno or 0, "look at the system log and the file system's state")
     text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
-    return StorageError(summary, errno=error.errno, found=text, where=str(path), **{"todo": todo, **answers})
+    found = {"found": text, "where": str(path), "todo": todo} | access.answers(error) | answers
+    return StorageError(summary, errno=error.errno, **found)
 
 
-def make_directory(path: Path) -> None:
-    """Create a directory and its parents, and make their entries durable.
+def make_directory(path: Path, rules: access.Rules) -> None:
+    """Create a directory and its parents, and make their entries durable; one that is there is checked.
 
     Raises:
-        StorageError: it cannot be created, or is a file.
+        StorageError: it cannot be created, is a file, or others own it or can write to it.
     """
-    missing = [path]
     try:
-        while not missing[-1].parent.exists() and missing[-1].parent != missing[-1]:
-            missing.append(missing[-1].parent)
-        path.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            sync_directory(made.parent)
+        access.make_directory(path, rules)
     except OSError as error:
-        raise storage_error("cannot create a checkpoint directory", error, path) from error
+        raise storage_error("cannot use a checkpoint directory", error, path) from error
 
 
 def _is_aligned(data: npt.NDArray[np.uint8]) -> bool:
     return int(data.ctypes.data) % ALIGNMENT == 0
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames and removals in a directory durable. Some network file systems cannot and need not: no error.
-
-    Raises:
-        OSError: the directory cannot be opened or the device fails.
-    """
-    descriptor = call("open", path, path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        call("fsync", path, descriptor)
-    except OSError as error:
-        if error.errno not in _NO_DIRECT:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 class DurableFile:
@@ -136,29 +118,30 @@ class DurableFile:
         self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
         self._filled = 0
         self._mappable, self._fd = 0, -1
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
-            if make_parent and not path.parent.is_dir():
-                path.parent.mkdir(exist_ok=True)
-                sync_directory(path.parent.parent)
-            if spares is not None and take_spare(spares, self.temporary):
-                flags = os.O_RDWR | os.O_CLOEXEC
-            self._fd, self._direct = self._open(flags, direct)
-            if flags & os.O_RDWR:
+            if make_parent:
+                access.make_folder(path.parent)
+            spare = None if spares is None else take_spare(spares, self.temporary)
+            if spare is not None:
+                self._fd, self._direct = spare, False
                 self._mappable = bytes_in_memory(self._fd)
+            else:
+                self._fd, self._direct = self._create(direct)
         except OSError as error:
             self.abort()
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
 
-    def _open(self, flags: int, direct: bool) -> tuple[int, bool]:
+    def _create(self, direct: bool) -> tuple[int, bool]:
         if direct and hasattr(os, "O_DIRECT"):
             try:
-                return call("open", self.temporary, self.temporary, flags | os.O_DIRECT, 0o644), True
+                return access.create(self.temporary, os.O_WRONLY | os.O_DIRECT), True
             except OSError as error:
                 if error.errno not in _NO_DIRECT:
                     raise
-        return call("open", self.temporary, self.temporary, flags, 0o644), False
+                with contextlib.suppress(OSError):  # a file that cannot be opened so may have been made all the same
+                    access.remove(self.temporary)
+        return access.create(self.temporary, os.O_WRONLY), False
 
     def write(self, buffer: memoryview | bytes, /) -> None:
         """Append all of the buffer."""
@@ -216,7 +199,7 @@ class DurableFile:
                 took = self._take_name()
             if took:
                 self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
-            sync_directory(self.path.parent)
+            access.sync_directory(self.path.parent)
         except OSError as error:
             self.abort()
             raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
@@ -225,7 +208,7 @@ class DurableFile:
     def _take_name(self) -> bool:
         """Rename the file; False if the same bytes are under its name already, which then stay."""
         if self._over == "anything":
-            os.rename(self.temporary, self.path)
+            access.rename(self.temporary, self.path)
             return True
         try:
             rename_new(self.temporary, self.path)
@@ -233,9 +216,9 @@ class DurableFile:
             if self._over == "nothing":
                 raise
             if _are_alike(self.temporary, self.path):
-                os.unlink(self.temporary)
+                access.remove(self.temporary)
                 return False
-            os.rename(self.temporary, self.path)
+            access.rename(self.temporary, self.path)
         return True
 
     def restart(self) -> None:
@@ -259,10 +242,8 @@ class DurableFile:
             except OSError:
                 pass
             self._fd = -1
-        try:
-            os.unlink(self.temporary)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            access.remove(self.temporary)
 
     def _flush_block(self, filled: int) -> None:
         """Write the block out; direct writes take whole multiples of the alignment, the tail goes through the cache."""
@@ -366,7 +347,7 @@ def create_file(path: Path, data: bytes) -> None:
 def _are_alike(path: Path, other: Path) -> bool:
     """Whether two files have the same bytes; False for one that cannot be read."""
     try:
-        with path.open("rb") as one, other.open("rb") as two:
+        with os.fdopen(access.open_file(path), "rb") as one, os.fdopen(access.open_file(other), "rb") as two:
             if os.fstat(one.fileno()).st_size != os.fstat(two.fileno()).st_size:
                 return False
             while piece := one.read(BLOCK_BYTES):
@@ -401,11 +382,12 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
         CorruptFileError: it is longer than ``limit_bytes`` or not a regular file.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
+        with os.fdopen(access.open_file(path), "rb") as file:
             data = file.read(limit_bytes + 1)
     except FileNotFoundError:
         raise
+    except access.NotRegularError as error:
+        raise CorruptFileError(str(error.strerror), expected="a regular file", where=str(path)) from error
     except OSError as error:
         raise storage_error("cannot read a checkpoint file", error, path) from error
     if len(data) > limit_bytes:

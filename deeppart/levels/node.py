@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from deeppart import access
+from deeppart.access import PERMISSIONS
 from deeppart.errors import DeeppartError, FormatError, StorageError
 from deeppart.levels.files import DurableFile, Over, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
@@ -50,21 +52,26 @@ class NodeLevel:
         lineage: 32 hex digits of the persistent directory's lineage.
         name: "local", "partner" or "parity".
         session: 32 hex digits of this run of the job.
+        permissions: as ``Config.permissions``.
 
     Raises:
-        StorageError: the directory cannot be created or written.
+        StorageError: the directory cannot be created or written, or others could write to it too.
     """
 
-    def __init__(self, directory: Path, lineage: str, name: str, session: str) -> None:
+    def __init__(
+        self, directory: Path, lineage: str, name: str, session: str, permissions: str = PERMISSIONS[0]
+    ) -> None:
         self.name = name
         self.root = node_root(directory, lineage, name)
         self._session = session
         self._spares = spares_directory(self.root, session)
-        make_directory(self.root)
+        make_directory(directory, access.node_place(permissions))
+        make_directory(directory / lineage, access.node_rules(permissions))
+        make_directory(self.root, access.node_rules(permissions))
         probe = self.root / f".probe-{os.getpid()}"
         try:
             write_file(probe, b"")
-            os.unlink(probe)
+            access.remove(probe)
         except OSError as error:
             raise storage_error("local_dir is not writable", error, self.root) from error
 
@@ -99,7 +106,7 @@ class NodeLevel:
         made: list[Path] = []
         for name in names:
             try:
-                if (directory / name).exists():
+                if access.exists(directory / name):
                     continue
                 linked = any(link(path, directory / name) for path in self._holders(name))
             except OSError as error:  # other ranks are in the exchange, which survives a StorageError alone
@@ -124,11 +131,11 @@ class NodeLevel:
         rank, world_size, index_digest = parsed
         own = {key.sequence: path for key, path in list_steps(self.root).items() if key.session == self._session}
         for _, directory in sorted(own.items(), reverse=True):
-            if (directory / name).exists():
+            if access.exists(directory / name):
                 yield directory / name
             path = directory / part_file_name(rank, world_size)
             try:
-                if path.exists() and stored_part(path, self.name).index_digest == index_digest:
+                if access.exists(path) and stored_part(path, self.name).index_digest == index_digest:
                     yield path
             except (FormatError, StorageError):
                 continue
@@ -197,8 +204,9 @@ class Found:
 def take_stock(directory: Path, lineage: str) -> Found:
     """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line."""
     found = Found()
-    for level in NODE_FOLDERS:
-        _take_stock(node_root(directory, lineage, level), level, lineage, found)
+    with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
+        for level in NODE_FOLDERS:
+            _take_stock(node_root(directory, lineage, level), level, lineage, found)
     return found
 
 
@@ -210,7 +218,7 @@ def _take_stock(root: Path, level: str, lineage: str, found: Found) -> None:
         return
     for key, directory in steps.items():
         try:
-            names = sorted(os.listdir(directory))
+            names = sorted(access.names_in(directory))
         except OSError as error:
             found.problems.append(f"cannot list {directory}: {error.strerror}")
             continue

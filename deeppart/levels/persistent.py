@@ -21,8 +21,10 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart import access
+from deeppart.access import PERMISSIONS
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
-from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error, sync_directory
+from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
@@ -76,7 +78,7 @@ class PersistentLevel:
             StorageError: the lineage record is not there.
         """
         try:
-            os.stat(self.root / LINEAGE_NAME)
+            access.look(self.root / LINEAGE_NAME)
         except OSError as error:
             todo = "check that the file system is mounted; if someone removed the file alone, end the job and start it"
             raise storage_error(
@@ -102,8 +104,8 @@ class PersistentLevel:
         """
         path = step_directory(self.root, key) / MANIFEST_NAME
         try:
-            os.unlink(path)
-            sync_directory(path.parent)
+            access.remove(path)
+            access.sync_directory(path.parent)
         except OSError as error:
             raise storage_error("cannot take a commit back", error, path) from error
 
@@ -208,7 +210,7 @@ def committed_steps(root: Path) -> list[StepKey]:
 
 def _has_manifest(directory: Path) -> bool:
     try:
-        return os.stat(directory / MANIFEST_NAME).st_size > 0
+        return access.look(directory / MANIFEST_NAME).st_size > 0
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -219,22 +221,23 @@ class DirectoryOwner:
     Args:
         directory: created if missing.
         who: what to tell a second job: job name, host, process.
+        permissions: as ``Config.permissions``.
 
     Raises:
         DirectoryInUseError: a running job has it.
-        StorageError: the directory cannot be created or written.
+        StorageError: the directory cannot be created or written, or others could write to it too.
     """
 
-    def __init__(self, directory: Path, who: str) -> None:
+    def __init__(self, directory: Path, who: str, permissions: str = PERMISSIONS[0]) -> None:
         self.directory = directory
         self._fd = -1
         self.session = uuid.uuid4().hex
-        make_directory(directory)
+        make_directory(directory, access.persistent_rules(permissions))
         self._path = directory / LOCK_NAME
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = open_lock_file(self._path)
         except OSError as error:
-            raise storage_error("persistent_dir is not writable", error, directory) from error
+            raise storage_error("persistent_dir is not writable", error, self._path) from error
         _owners.add(self)
         try:
             self._lock()
@@ -362,6 +365,20 @@ def _holders(path: Path) -> list[str]:
                 if same and int(process.name) != os.getpid():
                     found.append(f"{process.name} ({(process / 'comm').read_text().strip()})")
     return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
+
+
+def open_lock_file(path: Path) -> int:
+    """Open the lock file for reading and writing; it is made if there is none.
+
+    Raises:
+        OSError: the operating system refused, or it is not a file of this user's own.
+    """
+    for _ in range(_LOOKS):
+        with contextlib.suppress(FileNotFoundError):
+            return access.open_file(path, os.O_RDWR)
+        with contextlib.suppress(FileExistsError):  # another job made it meanwhile
+            return access.create(path)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def lock_record(data: bytes) -> dict[str, str]:

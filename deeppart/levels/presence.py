@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import DeeppartError, FormatError, StorageError
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import FileSource, PartReader
@@ -37,7 +38,7 @@ def part_problem(directory: Path, manifest: Manifest, record: PartRecord) -> tup
 def file_length(path: Path) -> tuple[str | None, int]:
     """(what is wrong, or None; bytes) of a file."""
     try:
-        status = path.lstat()
+        status = access.look(path)
     except FileNotFoundError:
         return "is missing", 0
     except OSError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.levels.files import DurableFile, storage_error
 from deeppart.part import ChunkPlace
@@ -47,7 +48,7 @@ class Relay:
         self._fds: dict[str, int] = {}
         try:
             for base, path in {_OWN: file.temporary, **bases}.items():
-                self._fds[base] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fds[base] = access.open_file(path)
         except OSError as error:
             self.close()
             raise storage_error("cannot read a checkpoint file back", error, path) from error

@@ -11,6 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from deeppart import access
 from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
 
 #: Folder of a level; followed by the session. Without it in the older layout.
@@ -25,7 +26,7 @@ def spares_directory(root: Path, session: str) -> Path:
 def drop_foreign_spares(root: Path, session: str) -> None:
     """Remove what other sessions have kept to be written over, as far as the system lets us: nothing refers to it."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(root):
+        for name in access.directories_in(root):
             if name == SPARES_NAME or (name.startswith(f"{SPARES_NAME}-") and name != f"{SPARES_NAME}-{session}"):
                 drop_spares(root / name)
 
@@ -36,43 +37,50 @@ def is_checkpoint_file(name: str) -> bool:
     return parsed is not None or is_parity_file_name(name)
 
 
-def take_spare(spares: Path, name: Path) -> bool:
-    """Give one of the spare files another name; False if there is none. Several ranks of a session may take them.
+def take_spare(spares: Path, name: Path) -> int | None:
+    """Give one of the spare files another name and open it; None if there is none. Ranks of a session may take them.
 
-    A file that has yet another name is a base, which a newer step needs: it must not be written over. Its names are
-    looked at last, when nobody can give it more: bases are named after files in step directories.
+    What is not a file of this user's own (a link, a FIFO, a file of another) is not written to, and neither is a file
+    that has yet another name: it is a base, which a newer step needs. Its names are looked at last, when nobody can
+    give it more: bases are named after files in step directories.
     """
     try:
-        found = sorted(os.listdir(spares))
+        found = sorted(access.names_in(spares))
     except OSError:
-        return False
+        return None
     for spare in sorted(found, key=lambda each: each != name.name.split(".tmp-")[0].lstrip(".")):
         try:
-            os.rename(spares / spare, name)
-            if os.stat(name).st_nlink == 1:
-                return True
-            os.unlink(name)
+            access.rename(spares / spare, name)
         except OSError:
             continue
-    return False
+        try:
+            return access.open_file(name, os.O_RDWR)
+        except OSError:
+            with contextlib.suppress(OSError):
+                access.remove(name)
+    return None
 
 
 def drop_spares(spares: Path) -> None:
     """Remove what nobody has taken, as far as the system lets us."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(spares):
-            if is_checkpoint_file(name):
-                os.unlink(spares / name)
-        os.rmdir(spares)
+        with access.open_folder(spares) as folder:
+            for name in folder.names():
+                if is_checkpoint_file(name):
+                    folder.remove(name)
+        with access.open_folder(spares.parent) as above:
+            above.remove_directory(spares.name)
 
 
 def set_aside(path: Path, spares: Path) -> None:
     """Make the checkpoint files of a step directory spare ones, in place of those that nobody has taken."""
     try:
-        names = [name for name in os.listdir(path) if is_checkpoint_file(name)]
         drop_spares(spares)
-        os.makedirs(spares, exist_ok=True)
-        for name in names:
-            os.rename(path / name, spares / name)
+        with access.open_folder(path) as folder:
+            access.make_folder(spares)
+            with access.open_folder(spares) as there:
+                for name in folder.names():
+                    if is_checkpoint_file(name):
+                        folder.rename(name, there, name)
     except OSError:
         pass  # they are removed instead

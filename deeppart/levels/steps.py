@@ -8,14 +8,13 @@ never written.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.hanging import call
-from deeppart.levels.files import storage_error, sync_directory
+from deeppart.levels.files import storage_error
 from deeppart.levels.spares import is_checkpoint_file
 from deeppart.model import StepKey
 
@@ -47,11 +46,13 @@ def parse_step_directory_name(name: str) -> StepKey | None:
 def list_steps(root: Path) -> dict[StepKey, Path]:
     """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
 
+    What is a link, or a file, is never gone into.
+
     Raises:
         StorageError: the directory cannot be read.
     """
     try:
-        names = os.listdir(root)
+        names = access.names_in(root)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -85,16 +86,19 @@ def remove_step(path: Path) -> None:
         StorageError: the operating system refused.
     """
     try:
-        names = os.listdir(path)
-        if MANIFEST_NAME in names:
-            call("unlink", path / MANIFEST_NAME, path / MANIFEST_NAME)
-            sync_directory(path)
-        for name in names:
-            if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
-                call("unlink", path / name, path / name)
-        if not os.listdir(path):
-            os.rmdir(path)
-            sync_directory(path.parent)
+        with access.open_folder(path) as folder:
+            names = folder.names()
+            if MANIFEST_NAME in names:
+                folder.remove(MANIFEST_NAME)
+                folder.sync()
+            for name in names:
+                if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
+                    folder.remove(name)
+            is_empty = not folder.names()
+        if is_empty:
+            with access.open_folder(path.parent) as above:
+                above.remove_directory(path.name)
+                above.sync()
     except (FileNotFoundError, NotADirectoryError):  # gone, or a file that somebody has named like a step
         return
     except OSError as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from deeppart import access
 from deeppart.codec import EncodedChunk
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_name
@@ -149,10 +150,10 @@ def link_bases(
 def link(path: Path, name: Path) -> bool:
     """Give a file a second name; False if that cannot be done, or another file has it."""
     try:
-        os.link(path, name, follow_symlinks=False)
+        access.link(path, name)
     except FileExistsError:
         with contextlib.suppress(OSError):
-            return os.path.samestat(os.lstat(path), os.lstat(name))
+            return os.path.samestat(access.look(path), access.look(name))
         return False
     except OSError:
         return False
@@ -163,4 +164,4 @@ def remove_links(names: Iterable[Path]) -> None:
     """Take names away again, as far as the system lets us."""
     for name in names:
         with contextlib.suppress(OSError):
-            name.unlink()
+            access.remove(name)

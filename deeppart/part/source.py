@@ -107,7 +107,7 @@ class FileSource:
     def has_its_name(self) -> bool:
         """Whether the file that was opened still is the one of this name; asks the file system."""
         try:
-            status = os.lstat(self.path)
+            status = access.look(self.path)
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity

@@ -18,7 +18,7 @@ import torch
 
 import deeppart
 from deeppart import writing
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, DirectoryInUseError, StorageError
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, DirectoryInUseError, StorageError
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 
@@ -247,7 +247,7 @@ def test_a_file_in_place_of_a_directory(tmp_path: Path, level: str, depth: int) 
 def test_a_lineage_record_or_lock_that_is_a_directory(tmp_path: Path) -> None:
     for name in ("deeppart.json", ".deeppart.lock"):
         (tmp_path / name / name).mkdir(parents=True)
-        with pytest.raises(StorageError):
+        with pytest.raises(DeeppartError, match="not a regular file"):
             deeppart.Checkpointer(config(tmp_path / name, None))
 
 

@@ -594,7 +594,7 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
         ck._pipeline.drain(30)
         with monkeypatch.context() as patch:
 
-            def refuse(*arguments: Any) -> None:
+            def refuse(*arguments: Any, **options: Any) -> None:
                 raise OSError(5, "no")
 
             patch.setattr(files.os, "unlink", refuse)

@@ -131,7 +131,7 @@ def test_the_files_of_the_sessions_newest_retired_step_are_kept_and_only_those(r
 
 def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
     path = root / "step" / "part-00000-of-00001.dpp"
-    for number in range(40):
+    for number in range(200):
         spares = add_spare(root)
         with StorageFaults(root) as faults:
             faults.refuse(number, 28)
@@ -151,4 +151,4 @@ def test_a_refusal_leaves_no_old_bytes_under_a_parts_name(root: Path) -> None:
         path.unlink(missing_ok=True)
         if not refused:
             break
-    assert 3 < number < 39
+    assert 3 < number < 199

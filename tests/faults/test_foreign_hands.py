@@ -1,0 +1,393 @@
+"""Another user of the machine: what he makes, owns or may write to never decides what is read or written.
+
+As root, with users that are numbers (tests/users.py). Each attack is tried for real, by a process of the other user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import tempfile
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import DeeppartError, StorageError
+from tests.unit.cli_support import call, call_json
+from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, told_by
+
+PART = "part-00000-of-00001.dpp"
+PRECIOUS = b"what the owner of the job would not lose"
+
+
+@pytest.fixture(params=["disk", "memory"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A directory as /tmp, or as /dev/shm: everyone may make things in it, nobody may remove those of others."""
+    where = Path("/dev/shm") if request.param == "memory" else Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(dir=where) as name:
+        Path(name).chmod(0o1777)
+        yield Path(name)
+
+
+@pytest.fixture
+def precious(shared: Path) -> Iterator[Path]:
+    """A file of whoever runs the job, longer than a part; nothing may change in it."""
+    path = shared / "precious"
+    path.write_bytes(PRECIOUS * 10_000)
+    path.chmod(0o600)
+    yield path
+    assert path.read_bytes() == PRECIOUS * 10_000
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"weight": torch.full((1000,), float(step)), "step": step}
+
+
+def config(root: Path, **settings: Any) -> deeppart.Config:
+    settings = {"timeout": 30.0, "compression": "none", "incremental": False} | settings
+    return deeppart.Config(persistent_dir=str(root / "persistent"), **settings)
+
+
+def run(settings: deeppart.Config, *steps: int) -> None:
+    with deeppart.Checkpointer(settings) as checkpointer:
+        for step in steps:
+            checkpointer.checkpoint(state(step), step).wait(timeout=30)
+
+
+def lineage(root: Path) -> str:
+    return str(json.loads((root / "persistent" / "deeppart.json").read_text())["lineage"])
+
+
+def step_directory(root: Path, step: int) -> Path:
+    [found] = root.glob(f"step-{step:012d}*")
+    return found
+
+
+def everything(root: Path) -> list[Path]:
+    return [root, *root.rglob("*")]
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# --- the directory on the node ----------------------------------------------------------------------------------------
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+def test_links_where_files_to_write_over_are_expected(shared: Path, precious: Path, kind: str) -> None:
+    """The stranger was first: `local_dir` is his, and what he calls a spare is a file of the job's owner."""
+    run(config(shared), 1)
+    name = lineage(shared)  # he can read it
+
+    def plant() -> None:
+        spares = shared / "scratch" / name / ".spare"
+        spares.mkdir(parents=True)
+        if kind == "symbolic":
+            (spares / PART).symlink_to(precious)
+
+    as_user(STRANGER, plant)
+    if kind == "hard":  # where fs.protected_hardlinks is off; here root does it
+        os.link(precious, shared / "scratch" / name / ".spare" / PART)
+    with pytest.raises(StorageError) as caught:
+        run(config(shared, local_dir=str(shared / "scratch")), 2)
+    assert str(shared / "scratch") in str(caught.value) and str(STRANGER) in str(caught.value)
+    assert "permissions" in str(caught.value), "the way out"
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["symbolic", "hard", "fifo", "his"])
+def test_what_lies_among_the_spares_is_not_written_over_even_where_nobody_asks(
+    shared: Path, precious: Path, kind: str
+) -> None:
+    """``permissions="unchecked"``: whose it is is not asked, but no link is followed and no second name written to."""
+    settings = config(shared, local_dir=str(shared / "scratch"), permissions="unchecked")
+    planted: list[Path] = []
+    with pytest.warns(deeppart.DeeppartWarning, match="unchecked"), deeppart.Checkpointer(settings) as checkpointer:
+        for step in (1, 2, 3, 4, 5):
+            checkpointer.checkpoint(state(step), step).wait(timeout=30)
+            assert checkpointer._pipeline.drain(30)
+            for path in (shared / "scratch").rglob(".spare*/**/*.dpp"):
+                path.unlink()
+                if kind == "symbolic":
+                    path.symlink_to(precious)
+                elif kind == "hard":
+                    os.link(precious, path)
+                elif kind == "fifo":
+                    os.mkfifo(path)
+                else:
+                    path.write_bytes(PRECIOUS)
+                    os.chown(path, STRANGER, STRANGER)
+                planted.append(path)
+    assert planted, "otherwise this shows nothing"
+    loaded = deeppart.load(shared / "persistent")
+    assert loaded["step"] == 5
+
+
+@needs_root
+@pytest.mark.parametrize("depth", ["local_dir", "above", "lineage", "level"])
+def test_a_directory_that_is_a_strangers(shared: Path, precious: Path, depth: str) -> None:
+    run(config(shared), 1)
+    local = shared / "scratch" / "of" / "mine"
+    his = {"local_dir": local, "above": shared / "scratch", "lineage": local / lineage(shared)}.get(depth)
+    if his is None:
+        his = local / lineage(shared) / "partner"
+    his.parent.mkdir(parents=True, exist_ok=True)
+    for each in (shared / "scratch", shared / "scratch" / "of", local):
+        if each.exists():
+            each.chmod(0o1777)
+    his.mkdir()
+    os.chown(his, STRANGER, STRANGER)
+    with pytest.raises(StorageError, match=str(STRANGER)) as caught:
+        run(config(shared, local_dir=str(local)), 2)
+    assert str(his) in str(caught.value)
+    if depth == "above":
+        assert os.listdir(his) == []
+
+
+@needs_root
+def test_a_directory_that_a_stranger_can_move_away(shared: Path) -> None:
+    shared.chmod(0o777)
+    for settings in (config(shared), config(shared / "x", local_dir=str(shared / "scratch"))):
+        with pytest.raises(StorageError, match="0777") as caught:
+            run(settings, 1)
+        assert "chmod +t" in str(caught.value) or "chmod o-w" in str(caught.value)
+    assert not (shared / "scratch").exists() and not (shared / "persistent").exists()
+
+
+@needs_root
+def test_users_share_a_directory_with_a_sticky_bit(shared: Path) -> None:
+    """As /local/scratch: each has a directory in it that nobody else can look into."""
+    run(config(shared, local_dir=str(shared)), 1, 2)
+    own = shared / lineage(shared)
+    assert mode_of(own) == 0o700 and mode_of(shared) == 0o1777
+    with pytest.raises(AssertionError, match="PermissionError"):
+        as_user(STRANGER, lambda: os.listdir(own))
+
+
+def test_nobody_else_can_read_weights_on_a_node(shared: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        with deeppart.Checkpointer(config(shared, local_dir=str(shared / "scratch"))) as checkpointer:
+            for step in (1, 2, 3):
+                checkpointer.checkpoint(state(step), step).wait(timeout=30)
+            assert checkpointer._pipeline.drain(30)
+            found = everything(shared / "scratch")
+            assert any(path.is_file() for path in found)
+            for path in found:
+                assert mode_of(path) == (0o700 if path.is_dir() else 0o600), path
+    finally:
+        os.umask(mask)
+    for path in everything(shared / "persistent"):
+        assert mode_of(path) == (0o755 if path.is_dir() else 0o644), path
+
+
+@pytest.mark.parametrize(
+    ("permissions", "umask", "directories", "files"),
+    [
+        ("umask", 0o022, 0o755, 0o644),
+        ("umask", 0o077, 0o700, 0o600),
+        ("umask", 0o002, 0o775, 0o664),
+        ("group", 0o077, 0o2770, 0o660),
+        ("group", 0o022, 0o2775, 0o664),
+    ],
+)
+def test_permissions_say_otherwise(shared: Path, permissions: str, umask: int, directories: int, files: int) -> None:
+    mask = os.umask(umask)
+    try:
+        run(config(shared, local_dir=str(shared / "scratch"), permissions=permissions), 1, 2, 3)
+    finally:
+        os.umask(mask)
+    for path in (*everything(shared / "scratch"), *everything(shared / "persistent")):
+        assert mode_of(path) == (directories if path.is_dir() else files), path
+
+
+def test_what_an_earlier_version_left_open_to_all_is_closed(shared: Path) -> None:
+    run(config(shared, local_dir=str(shared / "scratch")), 1)
+    own = shared / "scratch" / lineage(shared)
+    own.chmod(0o755)
+    run(config(shared, local_dir=str(shared / "scratch")), 2)
+    assert mode_of(own) == 0o700
+
+
+# --- the persistent directory -----------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_a_persistent_directory_of_another(shared: Path) -> None:
+    as_user(STRANGER, lambda: (shared / "persistent").mkdir())
+    with pytest.raises(StorageError, match=str(STRANGER)):
+        run(config(shared), 1)
+    with pytest.raises(StorageError, match=str(STRANGER)):
+        run(config(shared, permissions="group"), 1)
+    assert os.listdir(shared / "persistent") == []
+
+
+@needs_root
+def test_a_persistent_directory_that_everyone_can_write_to(shared: Path) -> None:
+    (shared / "persistent").mkdir()
+    (shared / "persistent").chmod(0o777)
+    with pytest.raises(StorageError, match="chmod o-w"):
+        run(config(shared), 1)
+    (shared / "persistent").chmod(0o1777)
+    run(config(shared), 1)
+
+
+def job(
+    uid: int, directory: Path, step: int, *, groups: tuple[int, ...] = (), umask: int = 0o022, **options: Any
+) -> str:
+    """A job of another user; returns what it restored, or its error."""
+
+    def train() -> str:
+        with deeppart.Checkpointer(config(directory, **options)) as checkpointer:
+            live = state(0)
+            restored = checkpointer.restore(live)
+            told = f"restored {restored}: {live['weight'][0].item()}"
+            for number in range(step, step + 3):
+                checkpointer.checkpoint(state(number), number).wait(timeout=30)
+            return told
+
+    return told_by(uid, train, groups=groups, umask=umask)[1]
+
+
+@needs_root
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+def test_a_team_takes_turns_in_a_project_directory(shared: Path) -> None:
+    project = shared / "project"
+    project.mkdir()
+    os.chown(project, 0, TEAM)
+    project.chmod(0o2770)
+    group: dict[str, Any] = {"permissions": "group", "keep": {"persistent": 2}}
+    # The first of them, by default: a directory of the group's is no reason to refuse.
+    assert job(USER, project, 1, groups=(TEAM,), umask=0o002) == "restored None: 0.0"
+    refusal = job(MATE, project, 11, groups=(TEAM,))
+    assert "StorageError" in refusal and str(USER) in refusal and 'permissions = "group"' in refusal
+    assert job(MATE, project, 11, groups=(TEAM,), umask=0o077, **group) == "restored 3: 3.0"
+    assert job(USER, project, 21, groups=(TEAM,), **group) == "restored 13: 13.0"
+    assert sorted(path.name[:17] for path in (project / "persistent").glob("step-*")) == [
+        f"step-{step:012d}" for step in (22, 23)
+    ], "and each removes what the others left"
+    assert "StorageError" in job(STRANGER, project, 31)
+
+
+@needs_root
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+def test_a_user_is_attacked_by_another(shared: Path) -> None:
+    """Not root this time; and what is his to read stays readable to others."""
+    work = shared / "work"
+    work.mkdir()
+    os.chown(work, USER, USER)
+    as_user(STRANGER, lambda: (shared / "scratch").mkdir(mode=0o777))
+    refusal = job(USER, work, 1, local_dir=str(shared / "scratch"))
+    assert "StorageError" in refusal and str(STRANGER) in refusal and str(shared / "scratch") in refusal
+    assert job(USER, work, 1, local_dir=str(shared / "own")) == "restored None: 0.0"
+    loaded = told_by(STRANGER, lambda: deeppart.load(work / "persistent")["weight"][0].item())
+    assert loaded == (True, "3.0")
+    for command in ("ls", "show", "verify"):
+        returned, text = told_by(STRANGER, partial(call, command, work / "persistent"))
+        assert returned, text
+    assert told_by(STRANGER, partial(call, "prune", work / "persistent", "--keep", 1, "--yes", code=2))[0]
+
+
+# --- things in the place of files -------------------------------------------------------------------------------------
+
+
+def put(kind: str, path: Path, precious: Path) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to(precious)
+    elif kind == "dangling":
+        path.symlink_to(precious.with_name("new"))
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        there = os.getcwd()
+        with socket.socket(socket.AF_UNIX) as server:
+            os.chdir(path.parent)
+            server.bind(path.name)
+            os.chdir(there)
+    else:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+
+KINDS = ["link", "dangling", "fifo", "socket", pytest.param("device", marks=needs_root)]
+
+
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [".deeppart.lock", "deeppart.json", "deeppart-runs.json"])
+def test_things_in_the_place_of_records(shared: Path, precious: Path, kind: str, name: str) -> None:
+    run(config(shared, every="auto"), 1)
+    put(kind, shared / "persistent" / name, precious)
+    if name == "deeppart-runs.json":  # of no importance: it is said, and replaced
+        with pytest.warns(deeppart.DeeppartWarning, match=name):
+            run(config(shared, every="auto"), 2)
+    else:
+        with pytest.raises(DeeppartError, match=name):
+            run(config(shared, every="auto"), 2)
+    assert not (shared / "new").exists()
+
+
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["manifest", PART])
+def test_things_in_the_place_of_a_checkpoints_files(shared: Path, precious: Path, kind: str, name: str) -> None:
+    """Also a link to a sound file: it may lead to another one tomorrow."""
+    run(config(shared), 1, 2)
+    path = step_directory(shared / "persistent", 2) / name
+    sound = path.rename(shared / "sound")
+    put(kind, path, sound if kind == "link" else precious)
+    if name == "manifest":
+        assert deeppart.load(shared / "persistent")["step"] == 1
+    with pytest.raises(DeeppartError):
+        deeppart.load(shared / "persistent", step=2)
+    with deeppart.Checkpointer(config(shared)) as checkpointer:
+        live = state(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+            assert checkpointer.restore(live) == 1
+        assert live["weight"][0] == 1
+    assert not (shared / "new").exists()
+
+
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+def test_a_step_directory_that_is_a_link(shared: Path) -> None:
+    """What it leads to is neither read, nor removed by ``keep``."""
+    run(config(shared), 1, 2)
+    away = shared / "elsewhere"
+    link = step_directory(shared / "persistent", 1)
+    link.rename(away)
+    link.symlink_to(away)
+    before = sorted(os.listdir(away))
+    states = {entry["step"]: entry["state"] for entry in call_json("ls", shared / "persistent")["steps"]}
+    assert states == {1: "damaged", 2: "complete"}
+    with pytest.raises(DeeppartError):
+        deeppart.load(shared / "persistent", step=1)
+    run(config(shared, keep={"persistent": 1}), 3, 4, 5)
+    assert sorted(os.listdir(away)) == before and PART in before
+    assert deeppart.load(shared / "persistent")["step"] == 5
+
+
+# --- what commands write ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", ["disk"], indirect=True)
+def test_an_export_into_a_directory_that_all_share(shared: Path, precious: Path) -> None:
+    """It is written under a temporary name, which could be guessed, and its own, which was given."""
+    from deeppart.exporting import export
+
+    run(config(shared), 1)
+    (shared / f".model.h5.{os.getpid()}.tmp").symlink_to(precious)
+    export(shared / "persistent", shared / "model.h5")
+    (shared / "link.h5").symlink_to(precious)
+    export(shared / "persistent", shared / "link.h5", overwrite=True)
+    assert not (shared / "link.h5").is_symlink()

@@ -1,0 +1,98 @@
+"""No room but ``access/`` turns a path into a file: what it refuses cannot be reached in another way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import deeppart
+
+ROOT = Path(deeppart.__file__).parent
+#: Functions of ``os`` that take a path.
+BY_PATH = frozenset(
+    "open stat lstat rename renames replace link symlink unlink remove removedirs listdir scandir mkdir makedirs rmdir "
+    "walk fwalk chmod chown truncate utime access mkfifo mknod readlink statvfs".split()
+)
+#: Methods of ``Path`` that do, and of nothing else that is used here.
+OF_PATH = frozenset(
+    "stat lstat exists is_dir is_file is_symlink iterdir glob rglob unlink rmdir mkdir touch rename read_bytes "
+    "read_text write_bytes write_text symlink_to hardlink_to samefile resolve readlink chmod".split()
+)
+MODULES = frozenset({"shutil", "tempfile", "glob", "fileinput"})
+#: Where something else than what lies below a checkpoint directory is meant, and what.
+MEANT = {
+    ("config.py", "is_file"): "deeppart.toml, and the machine file",
+    ("config.py", "open"): "the same",
+    ("commanding.py", "os.open"): "/dev/null",
+    ("calibrating/__main__.py", "read_text"): "a list of tasks that deeppart-sim has just written",
+    ("levels/mapped.py", "os.stat"): "which file system it is on; nothing is read",
+    ("levels/mapped.py", "read_text"): "/proc/self/mountinfo",
+    ("reading.py", "is_dir"): "the directory that the caller named",
+    ("inspecting/listing.py", "stat"): "the directory that the caller named",
+    ("inspecting/listing.py", "is_file"): "whether the caller named the directory of a step",
+    ("inspecting/listing.py", "iterdir"): "the same",
+    ("levels/recognizing.py", "is_file"): "what the caller named, for the message",
+    ("levels/recognizing.py", "is_dir"): "the same",
+    ("levels/recognizing.py", "os.listdir"): "the same",
+    ("session.py", "is_dir"): "the same",
+}
+
+
+def calls(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of each call that takes a path to the operating system, and of each import of a module that does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from ((node.lineno, name) for name in names if name.split(".")[0] in MODULES)
+            if isinstance(node, ast.ImportFrom) and node.module == "os":
+                yield from ((node.lineno, f"os.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            of_os = isinstance(node.value, ast.Name) and node.value.id == "os"
+            if of_os and node.attr in BY_PATH:
+                yield node.lineno, f"os.{node.attr}"
+            elif not of_os and node.attr in OF_PATH and not _is_access(node.value):
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+            yield node.lineno, "open"
+
+
+def _is_access(value: ast.expr) -> bool:
+    """``access.exists``; and the folders that it opens, whose names these methods have too."""
+    return (isinstance(value, ast.Name) and value.id in ("access", "folder", "above", "there")) or (
+        isinstance(value, ast.Attribute) and value.attr == "_folder"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_reached_by_way_of_access(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    if name.startswith(("access/", "testing/")):
+        pytest.skip("the room itself; helpers for tests")
+    found = [f"{name}:{line}: {call}" for line, call in calls(path.read_text()) if (name, call) not in MEANT]
+    assert not found
+
+
+def test_what_is_allowed_is_there() -> None:
+    """An exception that nothing needs any more is taken away."""
+    found = {(name, call) for name, _ in MEANT for _, call in calls((ROOT / name).read_text())}
+    unused = [each for each in MEANT if each not in found and each != ("config.py", "open")]
+    assert not unused
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "os.open(path, 0)",
+        "path.unlink()",
+        "open(path)",
+        "import shutil",
+        "from os import open",
+        "rename = os.rename",
+        "Path(x).read_bytes()",
+    ],
+)
+def test_the_search_finds(line: str) -> None:
+    assert list(calls(line))
