@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -400,7 +401,10 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            data = file.read(limit_bytes + 1)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise CorruptFileError("not a regular file", expected="a regular file", where=str(path))
+            data = file.read(min(status.st_size, limit_bytes) + 1)  # it takes memory for as much as it is asked for
     except FileNotFoundError:
         raise
     except OSError as error:

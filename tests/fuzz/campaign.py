@@ -157,6 +157,7 @@ class Campaign:
         }
         self._corpus: list[Case] = [Case(name, seed.files, False, 0) for name, seed in self.seeds.items()]
         self._known: set[str] = set()
+        self._begun = False
         self._sound: dict[str, set[str | None]] = {}
         self.finds: dict[str, Find] = {}
         self.runs = 0
@@ -164,21 +165,17 @@ class Campaign:
     def play(
         self, *, cases: int | None = None, seconds: float | None = None, tell: Callable[[str], None] = print
     ) -> None:
-        """Run cases until there have been enough, or time is up."""
+        """Run so many cases more, or until time is up."""
         began = told = time.monotonic()
-        for case in list(self._corpus):
-            answer = self._worker.run(case)
-            self._note(case, answer, -1, tell)
-            self._sound[case.seed] = {None, answer.loaded, *self._older(case)}
-        number = 0
-        while (cases is None or number < cases) and (seconds is None or time.monotonic() - began < seconds):
-            case = self.make(number)
-            answer = self._worker.run(case)
+        if not self._begun:
+            self._begun = True
+            for case in list(self._corpus):
+                self._note(case, self._run(case), -1, tell)
+        stop = None if cases is None else self.runs + cases
+        while (stop is None or self.runs < stop) and (seconds is None or time.monotonic() - began < seconds):
+            case = self.make(self.runs)
+            self._note(case, self._run(case), self.runs, tell)
             self.runs += 1
-            if case.exact and answer.loaded not in self._sound[case.seed]:
-                answer.problems.append("load: other bytes than were saved, from a file that was only damaged")
-            self._note(case, answer, number, tell)
-            number += 1
             if time.monotonic() - told > 60:
                 told = time.monotonic()
                 tell(f"{self.runs} cases, {len(self._known)} ways to be refused, {len(self.finds)} finds")
@@ -187,6 +184,23 @@ class Campaign:
     def ways(self) -> int:
         """In how many ways, by error and place, cases were refused."""
         return len(self._known)
+
+    def problems_of(self, case: Case) -> list[str]:
+        """Which rules a case breaks."""
+        return self._run(case).problems
+
+    def _run(self, case: Case) -> Answer:
+        answer = self._worker.run(case)
+        if case.exact and answer.loaded not in self._sound_of(case.seed):
+            answer.problems.append("load: other bytes than were saved, from a file that was only damaged")
+        return answer
+
+    def _sound_of(self, name: str) -> set[str | None]:
+        """What may be loaded from a seed's files, or from what is left of them."""
+        if name not in self._sound:
+            case = Case(name, self.seeds[name].files, False, 0)
+            self._sound[name] = {None, self._worker.run(case).loaded, *self._older(case)}
+        return self._sound[name]
 
     def _older(self, case: Case) -> list[str | None]:
         """What is loaded when the newest step cannot be."""
@@ -233,11 +247,8 @@ class Campaign:
             if tries[0] <= 0:
                 return False
             tries[0] -= 1
-            found = self._worker.run(Case(case.seed, files, case.exact, case.choice))
-            wrong = case.exact and found.loaded not in self._sound[case.seed]
-            return any(each[:60] == problem[:60] for each in found.problems) or (
-                wrong and problem.startswith("load: other")
-            )
+            found = self.problems_of(Case(case.seed, files, case.exact, case.choice))
+            return any(each[:60] == problem[:60] for each in found)
 
         files, sound = dict(case.files), self.seeds[case.seed].files
         for name in sorted(files):
