@@ -214,9 +214,10 @@ class Campaign:
     def make(self, number: int) -> Case:
         """Case number so-and-so, of those known so far."""
         rng = random.Random(f"{self._seed}:{number}")
-        parent = rng.choice(self._corpus[-200:] if rng.random() < 0.3 else self._corpus)
+        # Mostly from what is sound: what is refused early hides all edits of what is looked at later.
+        parent = rng.choice(self._corpus[: len(self.seeds)] if rng.random() < 0.7 else self._corpus)
         choice = rng.randrange(1 << 30)
-        if rng.random() < 0.2:
+        if rng.random() < 0.15:
             parent = Case(parent.seed, self.seeds[parent.seed].files, False, 0)
             name = rng.choice(sorted(parent.files))
             files = {**parent.files, name: edits.edit_bytes(parent.files[name], rng)}
@@ -293,7 +294,10 @@ def _forge(files: Files, rng: random.Random) -> None:
     else:
         image = images[rng.choice(parts)]
         if kind == 6:
-            image.meta = edits.edit_json(image.meta, rng)
+            if rng.random() < 0.7:
+                edits.edit_meta(image.meta, rng)
+            else:
+                image.meta = edits.edit_json(image.meta, rng)
         else:
             edits.edit_part(image, rng)
     for name, image in images.items():
@@ -313,9 +317,11 @@ def _edit_structure(images: dict[str, PartImage], manifest: ManifestImage | None
     for holder in holders:
         if rng.random() < 0.97:
             rng.setstate(state)
-        part = rng.choice(("tree", "leaves", "values", "per_rank_values", None, "tree", "leaves"))
         structure = holder["structure"]
-        if part is None or not isinstance(structure, dict) or part not in structure:
+        part = rng.choice(("tree", "leaves", "values", "per_rank_values", None))
+        if rng.random() < 0.75:
+            edits.edit_structure(structure, rng)
+        elif part is None or not isinstance(structure, dict) or part not in structure:
             holder["structure"] = edits.edit_json(structure, rng)
         else:
             structure[part] = edits.edit_json(structure[part], rng)
