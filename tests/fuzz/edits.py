@@ -101,7 +101,17 @@ TEXTS = (
         "f" * 32,
     ),
 )
+RUNS: tuple[Any, ...] = (
+    *(["run", "list", ["i1", "AQID"]], ["run", "list", ["i8", "AQID"]], ["run", "list", ["numpy", ",,,", "AQID"]]),
+    *(["run", "tuple", ["numpy", "(2,3)f4", ""]], ["run", "tuple", ["numpy", "|O", "AAAAAAAAAAA="]]),
+    *(["run", "list", ["items", [["run", "list", ["i1", ""]]]]], ["run", "list", ["items", "ab"]]),
+    *(["run", ["list"], ["i1"]], ["run", "list", "i1"], ["run", "dict", ["i1", "AQE="], ["i1", "AQE="]]),
+    *(["run", "dict", ["items", [["size", [1]], [1]]], ["bool", "AAI="]], ["run", "odict", ["i1", "AQ=="]], ["run"]),
+    *(["run", "counter", ["items", ["a"]], ["f8", "AAAAAAAA8H8="]], ["run", "list"], ["run", "list", {"i1": 1}]),
+    *(["run", "list", ["numpy", "<f16", "A" * 24]], ["run", "list", [["i1"], "AQ=="]]),
+)
 TAGGED: tuple[Any, ...] = (
+    *RUNS,
     *(["int", "f" * 3000], ["int", "-0"], ["int", "1"], ["int", "zz"], ["int", 5], ["int"], ["int", "1", "2"]),
     *(["float", "7ff0000000000000"], ["float", "3ff0000000000000"], ["float", "00"], ["complex", "0" * 32]),
     *(["bytes", "QUJD"], ["bytes", "QUI"], ["bytes", [[]]], ["str", "7aCA"], ["str", "/w=="], ["tuple", []]),

@@ -41,6 +41,8 @@ class _Watch:
         if self.inside is None:
             return
         if event in _OPENING:
+            if event == "open" and arguments[0] == "/" and arguments[2] & os.O_DIRECTORY:
+                return  # the beginning of a walk by descriptors
             for path in arguments[: 2 if event in _TWO_PATHS else 1]:
                 if isinstance(path, (str, bytes)) and not self._may(os.fsdecode(path)):
                     self.found.append(f"{event} {path!a:.200}")

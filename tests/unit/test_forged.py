@@ -26,8 +26,10 @@ from deeppart.part import MemorySource, PartReader
 from deeppart.part.json_text import parse_json
 from deeppart.restart import Inventory, StoredPart, survey
 from deeppart.state.leaves import LeafType
+from deeppart.state.runs import decode_leaf_value
 from deeppart.state.structure import decode_structure
 from deeppart.state.values import decode_value
+from tests.fuzz.edits import RUNS
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge
 from tests.unit import cli_support
@@ -290,6 +292,16 @@ def test_long_keys_above_many_leaves() -> None:
 def test_a_value_that_no_writer_means(encoded: Any) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_value(encoded, "here")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("encoded", [run for run in RUNS if run != ["run", "list", ["i1", "AQID"]]])
+def test_a_run_that_no_writer_means(encoded: Any) -> None:
+    if encoded[1:2] == ["counter"] or encoded[2:3] == [["numpy", "<f16", "A" * 24]]:  # odd, but a run
+        decode_leaf_value(encoded, "here")
+        return
+    with pytest.raises(CorruptFileError) as caught:
+        decode_leaf_value(encoded, "here")
     assert len(str(caught.value)) < 1000
 
 
