@@ -128,12 +128,12 @@ class OpenCheckpoint:
             _open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)
         ]
         own = [decode_meta(reader.meta, f"{self._where}, part {number}") for number, reader in enumerate(self._readers)]
-        self.target = _target(self.structure, own[rank], self._where)
         for number, reader in enumerate(self._readers):
             where = f"{self._where}, part {number}"
             own[number].check(self.structure, where)
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
             check_places(self.structure, own[number].types, *places, where)
+        self.target = _target(self.structure, own[rank], self._where)
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 

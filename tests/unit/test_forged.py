@@ -508,3 +508,10 @@ def test_parts_are_named_by_their_manifest_alone(checkpoint: Path) -> None:
             path.write_bytes(manifest.encode())
             with pytest.raises(deeppart.DeeppartError):
                 deeppart.load(checkpoint, step=4)
+
+
+@pytest.mark.parametrize("which", ["leaves", "values"])
+def test_a_part_that_names_what_the_structure_lacks(checkpoint: Path, which: str) -> None:
+    own = {"leaves": ["torch", "float32", [3]], "values": 5}[which]
+    reforge(checkpoint, lambda part: part.meta[which].update({"99": own}))
+    refused_by_all(checkpoint)
