@@ -122,6 +122,10 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
         process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
         return process.wait()
 
     def __enter__(self) -> Worker:
