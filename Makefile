@@ -18,7 +18,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults bench bench-nodes bench-interference bench-gpu check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu check lint types imports format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 
 faults: $(STAMP) ## random faults under real MPI, every restored byte compared; ARGS="--seed 7 --runs 500"
 	$(BIN)/python -m tests.faults.campaign $(ARGS)
+
+fuzz: $(STAMP) ## edited and forged files through every reader, five minutes; ARGS="--seconds 1800 --seed 7"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 # zipnn needs a C compiler. What is not installed is left out of the tables, which say so.
 $(PEERS): $(STAMP)

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -383,7 +384,8 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
     """
     try:
         with os.fdopen(access.open_file(path), "rb") as file:
-            data = file.read(limit_bytes + 1)
+            length = os.fstat(file.fileno()).st_size
+            data = file.read(min(length, limit_bytes) + 1)  # it takes memory for as much as it is asked for
     except FileNotFoundError:
         raise
     except access.NotRegularError as error:

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
+from deeppart.part.format import short
 from deeppart.state.values import (
     Encoded,
     decode_value,
@@ -41,6 +42,7 @@ from deeppart.state.values import (
     encode_value,
     is_value,
     is_value_type,
+    plain_dtype,
     same_value,
 )
 
@@ -166,9 +168,8 @@ def decode_leaf_value(encoded: Encoded, where: str) -> Any:
             raise ValueError("dict keys are repeated")
         return made
     except (KeyError, ValueError, TypeError, binascii.Error) as error:
-        raise CorruptFileError(
-            "a stored run of values cannot be decoded", found=f"{encoded!r:.200}: {error}"[:400], where=where
-        ) from error
+        found = f"{short(encoded)}: {type(error).__name__}: {error}"[:400]
+        raise CorruptFileError("a stored run of values cannot be decoded", found=found, where=where) from error
 
 
 def _all_values(items: Collection[Any]) -> bool:
@@ -238,6 +239,8 @@ def _are_unicode(texts: Sequence[str]) -> bool:
 
 
 def _decode_column(column: Any, where: str) -> Sequence[Any]:
+    if type(column) is not list:
+        raise TypeError(f"a column that is {short(column)}")
     form, *arguments = column
     if form == "items":
         (items,) = arguments
@@ -247,7 +250,7 @@ def _decode_column(column: Any, where: str) -> Sequence[Any]:
             return items
         return [decode_value(item, where) for item in items]
     if form == "numpy":
-        dtype = np.dtype(arguments.pop(0))
+        dtype = plain_dtype(arguments.pop(0))
         if dtype.kind not in _NUMPY_KINDS:
             raise ValueError(f"numpy dtype {dtype.str!r}")
         return list(np.frombuffer(_data(arguments), dtype=dtype))

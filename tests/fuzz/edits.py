@@ -50,7 +50,7 @@ TEXTS = (
         "torch",
         "numpy",
     ),
-    *("float32", "bfloat16", "qint8", "float4_e2m1fn_x2", "bool", "_inductor", "load", "float", "complex128", "uint64"),
+    *("float32", "bfloat16", "qint8", "float4_e2m1fn_x2", "bool", "_export", "load", "float", "complex128", "uint64"),
     *(
         "<f4",
         ">f4",
@@ -101,11 +101,21 @@ TEXTS = (
         "f" * 32,
     ),
 )
+RUNS: tuple[Any, ...] = (
+    *(["run", "list", ["i1", "AQID"]], ["run", "list", ["i8", "AQID"]], ["run", "list", ["numpy", ",,,", "AQID"]]),
+    *(["run", "tuple", ["numpy", "(2,3)f4", ""]], ["run", "tuple", ["numpy", "|O", "AAAAAAAAAAA="]]),
+    *(["run", "list", ["items", [["run", "list", ["i1", ""]]]]], ["run", "list", ["items", "ab"]]),
+    *(["run", ["list"], ["i1"]], ["run", "list", "i1"], ["run", "dict", ["i1", "AQE="], ["i1", "AQE="]]),
+    *(["run", "dict", ["items", [["size", [1]], [1]]], ["bool", "AAI="]], ["run", "odict", ["i1", "AQ=="]], ["run"]),
+    *(["run", "counter", ["items", ["a"]], ["f8", "AAAAAAAA8H8="]], ["run", "list"], ["run", "list", {"i1": 1}]),
+    *(["run", "list", ["numpy", "<f16", "A" * 24]], ["run", "list", [["i1"], "AQ=="]]),
+)
 TAGGED: tuple[Any, ...] = (
+    *RUNS,
     *(["int", "f" * 3000], ["int", "-0"], ["int", "1"], ["int", "zz"], ["int", 5], ["int"], ["int", "1", "2"]),
     *(["float", "7ff0000000000000"], ["float", "3ff0000000000000"], ["float", "00"], ["complex", "0" * 32]),
     *(["bytes", "QUJD"], ["bytes", "QUI"], ["bytes", [[]]], ["str", "7aCA"], ["str", "/w=="], ["tuple", []]),
-    *(["tuple", [["tuple", [1, "a"]]]], ["tuple", "ab"], ["tuple", [[]]], ["dtype", "float32"], ["dtype", "_inductor"]),
+    *(["tuple", [["tuple", [1, "a"]]]], ["tuple", "ab"], ["tuple", [[]]], ["dtype", "float32"], ["dtype", "_export"]),
     *(["dtype", "nn"], ["dtype", ["a"]], ["device", "cpu"], ["device", 0], ["device", "cuda:128"], ["device", "nope"]),
     *(
         ["size", [1, 2]],
@@ -295,6 +305,9 @@ def _shift_spans(spans: list[Row], rng: random.Random) -> None:
         return
     at = rng.randrange(len(spans) - 1)
     one, other = spans[at], spans[at + 1]
+    if rng.random() < 0.3:
+        one["table"] ^= 1
+        return
     if rng.random() < 0.4:
         name = rng.choice(("leaf", "table", "start"))
         one[name], other[name] = other[name], one[name]
@@ -416,3 +429,133 @@ def edit_manifest(manifest: ManifestImage, rng: random.Random) -> None:
         manifest.version = rng.choice((0, 1, 2, 3, 10**8))
     else:
         manifest.document = edit_json(manifest.document, rng)
+
+
+# --- the structure document, by what its places mean ------------------------------------------------------------------
+
+DTYPES = tuple(
+    text for text in TEXTS if text[:1] in "<>|=,(if" or text[:4] in ("floa", "bflo", "comp", "uint", "qint", "bool")
+)
+SHAPES: tuple[Any, ...] = (
+    *([1 << 62], [1 << 61, 8], [1 << 61] * 100, [1 << 31, 1 << 31], [0, 1 << 40, 1 << 40], [0, 1 << 62], [1] * 65),
+    *(
+        [1] * 64,
+        [],
+        [0],
+        [-1],
+        [2.0],
+        ["3"],
+        [True],
+        "33",
+        None,
+        5,
+        {"0": 1},
+        [[1]],
+        [1 << 20],
+        [1 << 40],
+        [5],
+        [2, 2],
+        [16],
+    ),
+)
+
+
+def edit_structure(structure: dict[str, Any], rng: random.Random) -> None:
+    """One edit of a structure document that knows what stands where."""
+    leaves, values, tree = structure["leaves"], structure["values"], structure["tree"]
+    kind = rng.randrange(10)
+    if kind < 4 and leaves:
+        edit_leaf(rng.choice(leaves), rng, len(leaves))
+    elif kind < 6 and values:
+        values[rng.randrange(len(values))] = rng.choice(
+            (*TAGGED, rng.choice(TEXTS), rng.choice(NUMBERS), odd_value(rng))
+        )
+    elif kind == 6:
+        structure[rng.choice(("version", "per_rank_values"))] = odd_value(rng)
+    elif kind == 7 and values:
+        structure["per_rank_values"] = [rng.randrange(-1, len(values) + 1) for _ in range(rng.randrange(3))]
+    else:
+        _edit_node(rng.choice(_nodes(tree)), rng)
+
+
+def edit_leaf(leaf: list[Any], rng: random.Random, count: int) -> None:
+    """Another type, shape, table or tie of a leaf: ``[kind, dtype, shape, own, tie]`` or the first three of these."""
+    kind = rng.randrange(6)
+    if kind < 2:
+        leaf[1] = rng.choice(DTYPES)
+        if rng.random() < 0.6:
+            leaf[0] = "torch" if leaf[1][:1].isalpha() and rng.random() < 0.9 else "numpy"
+    elif kind < 4:
+        shape = list(leaf[2]) if isinstance(leaf[2], list) else [1]
+        odd = rng.choice(SHAPES)
+        leaf[2] = rng.choice(
+            (odd, odd, [*shape, 1], shape[1:], [*shape, rng.choice(NUMBERS)], [2 * n for n in shape if type(n) is int])
+        )
+    elif len(leaf) > 3 and kind == 4:
+        leaf[3] = rng.choice((1, 0, 1, 0, odd_value(rng)))
+    elif len(leaf) > 3:
+        shape = leaf[2] if isinstance(leaf[2], list) else []
+        strides: list[Any] = [rng.choice((0, 1, 2, 5, 1 << 30, (1 << 62) - 1, -1, 1 << 61)) for _ in shape]
+        leaf[4:] = [[rng.randrange(count), rng.choice((0, 0, 4, 8, 2, 1 << 40, -4)), strides]]
+    else:
+        leaf[0] = rng.choice(("torch", "numpy", "cuda", 5))
+
+
+def _nodes(tree: Any) -> list[list[Any]]:
+    """Every node of a tree that is a list."""
+    found: list[list[Any]] = []
+    rest = [tree]
+    while rest and len(found) < 5000:
+        node = rest.pop()
+        if isinstance(node, list) and node:
+            found.append(node)
+            children = node[2] if node[0] in ("d", "o", "c") and len(node) > 2 else node[-1]
+            rest += children if isinstance(children, list) and node[0] != "s" else [children]
+    return found or [["l", []]]
+
+
+def _edit_node(node: list[Any], rng: random.Random) -> None:
+    kind = rng.randrange(8)
+    if kind == 0:
+        node[0] = rng.choice(("a", "v", "d", "o", "c", "l", "t", "n", "s", "z", 5, ["a"]))
+    elif kind == 1:
+        node[:] = rng.choice(
+            (["l", [list(node)]], ["t", [list(node)]], ["s", "\ud800", list(node)], _deep(list(node), rng))
+        )
+    elif kind == 2:
+        node[:] = [
+            "n",
+            rng.choice(("P", "class", "a b", "\u00e9")),
+            ["x", rng.choice(("x", "_y", "fi", "\ufb01", "for"))],
+        ] + [[list(node), ["l", []]]]
+    elif node[0] in ("d", "o", "c") and len(node) > 3 and isinstance(node[1], list):
+        if kind == 3:
+            node[3] = rng.choice(
+                ({"": {"version": 2}}, {"": 5}, [["", {}]], "ab", {"": {"a": [1]}}, {"": {"a": ["int", "1"]}})
+            )
+        elif node[1] and kind < 6:
+            at = rng.randrange(len(node[1]))
+            node[1][at] = rng.choice((*TAGGED, rng.choice(TEXTS), 1, True, 1.0, None, node[1][0], odd_value(rng)))
+        else:
+            node[0] = rng.choice("doc")
+    elif node[0] in ("a", "v") and len(node) > 1:
+        node[1] = rng.choice((0, 1, 2, rng.randrange(30), -1, "0", True, 1.0, 1 << 70))
+
+
+def _deep(node: list[Any], rng: random.Random) -> list[Any]:
+    for _ in range(rng.choice((190, 199, 201, 300, 450))):
+        node = [rng.choice("lt"), [node]]
+    return node
+
+
+def edit_meta(meta: dict[str, Any], rng: random.Random) -> None:
+    """One edit of what a part says of its rank's own leaves and values."""
+    leaves, values = meta["leaves"], meta["values"]
+    kind = rng.randrange(6)
+    if leaves and kind < 3:
+        edit_leaf(leaves[rng.choice(sorted(leaves))], rng, 4)
+    elif values and kind == 3:
+        values[rng.choice(sorted(values))] = rng.choice((*TAGGED, odd_value(rng)))
+    else:
+        name = rng.choice(("0", "1", "2", "3", "-1", "01", " 1", "9" * 30, "x", "\u0663"))
+        rng.choice((leaves, values))[name] = rng.choice((["torch", "float32", [3]], ["numpy", "|u1", [4]], 5, None))

@@ -54,10 +54,13 @@ def _odd(fill: float) -> dict[str, Any]:
         "times": np.array([int(fill), 5], dtype="M8[ns]"),
         "empty": torch.zeros(0, 3),
         "scalar": torch.tensor(fill, dtype=torch.bfloat16),
-        "expanded": torch.full((1, 4), fill).expand(3, 4),
+        "expanded": torch.full((1, 4), fill).expand(3, 4) if fill else torch.zeros(3, 4),
         "values": [fill, int(fill), -0.0, float("inf"), 1 << 70, f"text {fill}", b"\0\xff", None, True, 1j * fill],
         "more": (torch.float16, torch.device("cpu"), torch.Size([2, 3]), np.float32(fill), "\ud800", np.str_("x")),
         "point": Point(torch.full((3,), fill), {"deep": [[(fill,)]]}),
+        "run": [int(fill) + number for number in range(20)],
+        "table": {f"word {number}": fill * number for number in range(260)},
+        "mixed": ("a", fill, None, b"x", 1 << 70, np.int16(fill), torch.float16, True, "\ud800"),
         7: "seven",
         (1, "two"): Counter(a=int(fill)),
         None: OrderedDict(b=fill, a=torch.full((2,), fill)),
@@ -145,7 +148,7 @@ def _settings() -> Files:
     owner = {"session": "cd" * 16, "who": "job 5, node7, process 77", "since": run["began"]}
     toml = 'persistent_dir = "ckpt"\nevery = { local = 0, persistent = 2 }\nkeep = { persistent = 3 }\ntimeout = 30.5\n'
     toml += 'compression = "zstd:3"\nnode_size = 2\nincremental = true\nmachine = "machine.toml"\n'
-    machine = 'name = "lab"\nsource = "measured"\nbase = "cpu-16"\n[memory]\ncopy = "9 GB/s"\ntensor = "20 us"\n'
+    machine = 'name = "lab"\nsource = "measured"\nbase = "llama3"\n[memory]\ncopy = "9 GB/s"\ntensor = "20 us"\n'
     return {
         "ckpt/deeppart.json": json.dumps({"format": "deeppart", "version": 1, "lineage": "ef" * 16}).encode(),
         "ckpt/deeppart-runs.json": json.dumps({"format": "deeppart-runs", "version": 1, "runs": runs}).encode(),

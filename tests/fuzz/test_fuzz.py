@@ -1,0 +1,70 @@
+"""A few seconds of fuzzing; that it notices a library without its checks; and what it has found before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.campaign import Case, campaign
+from tests.fuzz.images import ManifestImage, PartImage
+from tests.fuzz.seeds import Files
+
+KEPT = Path(__file__).parents[1] / "golden" / "forged"
+
+
+@pytest.mark.timeout(900)
+def test_a_short_campaign_finds_nothing() -> None:
+    with campaign(11, smaller=False) as played:
+        played.play(cases=40, tell=print)
+        assert not played.finds, [find.problem for find in played.finds.values()]
+        assert played.runs == 40 and played.ways > 20
+
+
+def edited(files: Files, breakage: str) -> Files:
+    """A case that the check which is taken out would have refused."""
+    part = next(name for name in files if name.endswith(".dpp"))
+    if breakage == "digests":
+        data = bytearray(files[part])
+        data[4200] ^= 1
+        return {**files, part: bytes(data)}
+    image = PartImage.parse(files[part])
+    name = next(name for name in files if name.endswith("/manifest"))
+    manifest = ManifestImage.parse(files[name])
+    for structure in (image.meta["structure"], manifest.document["structure"]):
+        if breakage == "types":
+            next(leaf for leaf in structure["leaves"] if leaf[0] == "numpy")[1] = ",,,"
+        else:
+            next(leaf for leaf in structure["leaves"] if len(leaf) > 4 and leaf[0] == "torch")[4][1] = 1 << 40
+    data = image.encode()
+    manifest.name({part.rpartition("/")[2]: data})
+    return {**files, part: data, name: manifest.encode()}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("breakage", ["digests", "types", "aliases"])
+def test_a_library_without_its_checks_is_noticed(breakage: str) -> None:
+    for broken in (None, breakage):
+        with campaign(5, breakage=broken, only=["odd"], smaller=False) as played:
+            files = edited(played.seeds["odd"].files, breakage)
+            problems = played.problems_of(Case("odd", files, breakage == "digests", 0))
+            assert bool(problems) == (broken is not None), problems
+
+
+def test_the_same_number_gives_the_same_cases() -> None:
+    with campaign(3) as one, campaign(3) as other:
+        assert [one.make(number) for number in range(20)] == [other.make(number) for number in range(20)]
+        assert one.make(20) != one.make(21)
+
+
+@pytest.mark.timeout(600)
+def test_what_was_found_before_is_mended() -> None:
+    folders = sorted(KEPT.iterdir())
+    assert folders
+    with campaign(0) as played:
+        for folder in folders:
+            told = json.loads((folder / "find.json").read_text())
+            paths = [path for path in (folder / "files").rglob("*") if path.is_file()]
+            files = {str(path.relative_to(folder / "files")): path.read_bytes() for path in paths}
+            assert played.problems_of(Case(told["seed"], files, told["exact"], told["choice"])) == [], folder.name
