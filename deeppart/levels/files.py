@@ -13,7 +13,6 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
