@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import traceback
 from collections.abc import Callable
 
 import pytest
+
+import deeppart
 
 #: Who tries to get at the files of another.
 STRANGER = 61234
@@ -25,11 +29,14 @@ def told_by(
     """Call a function in a process of another user.
 
     The process is forked off this one: the interpreter and the library may lie where other users cannot read them, so
-    what the function needs is to be imported before.
+    all of the library is imported before.
 
     Returns:
         Whether it returned, and what, as text; otherwise its error.
     """
+    for module in pkgutil.walk_packages(deeppart.__path__, "deeppart."):
+        if not module.name.endswith("__main__") and not module.name.startswith("deeppart.comm.mpi"):
+            importlib.import_module(module.name)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

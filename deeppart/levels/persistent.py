@@ -419,9 +419,9 @@ def _newest_commits(root: Path) -> dict[str, int]:
 
 def _lineage(directory: Path) -> str:
     """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them."""
-    found = read_lineage(directory)
-    if found is not None:
-        return found
+    with contextlib.suppress(CorruptFileError):  # perhaps claimed by another job; the last look tells
+        if (found := read_lineage(directory)) is not None:
+            return found
     record = {"format": "deeppart", "version": 1, "lineage": uuid.uuid4().hex, "created": now()}
     try:
         create_file(directory / LINEAGE_NAME, json.dumps(record, indent=1).encode() + b"\n")

@@ -35,8 +35,14 @@ class Mistaken:
 
 
 def recognize(path: Path) -> Mistaken | None:
-    """What was mistaken for a checkpoint directory; None for what may be one, and for what is not there."""
-    path = path.absolute()
+    """What was mistaken for a checkpoint directory; None for what may be one, and for what cannot be looked at."""
+    try:
+        return _recognize(path.absolute())
+    except OSError:  # whoever uses it tells
+        return None
+
+
+def _recognize(path: Path) -> Mistaken | None:
     if path.is_file():
         return _file(path)
     if not path.is_dir():
