@@ -215,14 +215,14 @@ class Recorder:
 
 def _site(frame: FrameType | None, path: Path) -> str:
     """Who asks for a sync, without numbers and names of steps: ``DurableFile.commit: part``."""
-    names = []
-    while frame is not None and len(names) < 2:
-        if "/deeppart/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith("hanging.py"):
-            names.append(frame.f_code.co_qualname)
-            if names[0] != "sync_directory":
-                break
+    prefix, asks = "", ""
+    while frame is not None and not asks:
+        if "/deeppart/access/" in frame.f_code.co_filename:  # which only carries it out
+            prefix = "sync_directory of "
+        elif "/deeppart/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith("hanging.py"):
+            asks = frame.f_code.co_qualname
         frame = frame.f_back
-    return f"{' of '.join(names)}: {_kind(path)}"
+    return f"{prefix}{asks}: {_kind(path)}"
 
 
 def _kind(path: Path) -> str:
