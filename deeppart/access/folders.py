@@ -462,6 +462,11 @@ def open_folder(path: Path, otherwise: Rules = READING) -> Folder:
     Raises:
         ForeignAccessError: others could decide what is in it. OSError: it is not there, or not a directory.
     """
+    with storage_operation("open", path):
+        return _open_folder(path, otherwise)
+
+
+def _open_folder(path: Path, otherwise: Rules) -> Folder:
     absolute = str(path.absolute())
     found = _rules_for(absolute)
     if found is None:

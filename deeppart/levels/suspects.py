@@ -6,12 +6,12 @@ checkpoint after the last at which all of it was compared, to the one before it 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.files import create_file, read_file, storage_error
 from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
@@ -57,7 +57,7 @@ def has_suspicions(root: Path) -> bool:
         StorageError: the directory cannot be read.
     """
     try:
-        return any(_NAME.fullmatch(name) for name in os.listdir(root))
+        return any(_NAME.fullmatch(name) for name in access.names_in(root))
     except OSError as error:
         raise storage_error("cannot list a checkpoint directory", error, root) from error
 
@@ -65,7 +65,7 @@ def has_suspicions(root: Path) -> bool:
 def read_suspicions(root: Path) -> Suspicions:
     """All records of a persistent directory."""
     try:
-        names = sorted(name for name in os.listdir(root) if _NAME.fullmatch(name))
+        names = sorted(name for name in access.names_in(root) if _NAME.fullmatch(name))
     except OSError as error:
         return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.strerror}",))
     records, problems = [], []
@@ -99,7 +99,7 @@ def remove_suspicions(root: Path, kept: Collection[StepKey], newest: StepKey) ->
         on_its_way = record.session == newest.session and record.sequence > newest.sequence
         if not on_its_way and not any(record.may_name(key) for key in kept):
             try:
-                os.unlink(root / _name(record))
+                access.remove(root / _name(record))
             except FileNotFoundError:
                 continue
             except OSError as error:

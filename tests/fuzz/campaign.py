@@ -107,7 +107,9 @@ class Worker:
 
     def _line(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
-        if not select.select([process.stdout], [], [], MOST_WALL_S)[0]:
+        waiting = select.poll()  # unlike select(2), it takes descriptors of any number
+        waiting.register(process.stdout, select.POLLIN)
+        if not waiting.poll(1000 * MOST_WALL_S):
             raise TimeoutError
         line = process.stdout.readline()
         if not line:

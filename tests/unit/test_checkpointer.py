@@ -553,14 +553,15 @@ def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkey
 
 def test_failures_are_told_once(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, local_dir=None)) as ck:
-        for step in (1, 2, 3):
-            (memory / "p" / f"step-{step:012d}").write_text("in the way")
+        block(ck, memory / "p", 1)
         first = ck.checkpoint(state(1), 1)
         with pytest.raises(CheckpointError):
             first.wait(timeout=200)  # told here
+        block(ck, memory / "p", 2)
         second = ck.checkpoint(state(2), 2)
         while not second.finished:
             time.sleep(0.005)
+        block(ck, memory / "p", 3)
         with pytest.warns(BackgroundFailureWarning, match="step 2"):
             third = ck.checkpoint(state(3), 3)
         while not third.finished:

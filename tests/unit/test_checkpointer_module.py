@@ -15,6 +15,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CheckpointError, ConfigError, DirectoryInUseError
+from tests.unit.cli_support import block
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +77,9 @@ def test_close_gives_the_directory_back_and_the_next_call_begins_anew() -> None:
 
 
 def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
-    def fail(step: int) -> None:
-        (workplace / "ckpt" / f"step-{step:012d}").write_text("in the way")
-
     deeppart.checkpoint(state(1), 1).wait(timeout=20)
-    fail(2)
+    assert deeppart._default is not None
+    block(deeppart._default, workplace / "ckpt", 2)
     pending = deeppart.checkpoint(state(2), 2)
     while not pending.finished:
         time.sleep(0.005)
@@ -88,7 +87,7 @@ def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
         deeppart.checkpoint(state(3), 3).wait(timeout=20)
         deeppart.close()
         with deeppart.Checkpointer(deeppart.Config()) as ck:
-            fail(4)
+            block(ck, workplace / "ckpt", 4)
             ck.checkpoint(state(4), 4)
     with deeppart.Checkpointer(deeppart.Config()) as ck, pytest.warns(deeppart.DeeppartWarning) as newer:
         ck.restore(state(0), step=1)

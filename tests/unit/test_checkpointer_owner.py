@@ -109,11 +109,14 @@ def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
             pending.wait("persistent", timeout=20)
         assert "job 99, process 5 on node7" in str(caught.value) and "taken this directory over" in str(caught.value)
         assert deeppart.load(tmp_path)["a"] == 1 and not list(tmp_path.glob("step-000000000002-*/manifest"))
-        contents = (b"", b"[]", b"\xff", b"null", b'{"session": null}', b"[" * 100_000)
+        contents = (b"", b"[]", b"\xff", b"null", b'{"session": null}', b"[" * 50_000)
         for step, content in enumerate(contents, start=3):
             (tmp_path / LOCK_NAME).write_bytes(content)
             with pytest.raises(CheckpointError, match="taken this directory over"):
                 ck.checkpoint({"a": step}, step).wait("persistent", timeout=20)
+        (tmp_path / LOCK_NAME).write_bytes(b"[" * 100_000)
+        with pytest.raises(CheckpointError, match=r"lock file is not one of this library.*\n.*too long"):
+            ck.checkpoint({"a": 19}, 19).wait("persistent", timeout=20)
         (tmp_path / LOCK_NAME).unlink()
         with pytest.raises(CheckpointError, match="lost its lock file"):
             ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=20)

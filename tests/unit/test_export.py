@@ -27,7 +27,7 @@ from deeppart.state.runs import decode_leaf_value
 from deeppart.state.values import decode_value
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
-from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, part_path, save, step_dir
+from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, part_path, save, step_dir, steps_in
 from tests.unit.test_incremental import bases
 from tests.unit.test_incremental import config as incremental_config
 from tests.unit.test_incremental import save as save_incremental
@@ -140,7 +140,7 @@ def test_every_bit_of_every_dtype(tmp_path: Path, name: str) -> None:
 @given(state=states())
 def test_any_state_can_be_exported(checkpointer: deeppart.Checkpointer, state: Any) -> None:
     root = Path(checkpointer.config.persistent_dir)
-    step = max((int(path.name[5:]) for path in root.glob("step-*")), default=0) + 1
+    step = max(steps_in(root), default=0) + 1
     checkpointer.checkpoint(state, step).wait(timeout=30)
     export(root, root / "out.h5", step=step, overwrite=True)
     with h5py.File(root / "out.h5") as file:
@@ -257,7 +257,7 @@ def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatc
     open_checkpoint = archive_module.OpenCheckpoint
 
     def late(*arguments: Any) -> Any:
-        if not step_dir(tmp_path / "ckpt", 2).exists():
+        if 2 not in steps_in(tmp_path / "ckpt"):
             save(tmp_path / "ckpt", 2)
             directory = step_dir(tmp_path / "ckpt", 1)
             for path in directory.iterdir():
