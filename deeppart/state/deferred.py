@@ -229,14 +229,16 @@ class DeferredCopy:
             if self._done.is_set():
                 return
             try:
-                if self._trailing is not None:
-                    self._trailing.check()
                 self._error = self._find_changes() or self._error
+                if self._trailing is not None and self._error is None:
+                    self._trailing.check()
                 self._later = [_without_memory(guard) for guard in self._guards.values()]
             except Exception as error:  # whatever it is: others wait for the end of this
                 self._error = CheckpointError(
                     "a capture could not be checked", found=f"{type(error).__name__}: {error}"
                 )
+            if self._trailing is not None and self._error is not None:
+                self._trailing.drop()
             self._guards, self._sample, self._samples = {}, int, None  # let go of the tensors
             self._done.set()
 
