@@ -49,7 +49,7 @@ def test_other_turns_and_other_bytes_have_other_digests() -> None:
     found = set()
     for turn, value in ((3, None), (4, None), (3, 1.0)):
         if value is not None:
-            flat.data[int(trailing.numbers[0])].fill_(value)
+            flat.data[int(slices(flat, 3)[0].numbers[0])].fill_(value)
         _, trailing = slices(flat, turn)
         for part in trailing.work():
             part()
