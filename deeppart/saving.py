@@ -41,6 +41,7 @@ from deeppart.state.owners import trained_leaves
 from deeppart.state.reconciling import reconcile
 from deeppart.state.structure import encode_path
 from deeppart.state.template import Template
+from deeppart.state.trailing import TrailingSlices
 
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
 
@@ -72,6 +73,8 @@ class Saver:
         self._share: ShareLayout | None = None
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
+        self._owned: dict[int, torch.Tensor] = {}
+        self._trailing: TrailingSlices | None = None
         self._flat: FlatState | None = None
         self._pinned = False
         self._fresh = False
@@ -110,11 +113,12 @@ class Saver:
         """
         what = f"checkpoint(step={step})"
         self._turn = turn
-        digests = self._digests(turn)
+        digests = self._digests(turn, saving=bool(due))
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in due)
         fields = {"step": step, "turn": turn, "levels": levels, **digests}
         rank0 = self._count_rank0()
         flags = {"error": int(self._error is not None), "fresh": int(self._fresh or self._share is None), "busy": busy}
+        flags["lacks"] = int(self._classifier.lacks)
         flags |= {"rank0_arrays": rank0[0], "rank0_values": rank0[1]}
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & {"step", "turn", "levels"}:
@@ -131,10 +135,10 @@ class Saver:
             fresh = True
         self._classifier.note(turn, step, saved=bool(due))
         unread_alike = UNREAD not in agreed.differing
-        if agreed.differing - {UNREAD} or fresh:
+        if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"]:
             self._renew(turn, step, fresh, what)
         else:
-            self._classifier.alike(turn, unread_alike=unread_alike)
+            self._trailing = self._classifier.alike(turn, self._flat, self._owned, unread_alike=unread_alike)
         return False
 
     def capture(self, step: int, turn: int) -> tuple[Staged, int, DeferredCopy | None]:
@@ -153,17 +157,21 @@ class Saver:
             self._capture = CapturePlan(share, layout.types, flat.data, staged)
         later: dict[int, torch.Tensor] = {}
         if self._lazy is not None:
-            later = self._lazy.later(flat, layout.types)
+            later = self._lazy.later(flat, layout.types, self._owned)
         left = self._capture.copy(flat, later)
         deferred = None
-        if self._lazy is not None and later:
-            deferred = self._lazy.defer(flat, later, left, turn, f"rank {self._comm.rank}, step {step}")
+        if self._lazy is not None and (later or self._trailing is not None):
+            where = f"rank {self._comm.rank}, step {step}"
+            deferred = self._lazy.defer(flat, later, left, turn, where, self._trailing)
+            self._trailing = None
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
         return Staged(share, staging_bytes(staged), self._document(layout)), own, deferred
 
     def let_go(self) -> None:
         """Forget the state, so that nothing of it is kept alive between checkpoints."""
-        self._flat = None
+        if self._trailing is not None:  # no capture was begun
+            self._trailing.drop()
+        self._flat, self._trailing, self._owned = None, None, {}
         self._error = None  # its traceback leads to the state too
         self._template.clear()
 
@@ -176,9 +184,11 @@ class Saver:
         """Nothing is saved any more."""
         self._classifier.close()
 
-    def _digests(self, turn: int) -> dict[str, int]:
+    def _digests(self, turn: int, *, saving: bool) -> dict[str, int]:
         if self._error is None and self._flat is not None:
-            return self._classifier.digests(self._flat, turn, fresh=self._fresh)
+            if self._lazy is not None and saving:
+                self._owned = self._lazy.owned(self._flat)
+            return self._classifier.digests(self._flat, turn, fresh=self._fresh, owned=self._owned)
         return dict.fromkeys(DIGESTS, 0)
 
     def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:

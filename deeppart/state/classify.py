@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from deeppart.comm.base import Comm, finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
 from deeppart.state.compared import NEVER, Calls, ComparedRecord, Interval, compared_earlier
-from deeppart.state.comparing import COMPARED, UNREAD, Comparison
+from deeppart.state.comparing import COMPARED, TRAILING, UNREAD, Comparison
 from deeppart.state.divergence import Divergence, find_groups
 from deeppart.state.divergence import describe as describe_divergence
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
@@ -31,13 +32,14 @@ from deeppart.state.replication import ALL, NONE, VERIFY, Replication
 from deeppart.state.runs import encode_leaf_value, run_kind
 from deeppart.state.structure import Alias, encode_tree
 from deeppart.state.ties import find_aliases
+from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
 from deeppart.state.turns import TURNS
 from deeppart.state.values import Encoded, encode_key, encode_value
 
 Flags = npt.NDArray[np.bool_]
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
-DIGESTS = ("structure", "types", "values", *COMPARED, UNREAD)
+DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
 
 
 @dataclass(slots=True)
@@ -200,8 +202,16 @@ class Classifier:
         self._calls = Calls()
         #: Of leaves of earlier structures: path -> type, and the turn at which all of it was last compared.
         self._earlier: dict[Any, tuple[LeafType, int]] = {}
+        #: What the last checkpoint has left to compare, and the leaves compared in turn at it, with their orders.
+        self._trailing: TrailingSlices | None = None
+        self._trailed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
         self.layout: Layout | None = None
         self.values: list[Encoded] = []
+
+    @property
+    def lacks(self) -> bool:
+        """Whether this rank cannot say what the last checkpoint has left to compare."""
+        return self._trailing is not None and self._trailing.lacks
 
     def close(self) -> None:
         """Watch the optimizers no more."""
@@ -210,6 +220,8 @@ class Classifier:
 
     def forget_digests(self) -> None:
         """The state's memory has been written to in ways that torch does not count."""
+        if self._trailing is not None:
+            self._trailing.drop()
         if self.layout is not None:
             self.layout.comparison.remembered.forget()
 
@@ -236,12 +248,15 @@ class Classifier:
             if not own and last != NEVER:
                 self._earlier[leaf.path] = kind, last
 
-    def digests(self, flat: FlatState, turn: int, *, fresh: bool) -> dict[str, int]:
+    def digests(
+        self, flat: FlatState, turn: int, *, fresh: bool, owned: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[str, int]:
         """The fields this rank brings into the checkpoint's reduction.
 
         Args:
             turn: decides what is compared of leaves that are compared in turn.
             fresh: everything is going to be compared in full anyway.
+            owned: as of :meth:`Comparison.digests`.
         """
         layout = self.layout
         fields = dict.fromkeys(DIGESTS, 0)
@@ -254,28 +269,53 @@ class Classifier:
             own = (layout.per_rank_values | layout.trusted_values).tolist()
             values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
-            fields |= layout.comparison.digests(flat, turn, self._watch)
+            fields |= layout.comparison.digests(flat, turn, self._watch, owned)
+            if self._trailing is not None and not self._trailing.lacks:
+                fields[TRAILING] = self._trailing.digest
         return fields
 
     def note(self, turn: int, step: int, *, saved: bool) -> None:
         """The ranks agree to make a checkpoint; ``saved``: at some level."""
         self._calls.note(turn, step, saved=saved)
 
-    def alike(self, turn: int, *, unread_alike: bool) -> None:
-        """All that was compared at a turn was the same on all ranks.
+    def alike(
+        self, turn: int, flat: FlatState, owned: Mapping[int, torch.Tensor], *, unread_alike: bool
+    ) -> TrailingSlices | None:
+        """All that was compared at a turn was the same on all ranks, what trailed the turn before included.
 
         Args:
+            owned: as given to :meth:`digests`.
             unread_alike: so were the leaves that needed no reading. If not, nothing is known of some ranks' leaves.
+
+        Returns:
+            What is to be read for this turn after the call, to be compared at the next one.
         """
         layout = self.layout
         if layout is None or not self._compares:
-            return
+            return None
+        self._count_trailing(layout)
+        trailing = layout.comparison.trailing(flat, turn, owned)
+        self._count(layout, turn, unread_alike, trailing)
+        return trailing
+
+    def _count(self, layout: Layout, turn: int, unread_alike: bool, trailing: TrailingSlices | None) -> None:
+        """What was compared at a turn goes on record; with something still to be read, its slices only with that."""
         found = layout.comparison
         read = [number for number in found.full if number not in found.unread] if unread_alike else []
-        vouched = [*found.small, *found.full]
-        layout.record.some_of([*found.small, *read], vouched, found.in_turn, found.orders[found.ways > 0], turn)
+        layout.record.in_full([*found.small, *read], [*found.small, *found.full], turn)
+        in_part = found.in_turn, found.orders[found.ways > 0]
+        if trailing is None:
+            layout.record.in_part(*in_part, turn)
+        else:
+            self._trailing, self._trailed = trailing, in_part
         if found.numbers:
             self._calls.forget_before(min(int(layout.record.turns[found.numbers].min()), turn - TURNS))
+
+    def _count_trailing(self, layout: Layout) -> None:
+        """What trailed was the same on all ranks."""
+        if self._trailing is not None and self._trailed is not None:
+            layout.record.in_part(*self._trailed, self._trailing.turn)
+        self._trailing = self._trailed = None
 
     def compared_earlier(self, turn: int) -> tuple[ComparedEarlier, ...]:
         """The replicated leaves that were last compared in full before this turn."""
@@ -301,6 +341,7 @@ class Classifier:
         """
         layout = self.layout
         assert layout is not None
+        behind = self._compare_trailing(layout, fresh, what)
         known, vouched = self._known_before(layout, fresh), layout.record.vouched
         if fresh:
             layout.per_rank[:] = layout.forced
@@ -309,7 +350,9 @@ class Classifier:
             _refresh(layout, flat)
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
-        in_full = self._drop_unequal_ties(layout, flat, what) or fresh
+        if behind is not None:
+            layout.per_rank |= behind
+        in_full = self._drop_unequal_ties(layout, flat, what) or fresh or behind is not None
         untyped = self._unequal(layout.type_digests, layout.shared[0], what) & ~layout.per_rank
         _refuse_unequal_types(flat, untyped & layout.trusted, what)
         if self._mode == ALL:
@@ -322,10 +365,34 @@ class Classifier:
         if in_full:
             layout.record.all_of(layout.comparison.numbers, turn)
         else:
-            self.alike(turn, unread_alike=False)
+            self._count(layout, turn, False, None)
         if fresh or (layout.per_rank & ~before[0]).any():
             _refresh(layout, flat)
         return self._classified(flat, before, known, (turn, step), what)
+
+    def _compare_trailing(self, layout: Layout, fresh: bool, what: str) -> Flags | None:
+        """Compare what trailed the turn before, leaf by leaf (collective).
+
+        Returns:
+            The leaves that differed, or None if there were none. Without an outcome on some rank there are none, but
+            all has to be compared in full instead.
+        """
+        trailing = self._trailing
+        if trailing is None or fresh:
+            self._trailing = self._trailed = None
+            return None
+        lacks = finish(self._comm, self._comm.maximum(np.array([trailing.lacks], np.int64)), what, self._timeout)
+        if lacks[0]:
+            self._trailing = self._trailed = None
+            return np.zeros(len(layout.types), dtype=np.bool_)
+        digests = np.zeros(len(layout.types), dtype=np.int64)
+        digests[trailing.numbers] = trailing.digests
+        differing = self._unequal(digests, layout.shared[0], what) & ~layout.per_rank
+        if not differing.any():
+            self._count_trailing(layout)
+            return None
+        self._trailing = self._trailed = None
+        return differing
 
     def _refuted(self, layout: Layout, what: str) -> Flags:
         """Leaves of which torch's word that they had not changed has turned out to be wrong on some rank (collective).
@@ -355,9 +422,9 @@ class Classifier:
         """Find the leaves that differ (collective); returns whether all was compared in full for it."""
         comparison = layout.comparison
         if not in_full:
-            orders, training = np.zeros((2, len(layout.types)), dtype=np.int64)
-            orders[comparison.large], training[comparison.large] = comparison.orders, comparison.training
-            unequal = tuple(self._unequal(each, layout.shared[0], what) for each in (orders, training))
+            ways = np.zeros((3, len(layout.types)), dtype=np.int64)
+            ways[:, comparison.large] = comparison.orders, comparison.training, comparison.trails
+            unequal = tuple(self._unequal(each, layout.shared[0], what) for each in ways)
             comparison.settle_ways(*(flags[comparison.large] for flags in unequal))
             differing = self._unequal(comparison.by_leaf(flat, turn), layout.shared[0], what) & ~layout.per_rank
             layout.per_rank |= differing

@@ -75,8 +75,16 @@ class ComparedRecord:
             vouched: leaves that every rank has read in full, or knows to be as they were, if torch is to be believed.
             in_turn, orders: leaves of which a slice was compared, and how they lie in memory.
         """
+        self.in_full(whole, vouched, turn)
+        self.in_part(in_turn, orders, turn)
+
+    def in_full(self, whole: Collection[int], vouched: Collection[int], turn: int) -> None:
+        """At a turn, all bytes of some leaves were compared; arguments as of :meth:`some_of`."""
         self._full[list(whole)] = turn
         self._vouched[list(vouched)] = turn
+
+    def in_part(self, in_turn: _Turns, orders: _Turns, turn: int) -> None:
+        """A turn's slice of some leaves was compared; arguments as of :meth:`some_of`. Turns come in order."""
         moved = self._orders[in_turn] != orders
         out = np.ones(len(self._orders), dtype=np.bool_)
         out[in_turn] = False

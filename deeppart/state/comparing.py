@@ -6,6 +6,8 @@ and proves:
 * Small leaves: in full at every checkpoint.
 * Large ones: in full whenever they may have changed, as far as torch knows.
 * Large ones that an optimizer is seen to train, which change at every step: in turn (:mod:`deeppart.state.turns`).
+  With ``capture="lazy"`` some of them trail: their slices are read after ``checkpoint()`` has returned, and compared at
+  the next one (:mod:`deeppart.state.trailing`).
 * Those of which torch may not know, too: whatever lies without gaps in host memory takes part in the turns.
 * On a device: in full. Reading all of its memory costs it little.
 
@@ -15,7 +17,7 @@ differ, a leaf is compared in full.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,7 @@ from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_dig
 from deeppart.state.flatten import FlatState
 from deeppart.state.leaves import LeafType
 from deeppart.state.remembered import Remembered
+from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
 from deeppart.state.turns import C_ORDER, Turns, memory_order
 
@@ -33,9 +36,11 @@ Digests = npt.NDArray[np.int64]
 COMPARED = ("ways", "small", "full", "turns")
 #: In this ranks may differ without holding other bytes: which leaves were not read again.
 UNREAD = "unread"
-#: The way of a leaf: twice the order in which it lies in memory, and one more if an optimizer trains it. Without an
-#: order, a leaf is read in full every time.
-_TRAINED = 1
+#: In this, what was read after the last checkpoint had returned.
+TRAILING = "trailing"
+#: The way of a leaf: four times the order in which it lies in memory, 1 more if an optimizer trains it, and 2 more if
+#: it trails, too. Without an order, a leaf is read in full every time.
+_TRAINED, _TRAILS, _ORDERS = 1, 2, 4
 
 
 class Comparison:
@@ -72,14 +77,18 @@ class Comparison:
         self.refuted: frozenset[int] = frozenset()
         self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
-    def digests(self, flat: FlatState, turn: int, watch: TrainingWatch | None) -> dict[str, int]:
+    def digests(
+        self, flat: FlatState, turn: int, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor] | None = None
+    ) -> dict[str, int]:
         """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`.
 
         Args:
             turn: decides what is compared of the leaves that are compared in turn.
             watch: knows which leaves are trained; None if nobody does.
+            owned: address -> tensor, of what is not going to change before an optimizer's next step; such leaves trail.
+                None if nothing is read after the call.
         """
-        ways = self._look(flat, watch)
+        ways = self._look(flat, watch, owned or {})
         if not np.array_equal(ways, self._own_ways):
             self._own_ways = ways
             self._go_by(ways)
@@ -92,27 +101,48 @@ class Comparison:
             UNREAD: hash63(np.array(sorted(self.unread), dtype=np.int64).tobytes()),
         }
 
-    def settle_ways(self, orders_differ: npt.NDArray[np.bool_], training_differs: npt.NDArray[np.bool_]) -> None:
-        """The ranks' ways have been compared, :attr:`orders` and :attr:`training`: in doubt, all is read."""
-        ways = np.where(training_differs, self.ways & ~_TRAINED, self.ways)
+    def settle_ways(
+        self,
+        orders_differ: npt.NDArray[np.bool_],
+        training_differs: npt.NDArray[np.bool_],
+        trails_differ: npt.NDArray[np.bool_],
+    ) -> None:
+        """The ranks' ways have been compared, :attr:`orders`, :attr:`training` and :attr:`trails`.
+
+        In doubt, all is read, and at once.
+        """
+        ways = np.where(trails_differ | training_differs, self.ways & ~_TRAILS, self.ways)
+        ways = np.where(training_differs, ways & ~_TRAINED, ways)
         self._go_by(np.where(orders_differ, 0, ways))
 
     @property
     def orders(self) -> Digests:
         """How each large leaf lies in memory."""
-        return self.ways >> 1
+        return self.ways // _ORDERS
 
     @property
     def training(self) -> Digests:
         """1 for each large leaf that an optimizer trains."""
         return self.ways & _TRAINED
 
+    @property
+    def trails(self) -> Digests:
+        """Not 0 for each large leaf whose slices are read after the call."""
+        return self.ways & _TRAILS
+
+    def trailing(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> TrailingSlices | None:
+        """What is still to be read for a turn at which :meth:`digests` were alike; None if nothing is."""
+        if not len(self._turns_later.numbers):
+            return None
+        return TrailingSlices(self._turns_later, turn, flat, owned)
+
     def by_leaf(self, flat: FlatState, turn: int) -> Digests:
-        """What :meth:`digests` compares, leaf by leaf; 0 for leaves that are not compared."""
+        """What :meth:`digests` compares and what trails, leaf by leaf; 0 for leaves that are not compared."""
         found = np.zeros(len(self._types), dtype=np.int64)
         for number in self.small:
             found[number] = full_digest(flat.data[number])
-        whole, turns = self._compute(flat, turn)
+        whole, _ = self._compute(flat, turn)
+        turns = Turns(self.in_turn.tolist(), self._types).digests(flat.pointers, turn)
         found[self.full] = whole
         for number, digest in zip(self.in_turn.tolist(), turns.tolist(), strict=True):
             found[number] = hash63(f"{found[number]} {digest}".encode())
@@ -130,17 +160,23 @@ class Comparison:
         self.refuted = frozenset(number for number, digest in believed.items() if found[number] != digest)
         return found
 
-    def _look(self, flat: FlatState, watch: TrainingWatch | None) -> Digests:
+    def _look(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""
         trained = {} if watch is None else watch.trained()
-        ways = np.zeros(len(self.large), dtype=np.int64)
+        ways = [0] * len(self.large)
+        pointers, arrays = flat.pointers, frozenset(flat.memory.arrays)
         for at, (number, in_c_order) in enumerate(zip(self.large, self._c_order, strict=True)):
             if number in self._always:
                 continue
             order = C_ORDER if in_c_order else memory_order(flat.data[number])
-            is_trained = order and trained.get(flat.pointers[number]) == self._nbytes[at]
-            ways[at] = 2 * order + (_TRAINED if is_trained else 0)
-        return ways
+            address, nbytes = pointers[number], self._nbytes[at]
+            way = _ORDERS * order
+            if order and trained.get(address) == nbytes:
+                owner = owned.get(address)
+                trails = owner is not None and number not in arrays and owner.numel() * owner.element_size() >= nbytes
+                way += _TRAINED + _TRAILS * trails
+            ways[at] = way
+        return np.array(ways, dtype=np.int64)
 
     def _go_by(self, ways: Digests) -> None:
         self.ways = ways
@@ -150,10 +186,11 @@ class Comparison:
         self.in_turn = large[ways > 0]
         self.full = large[ways & _TRAINED == 0].tolist()
         self.unread: frozenset[int] = frozenset()
-        self._turns = Turns(self.in_turn.tolist(), self._types)
+        self._turns = Turns(large[(ways > 0) & (ways & _TRAILS == 0)].tolist(), self._types)
+        self._turns_later = Turns(large[ways & _TRAILS > 0].tolist(), self._types)
 
     def _compute(self, flat: FlatState, turn: int) -> tuple[Digests, Digests]:
-        """Digests of the leaves that are read in full, and of what is compared of those in turn."""
+        """Digests of the leaves that are read in full, and of what is compared at once of those in turn."""
         whole, self.unread = self._whole(flat, self.full, frozenset(self.in_turn.tolist()))
         return whole, self._turns.digests(flat.pointers, turn)
 

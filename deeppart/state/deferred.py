@@ -29,6 +29,7 @@ from deeppart.state.capture import CallCopy, HostCopy
 from deeppart.state.careful import copy_memory, gather_memory
 from deeppart.state.flatten import Path, readable
 from deeppart.state.memory import Holder, place_of
+from deeppart.state.trailing import TrailingSlices
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
 PIECE_BYTES = 8 << 20
@@ -107,6 +108,7 @@ class DeferredCopy:
         turn: decides which bytes are sampled.
         where: for messages.
         timeout: seconds that anyone waits for copies in the hands of another thread.
+        trailing: what else is to be read while nothing changes.
 
     Attributes:
         held_s: seconds for which others were held back.
@@ -121,8 +123,12 @@ class DeferredCopy:
         turn: int,
         where: str,
         timeout: float,
+        trailing: TrailingSlices | None = None,
     ) -> None:
         pieces = [piece for copy in copies for piece in _cut(copy)]
+        self._trailing = trailing
+        if trailing is not None:
+            pieces += [CallCopy(None, part) for part in trailing.work()]
         self._work: deque[HostCopy | CallCopy] = deque(pieces)
         self._left = len(pieces)
         self._lock = threading.Lock()
@@ -145,6 +151,11 @@ class DeferredCopy:
     def settled(self) -> bool:
         """Whether nothing more can come to be known of it."""
         return self._done.is_set() and not self._later
+
+    @property
+    def unsteady(self) -> tuple[Path, ...]:
+        """Paths of leaves that were only read, and found changed, as far as that is known."""
+        return () if self._trailing is None else self._trailing.spoiled
 
     def work(self) -> None:
         """Copy until nothing is left to begin; returns early if other threads are still at their last pieces."""
@@ -174,6 +185,8 @@ class DeferredCopy:
         """Take part until all is copied; then what is wrong with the copies, or None."""
         self.work()
         if not self._done.wait(self._timeout):
+            if self._trailing is not None:
+                self._trailing.drop()
             self._error = CheckpointError(
                 "a tensor could not be captured in the background",
                 found=f"a copy did not end within {self._timeout:g} s",
@@ -190,6 +203,8 @@ class DeferredCopy:
         with self._lock:
             if not self._done.is_set():
                 return self._error
+            if self._trailing is not None:
+                self._trailing.settle()
             later, self._later = self._later, []
             late = [guard for guard in later if guard.alias._version != guard.version]
             if late:
@@ -215,11 +230,15 @@ class DeferredCopy:
                 return
             try:
                 self._error = self._find_changes() or self._error
+                if self._trailing is not None and self._error is None:
+                    self._trailing.check()
                 self._later = [_without_memory(guard) for guard in self._guards.values()]
             except Exception as error:  # whatever it is: others wait for the end of this
                 self._error = CheckpointError(
                     "a capture could not be checked", found=f"{type(error).__name__}: {error}"
                 )
+            if self._trailing is not None and self._error is not None:
+                self._trailing.drop()
             self._guards, self._sample, self._samples = {}, int, None  # let go of the tensors
             self._done.set()
 

@@ -7,7 +7,7 @@ changed by somebody else. Each rank decides for the leaves of its own share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import LeafType, lies_flat_on_host
 from deeppart.state.memory import place_of
 from deeppart.state.owners import owned_tensors
+from deeppart.state.trailing import TrailingSlices
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
 NOTICED_BYTES = 64 << 20
@@ -44,16 +45,31 @@ class LazyCapture:
         self._noticed = False
         self._watched: list[DeferredCopy] = []
         self._spoiled: set[Path] = set()
+        self._untold: list[Path] = []
 
     def look_after(self, share: ShareLayout, types: Sequence[LeafType]) -> None:
         """The leaves of a share are those that are captured from now on."""
         leaves = sorted(set(share.segments["leaf"].tolist()))
         self._large = [leaf for leaf in leaves if types[leaf].nbytes > SMALL_LEAF_BYTES]
 
-    def later(self, flat: FlatState, types: Sequence[LeafType]) -> dict[int, torch.Tensor]:
-        """The leaves of the share that can wait, with the tensor that an optimizer has of each."""
+    def owned(self, flat: FlatState) -> dict[int, torch.Tensor]:
+        """Address -> tensor, of the large tensors that only an optimizer changes, as far as is known."""
         self._learn()
-        owned = owned_tensors(flat, SMALL_LEAF_BYTES)
+        found = owned_tensors(flat, SMALL_LEAF_BYTES)
+        for leaf in flat.arrays if self._spoiled else ():
+            if leaf.path in self._spoiled:
+                found.pop(flat.pointers[leaf.index], None)
+        return found
+
+    def later(
+        self, flat: FlatState, types: Sequence[LeafType], owned: Mapping[int, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        """The leaves of the share that can wait, with the tensor that an optimizer has of each.
+
+        Args:
+            owned: what :meth:`owned` returned.
+        """
+        self._tell()
         found: dict[int, torch.Tensor] = {}
         others: list[int] = []
         for leaf in self._large:
@@ -78,6 +94,7 @@ class LazyCapture:
         copies: Sequence[HostCopy | CallCopy],
         turn: int,
         where: str,
+        trailing: TrailingSlices | None = None,
     ) -> DeferredCopy:
         """The copies that are left, to be made in the background.
 
@@ -85,6 +102,7 @@ class LazyCapture:
             later: what :meth:`later` returned. copies: what the capture plan left.
             turn: decides which elements are sampled.
             where: for messages.
+            trailing: what else is to be read in the background.
         """
         guards = {leaf: _guard(flat, leaf, owner) for leaf, owner in later.items()}
         on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
@@ -94,17 +112,23 @@ class LazyCapture:
         for leaf in on_devices:
             data[leaf] = flat.data[leaf].detach()
         sample = partial(self._sampler.digest, data, [0] * len(data), turn)
-        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout)
+        deferred = DeferredCopy(copies, guards, sample, turn, where, self._timeout, trailing)
         self._watched.append(deferred)
         return deferred
 
     def _learn(self) -> None:
         """Take in which leaves earlier captures have found changed."""
         new = {path: None for deferred in self._watched for path in deferred.spoiled if path not in self._spoiled}
+        unsteady = {path for deferred in self._watched for path in deferred.unsteady}
         self._watched = [deferred for deferred in self._watched if not deferred.settled]
+        self._spoiled |= new.keys() | unsteady
+        self._untold += new
+
+    def _tell(self) -> None:
+        """Say what is new."""
+        new, self._untold = self._untold, []
         if new:
-            self._spoiled |= set(new)
-            names = ", ".join(map(readable, list(new)[:8])) + (f" ... ({len(new)} in all)" if len(new) > 8 else "")
+            names = ", ".join(map(readable, new[:8])) + (f" ... ({len(new)} in all)" if len(new) > 8 else "")
             warn_caller(
                 f'capture="lazy": these tensors are written to outside of optimizer.step(), and are copied before '
                 f"checkpoint() returns from now on: {names}",

@@ -1,7 +1,7 @@
 """Large leaves that are compared a slice at a time: all of each leaf within :data:`TURNS` checkpoints.
 
-At every turn the ranks compare one slice of each leaf, 1/64 of its bytes, and single words at :data:`PLACES` places
-spread evenly over it. The slices are the proof: after any 64 turns in a row every byte has been compared. The words are
+At every turn the ranks compare one slice of each leaf, 1/63 of its bytes, and single words at :data:`PLACES` places
+spread evenly over it. The slices are the proof: after any 63 turns in a row every byte has been compared. The words are
 there to find sooner what is concentrated in one run: the places of 16 turns in a row are nowhere further apart than
 0.6 % of the leaf.
 
@@ -19,19 +19,21 @@ import numpy.typing as npt
 import torch
 import xxhash
 
+from deeppart.state.careful import gather_memory, gather_ranges
 from deeppart.state.fingerprint import fraction, hash63, memory_over
 from deeppart.state.leaves import LeafType
 
 Digests = npt.NDArray[np.int64]
-#: Checkpoints within which all of a leaf is compared.
-TURNS = 64
+#: Turns within which all of a leaf is compared; what is compared a checkpoint later (:mod:`deeppart.state.trailing`) is
+#: within 64 checkpoints, too.
+TURNS = 63
 #: Words of each leaf that are compared at every checkpoint, besides its slice.
 PLACES = 16
 #: The memory order of a leaf in C order.
 C_ORDER = 1
 _WORD_BYTES = 8
-#: Odd, and close to 64 over the golden ratio: successive multiples, modulo 64, visit all slices, far from each other.
-_STRIDE = 39
+#: Close to 63 over the golden ratio and prime to 63: successive multiples visit all slices, far from each other.
+_STRIDE = 38
 
 
 class Turns:
@@ -57,24 +59,53 @@ class Turns:
             return np.zeros(0, dtype=np.int64)
         starts = np.array(pointers, dtype=np.int64)[self.numbers]
         memory, first = memory_over(starts, starts + self._lengths)
-        words = self._words(memory, starts - first, turn)
-        width = -(-self._lengths // TURNS)
-        begins = np.minimum(slice_of(turn) * width, self._lengths)
-        ends = np.minimum(begins + width, self._lengths)
-        octets, digest = memory.data, xxhash.xxh3_64_intdigest
-        places = zip((starts - first + begins).tolist(), (starts - first + ends).tolist(), words, strict=True)
-        found = [digest(word.data, digest(octets[begin:end])) >> 1 for begin, end, word in places]
-        return np.array(found, dtype=np.int64)
-
-    def _words(self, memory: npt.NDArray[np.uint8], offsets: Digests, turn: int) -> Digests:
-        """A row of words for each leaf."""
-        spacing = self._lengths[:, None] / PLACES
-        places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
-        places = np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
         # A word from every byte on: leaves do not lie at multiples of a word everywhere.
         count = len(memory) - _WORD_BYTES + 1
         everywhere: Digests = np.ndarray((count,), dtype=np.int64, buffer=memory.data, strides=(1,))
-        return np.ascontiguousarray(everywhere[offsets[:, None] + places])
+        words = np.ascontiguousarray(everywhere[(starts - first)[:, None] + self._places(turn)])
+        begins, ends = self._slices(turn)
+        octets = memory.data
+        return _digests(octets, starts - first + begins, starts - first + ends, words)
+
+    def digests_carefully(self, starts: Digests, turn: int, first: int, last: int) -> Digests | None:
+        """The same of some of the leaves, whose memory may be freed meanwhile; None if some of it is not mapped.
+
+        Args:
+            starts: address of each of the leaves that this was made for, in order.
+            turn: as of :meth:`digests`.
+            first, last: the range among them.
+        """
+        starts = starts[first:last]
+        words = gather_memory((starts[:, None] + self._places(turn)[first:last]).reshape(-1), _WORD_BYTES)
+        begins, ends = (each[first:last] for each in self._slices(turn))
+        octets = gather_ranges(starts + begins, ends - begins)
+        if words is None or octets is None:
+            return None
+        edges = np.cumsum(np.append(0, ends - begins))
+        return _digests(octets.data, edges[:-1], edges[1:], words.view(np.int64).reshape(-1, PLACES))
+
+    @property
+    def widths(self) -> Digests:
+        """Bytes of one slice of each leaf, at most."""
+        return -(-self._lengths // TURNS)
+
+    def _slices(self, turn: int) -> tuple[Digests, Digests]:
+        """Where each leaf's slice begins and ends, in bytes."""
+        begins = np.minimum(slice_of(turn) * self.widths, self._lengths)
+        return begins, np.minimum(begins + self.widths, self._lengths)
+
+    def _places(self, turn: int) -> Digests:
+        """Where the words of each leaf begin, in bytes, as rows."""
+        spacing = self._lengths[:, None] / PLACES
+        places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
+        return np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
+
+
+def _digests(octets: memoryview, begins: Digests, ends: Digests, words: Digests) -> Digests:
+    digest = xxhash.xxh3_64_intdigest
+    places = zip(begins.tolist(), ends.tolist(), words, strict=True)
+    found = [digest(word.data, digest(octets[begin:end])) >> 1 for begin, end, word in places]
+    return np.array(found, dtype=np.int64)
 
 
 def slice_of(turn: int) -> int:

@@ -19,7 +19,7 @@ from deeppart.state.leaves import leaf_type
 from deeppart.state.remembered import Remembered
 from deeppart.state.template import Template
 from deeppart.state.training import TrainingWatch
-from deeppart.state.turns import TURNS
+from deeppart.state.turns import TURNS, slice_of
 
 LARGE = 70_000
 
@@ -371,7 +371,7 @@ def test_the_record_never_says_more_than_was_compared() -> None:
             model[0] = np.where(model[0] > record.last(0), record.last(0), model[0])
         in_turn = np.array([0, 1, 2] if turn % 150 else [0, 1])
         record.some_of(whole, whole, in_turn, orders[in_turn], turn)
-        model[in_turn, turn * 39 % TURNS] = turn
+        model[in_turn, slice_of(turn)] = turn
         model[whole] = turn
         for leaf in range(3):
             assert record.last(leaf) <= model[leaf].min()
