@@ -144,7 +144,8 @@ def alone(directory: Path) -> dict[str, tuple[str, str, float]]:
     good = state()
     ck = deeppart.Checkpointer(config(directory))
     ck.checkpoint(good, step=1).wait(timeout=LONG_S)
-    ck.config = ck._saver._config = dataclasses.replace(ck.config, timeout=TIMEOUT_S)
+    ck.config = dataclasses.replace(ck.config, timeout=TIMEOUT_S)
+    ck._saver._timeout = TIMEOUT_S
     met: dict[str, tuple[str, str, float]] = {}
     if rank != 1:
         met["alone"] = outcome(lambda: ck.checkpoint(good, step=2))
