@@ -122,9 +122,9 @@ def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]
             ledger, held = ck._pipeline.ledger, threading.Event()
             hold = ledger.hold
 
-            def hold_too_late(step: int) -> None:
+            def hold_too_late(step: Any) -> None:
                 if comm.rank == 1 and not held.is_set():
-                    assert ledger.retire({step}) == {step}
+                    assert ledger.retire({step.key}) == {step.key}
                     for path in (directory / "local" / "node1").rglob("step-*"):
                         shutil.rmtree(path)
                 hold(step)
