@@ -109,7 +109,7 @@ def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) 
     for rank in (0, 1):
         texts = {name: text for name, (_, text, _) in met[rank].items()}
         assert "rank 0: 10" in texts["steps"] and "rank 1: 11" in texts["steps"]
-        assert "extra" in texts["structure"]
+        assert "rank 1 has an array at extra" in texts["structure"]
         assert "n" in texts["value or array"]
         assert "path n" in texts["unsupported"] and "set" in texts["unsupported"]
         assert "the user's object is broken" in texts["state_dict fails"]
