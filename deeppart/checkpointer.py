@@ -212,9 +212,8 @@ class Checkpointer:
             session.lineage,
             lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
         )
-        recovered, self.explanation = recover(
-            self._comm, inventory, step, self._staging, self._arena, timeout, session.processors.threads
-        )
+        what = (inventory, step, self._staging, self._arena, timeout, session.persistent.signing)
+        recovered, self.explanation = recover(self._comm, *what, session.processors.threads)
         if recovered is None:
             self._warn_unfinished(self.explanation)
             return None

@@ -133,7 +133,7 @@ class Completer:
         with collection_paused():
             document = job.document
             manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), document.structure(), document.compared)
-            data = encode_manifest(manifest)
+            data = encode_manifest(manifest, self._persistent.signing)
         self._persistent.commit(job.attempt.key, data)
         try:
             self._owner.check_commit(job.attempt.key)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from deeppart.codec import AutoCompression, Chooser
 from deeppart.levels.encoding import Encoders
 from deeppart.levels.transfer import Encoding, Staged
+from deeppart.part import Signing
 from deeppart.state.layout import ShareLayout
 
 #: Chunks of a dtype that are encoded to see how fast that is.
@@ -32,19 +33,21 @@ class PartEncoding:
         chooser: what each chunk is encoded with.
         encoders: the threads that do it.
         reasons: a line per dtype.
+        signing: what it is signed with, or None.
     """
 
     level: str
     chooser: Chooser
     encoders: Encoders
     reasons: tuple[str, ...]
+    signing: Signing | None = None
     tallies: dict[str, _Tally] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def encoding(self) -> Encoding:
         """For :func:`deeppart.levels.transfer.write_part`; what it takes is noted here."""
-        return Encoding(self.chooser, self.encoders, self.note)
+        return Encoding(self.chooser, self.encoders, self.note, self.signing)
 
     def note(self, dtype: str, raw_bytes: int, encoded_bytes: int, seconds: float) -> None:
         """A chunk was encoded."""
@@ -75,10 +78,18 @@ class Compressing:
         compression: the setting.
         processors: what it has to do so.
         prepare: called first in each thread that encodes.
+        signing: what parts are signed with, or None.
     """
 
-    def __init__(self, compression: str, processors: Processors, prepare: Callable[[], None] = lambda: None) -> None:
-        self._encoders = Encoders(0 if compression == "none" else processors.threads, prepare)
+    def __init__(
+        self,
+        compression: str,
+        processors: Processors,
+        prepare: Callable[[], None] = lambda: None,
+        signing: Signing | None = None,
+    ) -> None:
+        idle = compression == "none" and signing is None
+        self._encoders, self._signing = Encoders(0 if idle else processors.threads, prepare), signing
         auto = compression == "auto"
         self._auto = AutoCompression(processors.threads, spare=processors.spare) if auto else None
         self._fixed = Chooser("none" if compression == "auto" else compression)
@@ -104,7 +115,7 @@ class Compressing:
         reasons: tuple[str, ...] = (f"compression = {self._fixed.compression!r}",)
         if self._auto is not None:
             chooser, reasons = self._auto.chooser(level, (chunk.dtype for chunk in layout.chunks))
-        return PartEncoding(level, chooser, self._encoders, reasons)
+        return PartEncoding(level, chooser, self._encoders, reasons, self._signing)
 
     def completed(self, part: PartEncoding, nbytes: int, raw_bytes: int, busy_s: float, seconds: float) -> None:
         """A part was completed.

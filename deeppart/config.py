@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,9 @@ class Config:
         permissions: who else may read and write checkpoints, and whose directories are used. "private": on nodes nobody
             else; ``persistent_dir`` as the umask says. "umask": nodes too. "group": the directories' group may do what
             their owner may. "unchecked": as "umask", and nobody asks whose a directory is.
+        sign_key_file: file with a key, 32 random bytes or more, that checkpoints are signed with, and that what is
+            restored must be signed with; of the user's own and readable by nobody else. Or several: the first signs,
+            all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
 
     Raises:
         ConfigError: an impossible value, or one that needs a feature this version does not have.
@@ -115,6 +118,7 @@ class Config:
     machine: str | None = _setting("machine", None)
     permissions: str = _setting("permissions", "private")
     protection: str = _setting("protection", "best")
+    sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
 
     def __post_init__(self) -> None:
         _check_known_keys()
@@ -141,6 +145,7 @@ class Config:
                 raise _refusal(name, number, f"a whole number of {what}, at least 1, or None")
         _check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
         _check_parity(self.parity_group, self.parity_tolerate)
+        object.__setattr__(self, "sign_key_file", _check_key_files(self.sign_key_file))
 
     def shared_settings(self) -> dict[str, Any]:
         """The settings that must be equal on every rank (directories may differ through their placeholders)."""
@@ -284,6 +289,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         "replicated": _read_modes,
         "parity_group": int,
         "parity_tolerate": int,
+        "sign_key_file": lambda text: text.split(os.pathsep),
     }
     values: dict[str, Any] = {}
     for variable, text in environment.items():
@@ -398,18 +404,29 @@ def _check_compression(value: object) -> None:
         raise _refusal("compression", value, f"'auto', 'none', 'tensor', 'zstd' or 'zstd:LEVEL' with {levels}")
 
 
-def _check_directory(name: str, value: object) -> str | None:
+def _check_directory(name: str, value: object, what: str = "a directory name") -> str | None:
     if value is None and name == "local_dir":
         return None
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str) or not value or "\0" in value:
         todo = "settings have names: Config(**settings)" if isinstance(value, Mapping) else None
-        raise _refusal(name, value, "a directory name", todo)
+        raise _refusal(name, value, what, todo)
     for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
         if placeholder not in _PLACEHOLDERS:
             raise _refusal(name, value, f"placeholders among {_PLACEHOLDERS}", "write $NAME for variables")
     return value
+
+
+def _check_key_files(files: object) -> tuple[str, ...] | None:
+    """One file or several, as a tuple; None for none."""
+    if files is None:
+        return None
+    several = [files] if isinstance(files, (str, os.PathLike)) else files
+    if not isinstance(several, (list, tuple)) or not several:
+        raise _refusal("sign_key_file", files, "the name of a file, or a list of names, or None")
+    checked = tuple(_check_directory("sign_key_file", each, what="a file name") for each in several)
+    return tuple(each for each in checked if each is not None)
 
 
 def _check_levels(name: str, counts: object) -> dict[str, int]:

@@ -129,6 +129,10 @@ class CorruptFileError(FormatError):
     """A file is truncated, or a digest, bound or count in it does not hold."""
 
 
+class SignatureError(CorruptFileError):
+    """A key was given, and a file is not signed, or not with that key, or was changed after it was."""
+
+
 class NewerFormatError(FormatError):
     """A file was written by a newer version of the format than this library reads."""
 

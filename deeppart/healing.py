@@ -131,8 +131,11 @@ class Healer:
         if base:
             path = str(Path(path).with_name(base))
         expected = None if base else attempt
+        signing = None if base else self._levels["local"].signing
         with FileSource(path) as source:
-            reader = PartReader(source, where=path, expected_attempt=expected, expected_rank=transfer.part)
+            reader = PartReader(
+                source, where=path, expected_attempt=expected, expected_rank=transfer.part, signing=signing
+            )
             return Outgoing(transfer.part, path, source.size, reader.verify(), transfer.target)
 
     def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:

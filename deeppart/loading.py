@@ -21,7 +21,7 @@ from deeppart.exchange.memory import Bytes
 from deeppart.levels.mapped import lies_in_memory
 from deeppart.levels.pinned import Pinned, pin
 from deeppart.model import Attempt
-from deeppart.part import FileSource, MemorySource, PartReader
+from deeppart.part import FileSource, MemorySource, PartReader, Signing
 from deeppart.restart import Read
 
 #: While one thread waits for storage, another can check what has come.
@@ -103,6 +103,7 @@ class OpenedPart:
         source: the bytes.
         read: which part, and where from.
         attempt: which checkpoint it must belong to.
+        signing: what it must be signed with; None: not checked.
 
     Attributes:
         room_bytes: memory that :meth:`load` needs.
@@ -112,7 +113,9 @@ class OpenedPart:
         StorageError: it cannot be read.
     """
 
-    def __init__(self, source: FileSource | MemorySource, read: Read, attempt: Attempt) -> None:
+    def __init__(
+        self, source: FileSource | MemorySource, read: Read, attempt: Attempt, signing: Signing | None
+    ) -> None:
         self._source, self._is_on_a_node = source, read.source.is_on_a_node
         self._reader = PartReader(
             source,
@@ -120,14 +123,18 @@ class OpenedPart:
             expected_attempt=attempt,
             expected_rank=read.part,
             expected_index_digest=read.source.index_digest,
+            signing=signing,
         )
         self._reader.check_bases()
         stored_raw = (self._reader.chunks["codec"] == RawCodec.codec_id).all()
         # Then the raw stream is the file's payload.
         self._is_payload = bool(stored_raw) and not self._reader.bases
-        self._in_place = self._is_payload and (isinstance(source, MemorySource) or lies_in_memory(source.path))
+        # Who forges a file can change it between the check and the use: with keys, memory of our own is checked.
+        may_share = self._is_payload and signing is None
+        self._in_place = isinstance(source, MemorySource) and self._is_payload
+        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.path)
         self._pinned: Pinned | None = None
-        if self._is_payload and not self._in_place and isinstance(source, FileSource):
+        if may_share and not self._in_place and isinstance(source, FileSource):
             self._pinned = pin(source)
         self.room_bytes = 0 if self._in_place or self._pinned is not None else self._reader.raw_bytes
 
@@ -182,7 +189,11 @@ class OpenedPart:
 
 
 def load_part(
-    source: FileSource | MemorySource, read: Read, attempt: Attempt, threads: int = LEAST_THREADS
+    source: FileSource | MemorySource,
+    read: Read,
+    attempt: Attempt,
+    signing: Signing | None,
+    threads: int = LEAST_THREADS,
 ) -> LoadedPart:
     """Bring one part into memory of its own and check every chunk.
 
@@ -190,7 +201,7 @@ def load_part(
         FormatError: it is damaged or not the part wanted.
         StorageError: it cannot be read.
     """
-    opened = OpenedPart(source, read, attempt)
+    opened = OpenedPart(source, read, attempt, signing)
     return opened.load(np.empty(opened.room_bytes, dtype=np.uint8), threads)
 
 

@@ -6,7 +6,7 @@ Pure data: no I/O, no torch, no MPI. Units are in the names; every length is in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: The storage levels, cheapest first. ``every``, ``keep`` and ``Pending.wait`` take these names.
@@ -269,6 +269,7 @@ class Manifest:
         structure: the state's structure document (see ``deeppart.state.structure``), JSON-like.
         compared: the replicated leaves that were last compared in full before this step, by that step; the others were
             at this step. None where the writer did not say.
+        signed: whether the file that it was read from is signed; whether it was checked is another matter.
     """
 
     attempt: Attempt
@@ -277,6 +278,7 @@ class Manifest:
     parts: tuple[PartRecord, ...]
     structure: dict[str, Any]
     compared: tuple[ComparedEarlier, ...] | None = None
+    signed: bool = field(default=False, compare=False)
 
     @property
     def nbytes(self) -> int:

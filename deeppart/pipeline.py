@@ -102,7 +102,7 @@ class Pipeline:
         lazy: bool = False,
     ) -> None:
         self._channels = channels
-        self._compressing = Compressing(compression, processors, _lower_priority)
+        self._compressing = Compressing(compression, processors, _lower_priority, persistent.signing)
         self._behind = Workers(1, "deeppart-behind", _lower_priority)
         self._writer = ShareWriter(
             local, persistent, self._compressing, incremental, rank, self._behind, self._claim_staging

@@ -15,11 +15,12 @@ from deeppart import access
 from deeppart.arguments import check_step
 from deeppart.collecting import collection_paused
 from deeppart.errors import FormatError, RestoreError, StorageError, StructureMismatchError
+from deeppart.levels.key_files import KeyFiles, read_key_files
 from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.model import Manifest
-from deeppart.part import SHARED_TABLE, FileSource, PartReader
+from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import ROOT, readable
 from deeppart.state.leaves import Array
@@ -42,6 +43,7 @@ def load(
     step: int | None = None,
     keys: str | Sequence[str] | None = None,
     rank: int = 0,
+    sign_key_file: KeyFiles = None,
 ) -> Any:
     """Read a committed checkpoint in one process, onto the CPU.
 
@@ -52,6 +54,8 @@ def load(
             hold them, are read. None for everything. Components of a path are joined by ``/``; inside a component
             ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
         rank: whose values to take for leaves that each rank saved for itself.
+        sign_key_file: file, or files, with the key that the checkpoint must be signed with (``Config.sign_key_file``);
+            None: signatures are not checked.
 
     Returns:
         The nested state: containers as saved, objects as what their ``state_dict()`` returned, tensors on the CPU,
@@ -60,19 +64,26 @@ def load(
     Raises:
         RestoreError: no such checkpoint.
         FormatError: a file that is needed is damaged.
+        SignatureError: or not signed with the key. ConfigError: a key file is not used.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
     """
-    return with_checkpoint(Path(path), step, lambda directory, manifest: _load(directory, manifest, keys, rank))
+    signing = read_key_files(sign_key_file)
+
+    def use(directory: Path, manifest: Manifest) -> Any:
+        return _load(directory, manifest, keys, rank, signing)
+
+    return with_checkpoint(Path(path), step, use, signing)
 
 
-def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T]) -> T:
+def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T], signing: Signing | None) -> T:
     """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it.
 
     Args:
         root: the persistent directory.
         step: which one; None for the newest whose manifest is sound.
         use: gets the step's directory and its manifest; may be called again.
+        signing: what the manifest must be signed with; None: not checked.
 
     Raises:
         RestoreError: no such checkpoint.
@@ -81,12 +92,12 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest]
     """
     step = None if step is None else check_step(step, "load(path, step)")
     with access.guarded(root, access.READING):
-        return _with_checkpoint(root, step, use)
+        return _with_checkpoint(root, step, use, signing)
 
 
-def _with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T]) -> T:
+def _with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T], signing: Signing | None) -> T:
     for look in range(MOST_LOOKS):
-        found = find_step(root, step)
+        found = find_step(root, step, signing)
         try:
             return use(found.directory, found.manifest)
         except StorageError as error:
@@ -97,10 +108,12 @@ def _with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest
     raise AssertionError("the last look returns or raises")
 
 
-def _load(directory: Path, manifest: Manifest, keys: str | Sequence[str] | None, rank: int) -> Any:
+def _load(
+    directory: Path, manifest: Manifest, keys: str | Sequence[str] | None, rank: int, signing: Signing | None
+) -> Any:
     warn_suspect(manifest.attempt.step, suspect_lines(directory.parent, manifest.attempt))
     with ExitStack() as files:
-        checkpoint = OpenCheckpoint(files, directory, manifest, rank)
+        checkpoint = OpenCheckpoint(files, directory, manifest, rank, signing=signing)
         tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
         checkpoint.check(leaves)
         arrays = checkpoint.read(leaves)
@@ -116,6 +129,7 @@ class OpenCheckpoint:
         directory: of the step.
         manifest: of the step.
         rank: whose per-rank leaves and values are meant.
+        signing: what the parts must be signed with; None: not checked.
 
     Attributes:
         manifest, rank: as given.
@@ -128,14 +142,16 @@ class OpenCheckpoint:
         StorageError: a file cannot be read.
     """
 
-    def __init__(self, files: ExitStack, directory: Path, manifest: Manifest, rank: int = 0) -> None:
+    def __init__(
+        self, files: ExitStack, directory: Path, manifest: Manifest, rank: int = 0, *, signing: Signing | None
+    ) -> None:
         self.manifest, self.rank, self._where = manifest, rank, str(directory)
         self.structure = decode_structure(manifest.structure, self._where)
         if not 0 <= rank < manifest.attempt.world_size:
             expected = f"a rank below {manifest.attempt.world_size}"
             raise RestoreError(f"no rank {rank} saved this checkpoint", expected=expected, where=self._where)
         self._readers = [
-            _open_part(files, directory, manifest, number) for number in range(manifest.attempt.world_size)
+            _open_part(files, directory, manifest, number, signing) for number in range(manifest.attempt.world_size)
         ]
         own = [
             decode_meta(reader.meta, f"{self._where}, part {number}", with_structure=False)
@@ -209,8 +225,11 @@ def _chunks_of_leaves(pieces: list[list[Piece]]) -> dict[int, list[int]]:
     return chunks
 
 
-def find_step(root: Path, step: int | None) -> CommittedStep:
+def find_step(root: Path, step: int | None, signing: Signing | None) -> CommittedStep:
     """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last.
+
+    Args:
+        signing: what the manifest must be signed with; None: not checked.
 
     Raises:
         RestoreError: there is none; the reasons are listed.
@@ -220,9 +239,9 @@ def find_step(root: Path, step: int | None) -> CommittedStep:
         _check_place(root)
         raise _nothing(root, "there is no such checkpoint directory", [])
     if step is not None:
-        return _find_exactly(root, step)
+        return _find_exactly(root, step, signing)
     for _ in range(MOST_LOOKS):
-        found, problems = read_manifests(root)
+        found, problems = read_manifests(root, signing)
         if found:
             return found[-1]
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
@@ -239,13 +258,13 @@ def _check_place(root: Path) -> None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
 
 
-def _find_exactly(root: Path, step: int) -> CommittedStep:
+def _find_exactly(root: Path, step: int, signing: Signing | None) -> CommittedStep:
     found: list[CommittedStep] = []
     refusal: FormatError | StorageError | None = None
     for key, directory in list_steps(root).items():
         if key.step == step:
             try:
-                found.append(CommittedStep(key, directory, read_manifest(root, key)))
+                found.append(CommittedStep(key, directory, read_manifest(root, key, signing)))
             except FileNotFoundError:
                 continue
             except (FormatError, StorageError) as error:
@@ -268,7 +287,9 @@ def _nothing(root: Path, summary: str, committed: list[int], found: str | None =
     )
 
 
-def _open_part(files: ExitStack, directory: Path, manifest: Manifest, number: int) -> PartReader:
+def _open_part(
+    files: ExitStack, directory: Path, manifest: Manifest, number: int, signing: Signing | None
+) -> PartReader:
     record = manifest.parts[number]
     path = directory / record.file
     source = files.enter_context(FileSource(path))
@@ -278,6 +299,7 @@ def _open_part(files: ExitStack, directory: Path, manifest: Manifest, number: in
         expected_attempt=manifest.attempt,
         expected_rank=number,
         expected_index_digest=record.index_digest,
+        signing=signing,
     )
 
 

@@ -22,7 +22,7 @@ from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import LEVELS, Attempt, PartRecord
-from deeppart.part import FileSource, MemorySource
+from deeppart.part import FileSource, MemorySource, Signing
 from deeppart.restart import Candidate, Committed, Inventory, Read, StoredParity, StoredPart, assign, explain, survey
 from deeppart.state.capture import Staging, staging_bytes
 
@@ -79,30 +79,30 @@ def take_inventory(
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "taking inventory"
-    stock = take_stock(local, lineage) if local is not None else Found()
-    message = json.dumps(
-        [[part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity], stock.problems]
-    ).encode()
+    stock = take_stock(local, lineage, persistent.signing) if local is not None else Found()
+    files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
+    lines = [line for line in stock.problems if line not in stock.refused]
+    message = json.dumps([*files, lines, stock.refused]).encode()
     gathered = [json.loads(text) for text in run(comm.allgather(message), what)]
     committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
     committed, unfinished, damaged = json.loads(run(comm.broadcast(committed_text), what))
     return Inventory(
-        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, _, _ in gathered),
+        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
         node_of=node_of,
         committed=tuple(
             Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
             for identity, directory, records, created in committed
         ),
-        problems=tuple(line for *_, lines in gathered for line in lines) + tuple(unfinished),
-        damaged=tuple(damaged),
-        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _ in gathered),
+        problems=tuple(line for _, _, lines, _ in gathered for line in lines) + tuple(unfinished),
+        damaged=tuple(damaged) + tuple(line for *_, refused in gathered for line in refused),
+        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _, _ in gathered),
     )
 
 
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str]]:
     """(committed checkpoints, lines about steps never completed, lines about damaged ones)"""
     try:
-        found, problems = read_manifests(persistent.root)
+        found, problems = read_manifests(persistent.root, persistent.signing)
     except StorageError as error:
         return [], [], [one_line(error)]
     committed = [
@@ -122,6 +122,7 @@ def recover(
     staging: Staging,
     arena: Arena,
     timeout: float,
+    signing: Signing | None,
     threads: int = LEAST_THREADS,
 ) -> tuple[Recovered | None, tuple[str, ...]]:
     """Read the newest recoverable step into memory (collective).
@@ -130,6 +131,7 @@ def recover(
         step: only this step; None for the newest.
         staging: memory to read into.
         arena: memory for blocks on their way.
+        signing: what parts must be signed with; None: not checked.
         threads: that read, check and decode a part.
 
     Returns:
@@ -148,7 +150,7 @@ def recover(
     reasons: list[str] = []
     for candidate in outlook.candidates:
         newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
-        recovered, lines = read_candidate(comm, candidate, staging, arena, run, threads=threads)
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, threads=threads)
         reasons += lines
         if recovered is not None:
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
@@ -181,6 +183,7 @@ def read_candidate(
     staging: Staging,
     arena: Arena,
     run: Run,
+    signing: Signing | None,
     wanted: Callable[[Read], bool] = lambda read: True,
     threads: int = LEAST_THREADS,
 ) -> tuple[Recovered | None, list[str]]:
@@ -188,6 +191,7 @@ def read_candidate(
 
     Args:
         run: drives an operation on ``comm``, named by a text, to its end.
+        signing: what parts must be signed with; None: not checked.
         wanted: which parts to read.
         threads: that read, check and decode a part.
 
@@ -198,13 +202,13 @@ def read_candidate(
     lines: list[str] = []
     while True:
         reads = tuple(read for read in assign(candidate, comm.size) if wanted(read))
-        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, threads)
+        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads)
         failed = _gather_failures(comm, failures, f"{label}, reading", run)
         if not failed and any(read.source.rebuild for read in reads):
             for careful in (False, True):  # nearly always, the files are as good as they look
                 what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
                 rebuilt, failures = _rebuild_mine(
-                    comm, candidate.attempt, reads, space, arena, careful, what, run, threads
+                    comm, candidate.attempt, reads, space, arena, careful, what, run, signing, threads
                 )
                 failed = _gather_failures(comm, failures, what, run)
                 mine |= rebuilt
@@ -234,7 +238,12 @@ def _gather_bases(comm: Comm, mine: dict[int, LoadedPart], what: str, run: Run) 
 
 
 def _read_mine(
-    rank: int, attempt: Attempt, reads: tuple[Read, ...], staging: Staging, threads: int
+    rank: int,
+    attempt: Attempt,
+    reads: tuple[Read, ...],
+    staging: Staging,
+    signing: Signing | None,
+    threads: int,
 ) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
     """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
     assigned = [read for read in reads if read.reader == rank]
@@ -246,7 +255,7 @@ def _read_mine(
             if read.source.rebuild is None:
                 try:
                     source = files.enter_context(FileSource(read.source.path))
-                    opened[read.part] = OpenedPart(source, read, attempt)
+                    opened[read.part] = OpenedPart(source, read, attempt, signing)
                 except (FormatError, StorageError) as error:
                     failures.append((read.part, read.source.path, one_line(error)))
         try:
@@ -292,6 +301,7 @@ def _rebuild_mine(
     careful: bool,
     what: str,
     run: Run,
+    signing: Signing | None,
     threads: int,
 ) -> tuple[dict[int, LoadedPart], list[_Failure]]:
     """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
@@ -307,7 +317,7 @@ def _rebuild_mine(
                 raise CorruptFileError(refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
-            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, threads)
+            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
         except (FormatError, StorageError) as error:
             failures.append((read.part, read.source.path, one_line(error)))
     return mine, failures

@@ -55,7 +55,10 @@ class Retention:
         self._lock = threading.Lock()  # guards the three above
         # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
         self._removing = threading.Lock()  # guards the next; taken first
-        self._keeping = Keeping(persistent.root, keep["persistent"], earlier["persistent"]) if persistent else None
+        self._keeping = None
+        if persistent is not None:
+            what = (keep["persistent"], earlier["persistent"], persistent.signing)
+            self._keeping = Keeping(persistent.root, *what)
 
     def adopt(self, key: StepKey) -> None:
         """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""

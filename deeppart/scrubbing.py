@@ -23,7 +23,7 @@ from deeppart.levels.node import NodeLevel, one_line, take_stock
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.model import Attempt
-from deeppart.part import FileSource, ParityReader, PartReader, is_parity_file_name
+from deeppart.part import FileSource, ParityReader, PartReader, is_parity_file_name, parse_base_file_name
 from deeppart.pipeline import Pipeline
 from deeppart.protection import Protection
 from deeppart.recovery import read_candidate, take_inventory
@@ -178,7 +178,7 @@ class Scrubber:
         """This rank's share of the files of a checkpoint on this node."""
         if self._ground.directory is None:
             return []
-        stock = take_stock(self._ground.directory, self._ground.lineage)
+        stock = take_stock(self._ground.directory, self._ground.lineage, self._persistent.signing)
         parts = [part for part in stock.parts if part.attempt == attempt]
         paths = [part.path for part in parts]
         paths += [path for part in parts for path in part.base_paths]
@@ -189,7 +189,8 @@ class Scrubber:
         try:
             with FileSource(path) as source:
                 if not is_parity_file_name(path.name):
-                    PartReader(source, where=str(path)).verify(pace=self._pace)
+                    signing = None if parse_base_file_name(path.name) else self._persistent.signing
+                    PartReader(source, where=str(path), signing=signing).verify(pace=self._pace)
                 else:
                     ParityReader(source, where=str(path)).verify(pace=self._pace)
         except (FormatError, StorageError) as error:
@@ -274,7 +275,13 @@ class Scrubber:
         if isinstance(candidate, int):
             return f"no sound source for part {candidate}"
         recovered, lines = read_candidate(
-            self._comm, candidate, staging, self._arena, self._drive, wanted=lambda read: not read.source.is_on_a_node
+            self._comm,
+            candidate,
+            staging,
+            self._arena,
+            self._drive,
+            self._persistent.signing,
+            wanted=lambda read: not read.source.is_on_a_node,
         )
         if recovered is None:
             return "; ".join(lines)

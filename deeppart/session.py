@@ -28,6 +28,7 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.levels.files import make_directory, storage_error
+from deeppart.levels.key_files import read_key_files
 from deeppart.levels.mapped import forget_all
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
@@ -36,6 +37,7 @@ from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import note_protection
 from deeppart.levels.steps import list_steps
 from deeppart.model import LEVELS, StepKey
+from deeppart.part import Signing
 from deeppart.protection import Protection, protect
 from deeppart.redundancy import Nodes
 
@@ -163,8 +165,10 @@ def open_session(config: Config, comm: Any) -> Session:
 
 def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     """A session between connected ranks; ``taken`` gives back what it has taken so far, if its start fails."""
-    topology, processors = _compare_settings(main, config)
     rank, timeout = main.rank, config.timeout
+    signing, error = _read_keys(config, rank)
+    raise_together(main, error, _WHAT, timeout)
+    topology, processors = _compare_settings(main, config, signing)
     directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
     guards = _guard(config, directory, topology.directories[rank])
     taken.callback(guards.release)
@@ -176,7 +180,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         guards.add(lineage_directory, access.node_rules(config.permissions))
     shared = _shared_directories(main, config, topology, welcome)
     protection = protect(config, topology.nodes, topology.node_names, shared)
-    levels, earlier, error = _open_levels(main, config, topology, welcome, parity=bool(protection.sets))
+    levels, earlier, error = _open_levels(main, config, topology, welcome, signing, parity=bool(protection.sets))
     raise_together(main, error, _WHAT, timeout)
     busy = [level for level in LEVELS if protection.every[level]]
     if config.scrub_bandwidth is not None and (protection.copies or protection.sets):
@@ -200,7 +204,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         welcome["session"],
         owner,
         levels,
-        PersistentLevel(directory, limit),
+        PersistentLevel(directory, limit, signing),
         protection,
         limit,
         committed,
@@ -245,15 +249,39 @@ def _guard(config: Config, persistent: Path, local: str) -> access.Guards:
     return guards
 
 
-def _compare_settings(comm: Comm, config: Config) -> tuple[Topology, Processors]:
-    """Every rank must have been given the same settings; returns who is where, and what this rank can encode with."""
+def _read_keys(config: Config, rank: int) -> tuple[Signing | None, DeeppartError | None]:
+    """The keys that this rank was given; an error is for every rank to hear of."""
+    try:
+        files = config.sign_key_file or ()
+        return read_key_files(
+            [expand_directory(each, node=node_name(), rank=rank, job=job_name()) for each in files]
+        ), None
+    except ConfigError as refusal:
+        return None, refusal
+
+
+def _compare_settings(comm: Comm, config: Config, signing: Signing | None) -> tuple[Topology, Processors]:
+    """Every rank must have been given the same settings; returns who is where, and what this rank can encode with.
+
+    Of keys, keyed digests of a constant are compared, and only that they differ is told.
+    """
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
     settings = {key: repr(value) for key, value in config.shared_settings().items()}
     directory = _local_directory(config, name, comm.rank)
     processors = [os.uname().nodename, hex(sum(1 << number for number in os.sched_getaffinity(0)))]
-    message = json.dumps([name, settings, directory, failure_domain(), processors]).encode()
+    keys = [] if signing is None else list(signing.fingerprints)
+    message = json.dumps([name, settings, directory, failure_domain(), processors, keys]).encode()
     texts = finish(comm, comm.allgather(message), _WHAT, config.timeout)
-    names, all_settings, directories, domains, all_processors = zip(*(json.loads(text) for text in texts), strict=True)
+    told = zip(*(json.loads(text) for text in texts), strict=True)
+    names, all_settings, directories, domains, all_processors, all_keys = told
+    if others := [rank for rank, theirs in enumerate(all_keys) if theirs != all_keys[0]]:
+        raise ConfigError(
+            "ranks were given different keys in sign_key_file",
+            expected=f"the {len(all_keys[0])} of rank 0, in the same order",
+            found=f"{len(all_keys[others[0]])}, or another one, on {rank_names(others)}",
+            where=f"rank {comm.rank}",
+            todo="give every rank the same key files",
+        )
     for key, value in all_settings[0].items():
         others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
         if others:
@@ -338,7 +366,13 @@ def _check_place(root: Path) -> None:
 
 
 def _open_levels(
-    comm: Comm, config: Config, topology: Topology, welcome: dict[str, Any], *, parity: bool
+    comm: Comm,
+    config: Config,
+    topology: Topology,
+    welcome: dict[str, Any],
+    signing: Signing | None,
+    *,
+    parity: bool,
 ) -> tuple[dict[str, NodeLevel], dict[str, set[StepKey]], DeeppartError | None]:
     """This rank's view of both directories, and the steps on its node; an error is for every rank to hear of."""
     node, rank = topology.names[comm.rank], comm.rank
@@ -358,7 +392,7 @@ def _open_levels(
             check_available()
         local = expand_directory(config.local_dir, node=node, rank=rank, job=job_name())
         # All of them, also those that are off: what earlier runs left there is to be found and retired.
-        what = (welcome["session"], config.permissions)
+        what = (welcome["session"], config.permissions, signing)
         levels = {name: NodeLevel(local, welcome["lineage"], name, *what) for name in NODE_FOLDERS}
         return levels, {name: level.steps() for name, level in levels.items()}, None
     except DeeppartError as refusal:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from deeppart.cli.options import directory_argument
+from deeppart.cli.options import SIGN_KEY_HELP, directory_argument
 from deeppart.cli.output import console, count, printable
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, print_json
@@ -24,10 +24,18 @@ from deeppart.units import show_bytes
 @click.option(
     "--rank", metavar="R", type=click.IntRange(min=0), default=0, help="Whose per-rank leaves; 0 if left out."
 )
+@click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def export(
-    directory: Path, out: Path, step: int | None, keys: tuple[str, ...], rank: int, overwrite: bool, as_json: bool
+    directory: Path,
+    out: Path,
+    step: int | None,
+    keys: tuple[str, ...],
+    rank: int,
+    key_files: tuple[str, ...],
+    overwrite: bool,
+    as_json: bool,
 ) -> int:
     """Write a step of DIR into the HDF5 archive FILE, which programs that read HDF5 open without deeppart.
 
@@ -45,6 +53,7 @@ def export(
             keys=keys or None,
             rank=rank,
             overwrite=overwrite,
+            sign_key_file=key_files,
             progress=lambda nbytes, total: progress.update(task, completed=nbytes, total=total),
         )
     seconds = time.monotonic() - began

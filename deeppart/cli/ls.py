@@ -8,27 +8,28 @@ from typing import Any
 import click
 from rich.table import Table
 
-from deeppart.cli.options import directory_argument, local_option
+from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, moment, printable, some, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
 from deeppart.model import LEVELS, SuspectLeaf
+from deeppart.part import Signing
 from deeppart.units import show_bytes
 
 
 @click.command(short_help="List the steps, and whether they are whole.")
 @directory_argument
 @local_option("to look into too")
+@sign_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def ls(directory: Path, local_dirs: tuple[Path, ...], as_json: bool) -> int:
+def ls(directory: Path, local_dirs: tuple[Path, ...], signing: Signing | None, as_json: bool) -> int:
     """List the steps in DIR: when, how large, by how many ranks, where, and whether they are whole.
 
-    Complete: every part that the manifest names is there, by its length, header
-    and index. `deeppart verify` checks the bytes. Exit code 0 if there is a step that can
-    be restored, else 1.
+    Complete: every part that the manifest names is there, by its length, header and index; with a key, it is signed
+    with that. `deeppart verify` checks the bytes. Exit code 0 if there is a step that can be restored, else 1.
     """
-    listing = list_directory(directory, local_dirs)
+    listing = list_directory(directory, local_dirs, signing)
     if as_json:
         print_json(_document(directory, listing))
     else:

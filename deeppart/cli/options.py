@@ -9,7 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from deeppart.access import READING, guarded
+from deeppart.levels.key_files import read_key_files
+from deeppart.part import Signing
 
+SIGN_KEY_HELP = "A key that files must be signed with (sign_key_file of the job). May be repeated: any of them."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -24,6 +27,24 @@ def directory_argument(function: F) -> F:
     """DIR, as ``directory``: a persistent directory, of whatever user."""
     argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path), callback=_guard)
     return argument(function)
+
+
+def _read_keys(context: click.Context, parameter: click.Parameter, value: tuple[Path, ...]) -> Signing | None:
+    return read_key_files(value)
+
+
+def sign_key_option(function: F) -> F:
+    """``--sign-key-file FILE``, any number of times, as ``signing``: the keys, or None."""
+    option = click.option(
+        "--sign-key-file",
+        "signing",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        callback=_read_keys,
+        help=SIGN_KEY_HELP,
+    )
+    return option(function)
 
 
 def local_option(purpose: str) -> Callable[[F], F]:

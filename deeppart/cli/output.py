@@ -81,3 +81,8 @@ def some(texts: Sequence[str], most: int) -> str:
 def printable(text: str) -> str:
     """Text from a file with control characters spelled out, so that it cannot steer the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def unchecked_line(step: int) -> str:
+    """What to say of a step that is signed, where no key was given."""
+    return f"step {step} is signed; its signatures were not checked, for lack of a key (--sign-key-file)"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from deeppart.cli.options import directory_argument
+from deeppart.cli.options import directory_argument, sign_key_option
 from deeppart.cli.output import console, printable
 from deeppart.comm import connect, finish
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
@@ -17,6 +17,7 @@ from deeppart.errors import FormatError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
 from deeppart.levels.persistent import read_lineage
+from deeppart.part import Signing
 from deeppart.restart import Source, explain, explain_parts
 from deeppart.suspecting import suspect_lines
 
@@ -27,11 +28,18 @@ _TIMEOUT_S = 120.0
 @directory_argument
 @click.option("--dry-run", is_flag=True, help="Needed: the job itself restores, with Checkpointer.restore.")
 @click.option("--local", "local_dirs", metavar="DIR", multiple=True, help="Node-local directory. May be repeated.")
+@sign_key_option
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
 @click.option("--step", type=click.IntRange(min=0), help="Only this step; by default the newest recoverable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def restore(
-    directory: Path, dry_run: bool, local_dirs: tuple[str, ...], ranks: int | None, step: int | None, as_json: bool
+    directory: Path,
+    dry_run: bool,
+    local_dirs: tuple[str, ...],
+    signing: Signing | None,
+    ranks: int | None,
+    step: int | None,
+    as_json: bool,
 ) -> int:
     """Say which step a restore would bring back, who would read which part from where, and what stands in the way of
     newer steps. Reads manifests, headers and indexes, no chunk; changes nothing.
@@ -48,12 +56,19 @@ def restore(
         raise FormatError("the directory has no lineage record: no job has checkpointed here", where=str(directory))
     launched = launcher_world()
     if launched is not None and launched[2] > 1:
-        return _on_nodes(directory, lineage, local_dirs, step, as_json)
-    plan = plan_here(directory, lineage, [Path(text) for text in local_dirs], ranks, step)
+        return _on_nodes(directory, lineage, local_dirs, step, signing, as_json)
+    plan = plan_here(directory, lineage, [Path(text) for text in local_dirs], ranks, step, signing)
     return _tell(directory, plan, as_json)
 
 
-def _on_nodes(directory: Path, lineage: str, local_dirs: tuple[str, ...], step: int | None, as_json: bool) -> int:
+def _on_nodes(
+    directory: Path,
+    lineage: str,
+    local_dirs: tuple[str, ...],
+    step: int | None,
+    signing: Signing | None,
+    as_json: bool,
+) -> int:
     if len(local_dirs) > 1:
         raise click.UsageError("started on the nodes, every process has one --local DIR")
     comm = connect(None, _TIMEOUT_S)
@@ -64,7 +79,7 @@ def _on_nodes(directory: Path, lineage: str, local_dirs: tuple[str, ...], step: 
     names = [place[0] for place in places]
     node_of = tuple(list(dict.fromkeys(names)).index(each) for each in names)
     leads = bool(local) and places.index(places[comm.rank]) == comm.rank
-    plan = plan_together(comm, directory, lineage, local[0] if leads else None, node_of, _TIMEOUT_S, step)
+    plan = plan_together(comm, directory, lineage, local[0] if leads else None, node_of, _TIMEOUT_S, step, signing)
     return _tell(directory, plan, as_json) if comm.rank == 0 else GOOD if plan.candidate else NOT_GOOD
 
 

@@ -11,11 +11,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deeppart.cli.ls import suspect_document
-from deeppart.cli.options import directory_argument
-from deeppart.cli.output import console, count, moment, printable
+from deeppart.cli.options import directory_argument, sign_key_option
+from deeppart.cli.output import console, count, moment, printable, unchecked_line
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.inspecting.listing import name_ranks
+from deeppart.part import Signing
 from deeppart.state.runs import describe_leaf_value, run_kind
 from deeppart.units import show_bytes
 
@@ -33,21 +34,26 @@ _MOST_BITS = 64
 @directory_argument
 @click.argument("keys", metavar="[KEYS]...", nargs=-1)
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest with a sound manifest if left out.")
+@sign_key_option
 @click.option("--flat", is_flag=True, help="One line per leaf instead of a tree.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def show(directory: Path, keys: tuple[str, ...], step: int | None, flat: bool, as_json: bool) -> int:
+def show(
+    directory: Path, keys: tuple[str, ...], step: int | None, signing: Signing | None, flat: bool, as_json: bool
+) -> int:
     """Show what a checkpoint in DIR holds: paths, dtypes, shapes, bytes, and which parts hold them.
 
     KEYS are globs over paths, as for deeppart.load: 'model/*' '*.bias'. Reads manifest and indexes, no chunk. Exit code
     1 if a part's index cannot be read, or there is nothing to show.
     """
-    contents = read_contents(directory, step, keys)
+    contents = read_contents(directory, step, keys, signing)
     if as_json:
-        print_json(_document(directory, contents))
+        print_json({**_document(directory, contents), "signature_checked": signing is not None})
     elif flat:
         _print_flat(contents)
     else:
         _print_tree(contents)
+    if signing is None and contents.manifest.signed and not as_json:
+        console().print(unchecked_line(contents.manifest.attempt.step), style="yellow", soft_wrap=True)
     return NOT_GOOD if contents.problems else GOOD
 
 
@@ -62,6 +68,7 @@ def _document(directory: Path, contents: Contents) -> dict[str, Any]:
         "created": manifest.created,
         "library": manifest.library,
         "ranks": manifest.attempt.world_size,
+        "signed": manifest.signed,
         "suspect": [suspect_document(leaf) for leaf in contents.suspect],
         "totals": _totals(contents),
         "leaves": [

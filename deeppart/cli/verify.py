@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from deeppart.cli.ls import owner_document, owner_line, suspect_document
-from deeppart.cli.options import directory_argument, local_option
-from deeppart.cli.output import console, count, printable, state_text, step_names
+from deeppart.cli.options import directory_argument, local_option, sign_key_option
+from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.naming import DamagedLeaf
@@ -24,6 +24,7 @@ from deeppart.inspecting.verifying import verify as verify_subject
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.levels.suspects import Suspicions, read_suspicions
 from deeppart.model import SuspectLeaf
+from deeppart.part import Signing
 from deeppart.units import show_bytes
 
 #: Leaves printed per damaged place; --json has all of them.
@@ -35,6 +36,7 @@ _MOST_LEAVES = 20
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
 @click.option("--all", "every", is_flag=True, help="Every step.")
 @local_option("to read too: its parts, copies and parity")
+@sign_key_option
 @click.option("--repair", is_flag=True, help="Replace damaged files from sound copies, from parity or from each other.")
 @click.option("--no-lock", is_flag=True, help="For --repair on file systems without locks: no job is running there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -43,6 +45,7 @@ def verify(
     step: int | None,
     every: bool,
     local_dirs: tuple[Path, ...],
+    signing: Signing | None,
     repair: bool,
     no_lock: bool,
     as_json: bool,
@@ -56,9 +59,9 @@ def verify(
         raise click.UsageError("--step and --all exclude each other")
     owner = read_owner(directory)
     if not repair:
-        return _verify(directory, step, every, local_dirs, owner, False, as_json)
+        return _verify(directory, step, every, local_dirs, signing, owner, False, as_json)
     with hold_directory(directory, without_lock=no_lock):
-        return _verify(directory, step, every, local_dirs, owner, True, as_json)
+        return _verify(directory, step, every, local_dirs, signing, owner, True, as_json)
 
 
 def _verify(
@@ -66,13 +69,15 @@ def _verify(
     step: int | None,
     every: bool,
     local_dirs: tuple[Path, ...],
+    signing: Signing | None,
     owner: Owner | None,
     repair: bool,
     as_json: bool,
 ) -> int:
     timed: list[tuple[Verdict, float]] = []
     out = console()
-    subjects = choose_steps(directory, step, every=every) if not local_dirs or list_steps(directory) else []
+    there = not local_dirs or list_steps(directory)
+    subjects = choose_steps(directory, step, every=every, signing=signing) if there else []
     names = step_names(subject.key for subject in subjects)
     with progress_bar(out, shown=not as_json) as progress:
         task = progress.add_task("", total=sum(subject.nbytes for subject in subjects))
@@ -83,12 +88,15 @@ def _verify(
             timed.append((verdict, time.monotonic() - began))
             if not as_json:
                 _print(out, names[subject.key], *timed[-1])
-        nodes = verify_nodes(local_dirs, lineage_on_nodes(directory), step) if local_dirs else None
-    repaired = _repair(directory, [verdict for verdict, _ in timed], nodes) if repair else []
+        nodes = verify_nodes(local_dirs, lineage_on_nodes(directory), signing, step) if local_dirs else None
+    repaired = _repair(directory, [verdict for verdict, _ in timed], nodes, signing) if repair else []
     suspicions = read_suspicions(directory)
     if as_json:
-        print_json(_document(directory, timed, owner, nodes, repaired, repair, suspicions))
+        document = _document(directory, timed, owner, nodes, repaired, repair, suspicions)
+        print_json({**document, "signatures_checked": signing is not None})
     else:
+        if signing is None:
+            _print_unchecked(out, [verdict for verdict, _ in timed])
         _print_suspects(out, [verdict for verdict, _ in timed], suspicions)
         _print_nodes(out, nodes, repaired)
         if line := owner_line(owner):
@@ -96,10 +104,12 @@ def _verify(
     return GOOD if _all_good(timed, owner, nodes, repaired) else NOT_GOOD
 
 
-def _repair(directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None) -> list[Repaired]:
+def _repair(
+    directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None, signing: Signing | None
+) -> list[Repaired]:
     """Repair what can be: parts on the persistent level, and files on nodes."""
     damaged = [step_directory(directory, verdict.key) / file for verdict in verdicts for file in verdict.damaged_files]
-    repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged)
+    repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged, signing)
     return repairer.repair_nodes() + repairer.repair(damaged)
 
 
@@ -142,6 +152,7 @@ def _document(
                 "parts": verdict.parts,
                 "bytes": verdict.nbytes,
                 "raw_bytes": verdict.raw_bytes,
+                "signed": verdict.manifest is not None and verdict.manifest.signed,
                 "seconds": round(seconds, 6),
                 "damaged_leaves": list(verdict.damaged_leaves),
                 "suspect": [suspect_document(leaf) for leaf in _suspects(verdict, suspicions)],
@@ -165,6 +176,12 @@ def _document(
         if repair
         else None,
     }
+
+
+def _print_unchecked(out: Console, verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        if verdict.manifest is not None and verdict.manifest.signed:
+            out.print(Text(unchecked_line(verdict.step), "yellow"), soft_wrap=True)
 
 
 def _suspects(verdict: Verdict, suspicions: Suspicions) -> tuple[SuspectLeaf, ...]:

@@ -17,6 +17,7 @@ from deeppart import access
 from deeppart.errors import StateError, StorageError
 from deeppart.exporting.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.levels.files import storage_error
+from deeppart.levels.key_files import KeyFiles, read_key_files
 from deeppart.model import Manifest
 from deeppart.reading import OpenCheckpoint, with_checkpoint
 from deeppart.state.flatten import readable
@@ -65,6 +66,7 @@ def export(
     rank: int = 0,
     overwrite: bool = False,
     progress: Progress | None = None,
+    sign_key_file: KeyFiles = None,
 ) -> Exported:
     """Write a committed checkpoint into one HDF5 file, which appears under its name when it is complete.
 
@@ -79,6 +81,7 @@ def export(
         rank: whose values to take for leaves that each rank saved for itself.
         overwrite: replace a file of that name.
         progress: is told bytes done and bytes in all, now and then.
+        sign_key_file: as :func:`deeppart.load` takes it.
 
     Raises:
         RestoreError: no such checkpoint, or no such rank.
@@ -88,6 +91,7 @@ def export(
     """
     out = Path(out)
     told = progress or (lambda done, total: None)
+    signing = read_key_files(sign_key_file)
     try:
         folder = access.open_folder(out.absolute().parent)
         taken = folder.has(out.name)
@@ -100,12 +104,12 @@ def export(
 
         def use(directory: Path, manifest: Manifest) -> Exported:
             with ExitStack() as files, _Beside(folder, out) as beside:
-                checkpoint = OpenCheckpoint(files, directory, manifest, rank)
+                checkpoint = OpenCheckpoint(files, directory, manifest, rank, signing=signing)
                 made = _Archive(checkpoint, keys, told).write(beside.path, out)
                 file_bytes = beside.finish()
             return Exported(out, manifest.attempt.step, rank, *made, file_bytes)
 
-        return with_checkpoint(Path(root), step, use)
+        return with_checkpoint(Path(root), step, use, signing)
 
 
 class _Beside:

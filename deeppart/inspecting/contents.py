@@ -20,7 +20,7 @@ from deeppart.inspecting.parts import StepFiles
 from deeppart.levels.node import one_line
 from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Manifest, SuspectLeaf
-from deeppart.part import OWN_TABLE
+from deeppart.part import OWN_TABLE, Signing
 from deeppart.reading import find_step
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument
@@ -129,12 +129,15 @@ class Contents:
         yield from _walk(self.tree)
 
 
-def read_contents(root: Path, step: int | None = None, keys: Sequence[str] = ()) -> Contents:
+def read_contents(
+    root: Path, step: int | None = None, keys: Sequence[str] = (), signing: Signing | None = None
+) -> Contents:
     """Describe a committed checkpoint.
 
     Args:
         step: which one; None for the newest whose manifest is sound.
         keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
+        signing: what it must be signed with; None: not checked.
 
     Raises:
         RestoreError: no such checkpoint.
@@ -143,8 +146,8 @@ def read_contents(root: Path, step: int | None = None, keys: Sequence[str] = ())
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    found = find_step(root, step)
-    files = StepFiles(found.directory, found.manifest)
+    found = find_step(root, step, signing)
+    files = StepFiles(found.directory, found.manifest, signing)
     describing = _Describing(files, tuple(keys))
     tree = describing.node(files.structure.tree, ())
     if tree is None:

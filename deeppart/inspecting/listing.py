@@ -24,7 +24,7 @@ from deeppart.levels.reduced import reduced_runs
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Attempt, Manifest, StepKey, SuspectLeaf
-from deeppart.part import is_hex32, parse_part_file_name
+from deeppart.part import Signing, is_hex32, parse_part_file_name
 from deeppart.restart import Inventory, Source, Stock
 
 #: Every part that the manifest names is on the persistent level.
@@ -149,11 +149,12 @@ class Listing:
     problems: tuple[str, ...]
 
 
-def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
+def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing | None = None) -> Listing:
     """Look at a persistent directory and at node-local ones that belong to it.
 
     Args:
         local_dirs: values of ``local_dir`` on the nodes, as seen from here.
+        signing: what manifests and parts must be signed with; None: not checked.
 
     Raises:
         RestoreError: there is no such directory.
@@ -164,12 +165,12 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = ()) -> Listing:
     lineage, problems = _lineage(root, needed=bool(local_dirs))
     stocks = []
     for directory in local_dirs:
-        found = _take_stock(directory, lineage)
+        found = _take_stock(directory, lineage, signing)
         problems += found.problems
         stocks.append((directory, found))
     local = _OnNodes(stocks)
     persistent: dict[int, list[PersistentStep]] = {}
-    for entry in examine(root):
+    for entry in examine(root, signing):
         persistent.setdefault(entry.step, []).append(entry)
     steps: list[StepSummary] = []
     for step in sorted(persistent.keys() | {attempt.step for attempt in local.attempts}):
@@ -208,13 +209,16 @@ def require_directory(root: Path) -> None:
         raise RestoreError(mistaken.what, where=str(root), todo=mistaken.todo)
 
 
-def examine(root: Path) -> list[PersistentStep]:
+def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
     """Every step directory of a persistent directory, by ascending step.
+
+    Args:
+        signing: what manifests and parts must be signed with; None: not checked.
 
     Raises:
         StorageError: the directory cannot be listed.
     """
-    return sorted((examine_step(root, key) for key in list_steps(root)), key=_order)
+    return sorted((examine_step(root, key, signing) for key in list_steps(root)), key=_order)
 
 
 def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
@@ -222,11 +226,11 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
     return (entry.step, entry.is_committed, entry.manifest.created if entry.manifest else "", entry.key.sequence)
 
 
-def examine_step(root: Path, key: StepKey) -> PersistentStep:
+def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep:
     """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.levels.presence`)."""
     directory = step_directory(root, key)
     try:
-        manifest = read_manifest(root, key)
+        manifest = read_manifest(root, key, signing)
     except FileNotFoundError:
         ranks, nbytes = _part_files(directory)
         return PersistentStep(key, UNFINISHED_STATE, (UNFINISHED,), None, ranks, nbytes)
@@ -237,7 +241,7 @@ def examine_step(root: Path, key: StepKey) -> PersistentStep:
         return PersistentStep(key, DAMAGED, (reason,), None, *_part_files(directory))
     parts, reasons, nbytes = [], [], 0
     for record in manifest.parts:
-        problem, length = part_problem(directory, manifest, record)
+        problem, length = part_problem(directory, manifest, record, signing)
         nbytes += length
         if problem is None:
             parts.append(record.rank)
@@ -272,7 +276,7 @@ def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
         return None, [error.summary]
 
 
-def _take_stock(directory: Path, lineage: str | None) -> Found:
+def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> Found:
     """What a lineage has under a node-local directory."""
     if lineage is None:
         return Found(problems=[f"{directory}: not searched, because DIR has no lineage record to match it with"])
@@ -284,7 +288,7 @@ def _take_stock(directory: Path, lineage: str | None) -> Found:
         others = sum(map(is_hex32, names))
         hint = f" ({others} of other directories)" if others else ""
         return Found(problems=[f"{directory}: no parts that belong to this checkpoint directory{hint}"])
-    return take_stock(directory, lineage)
+    return take_stock(directory, lineage, signing)
 
 
 class _OnNodes:

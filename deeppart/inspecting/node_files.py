@@ -11,7 +11,7 @@ from deeppart.errors import FormatError, StorageError
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import read_lineage
 from deeppart.levels.steps import parse_step_directory_name
-from deeppart.part import FileSource, ParityReader, PartReader
+from deeppart.part import FileSource, ParityReader, PartReader, Signing, parse_base_file_name
 
 Advance = Callable[[int], None]
 
@@ -68,18 +68,23 @@ def lineage_on_nodes(root: Path) -> str:
 
 
 def verify_nodes(
-    directories: Sequence[Path], lineage: str, step: int | None = None, advance: Advance = lambda nbytes: None
+    directories: Sequence[Path],
+    lineage: str,
+    signing: Signing | None,
+    step: int | None = None,
+    advance: Advance = lambda nbytes: None,
 ) -> NodeFiles:
     """Read everything that a lineage has under node-local directories.
 
     Args:
+        signing: what parts must be signed with; None: not checked.
         step: only this one; None for all.
         advance: told of every few bytes done.
     """
     stocks, damage, remarks = [], [], []
     files = nbytes = 0
     for directory in directories:
-        stock = take_stock(directory, lineage)
+        stock = take_stock(directory, lineage, signing)
         stocks.append((directory, stock))
         remarks += [line for line in stock.problems if ": in the wrong place: " in line or ": ignored: " in line]
         unsound = [path for path in stock.damaged if _is_of(path, step)]
@@ -87,7 +92,7 @@ def verify_nodes(
         damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened"), False) for path in unsound]
         for path, length in _sound(stock, step):
             files, nbytes = files + 1, nbytes + length
-            problem = _check(path, advance)
+            problem = _check(path, signing, advance)
             if problem is not None and access.exists(path):  # otherwise a running job has retired it meanwhile
                 damage.append(NodeDamage(directory, path, problem, True))
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
@@ -110,13 +115,14 @@ def _is_of(path: Path, step: int | None) -> bool:
     return step is None or (key is not None and key.step == step)
 
 
-def _check(path: Path, advance: Advance) -> str | None:
+def _check(path: Path, signing: Signing | None, advance: Advance) -> str | None:
     try:
         with FileSource(path) as source:
             if path.suffix == ".dpy":
                 ParityReader(source, where=str(path)).verify(pace=advance)
             else:
-                PartReader(source, where=str(path)).verify(pace=advance)
+                own = None if parse_base_file_name(path.name) else signing
+                PartReader(source, where=str(path), signing=own).verify(pace=advance)
     except (FormatError, StorageError) as error:
         return one_line(error)
     return None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import OWN_TABLE, FileSource, PartReader
+from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.leaves import LeafType
 from deeppart.state.structure import Structure, decode_structure
@@ -41,6 +41,7 @@ class StepFiles:
     Args:
         directory: the step's directory.
         manifest: of the step.
+        signing: what the parts must be signed with; None: not checked.
 
     Attributes:
         directory, manifest: as given.
@@ -50,8 +51,8 @@ class StepFiles:
         FormatError: the structure document cannot be read.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
-        self.directory, self.manifest = directory, manifest
+    def __init__(self, directory: Path, manifest: Manifest, signing: Signing | None) -> None:
+        self.directory, self.manifest, self._signing = directory, manifest, signing
         self.structure: Structure = decode_structure(manifest.structure, str(self.directory))
 
     @contextmanager
@@ -79,6 +80,7 @@ class StepFiles:
                 expected_attempt=self.manifest.attempt,
                 expected_rank=rank,
                 expected_index_digest=record.index_digest,
+                signing=self._signing,
             )
             yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path), with_structure=False))
 

@@ -10,6 +10,7 @@ from deeppart.comm.base import Comm, finish
 from deeppart.comm.single import SingleComm
 from deeppart.levels.node import take_stock
 from deeppart.levels.persistent import PersistentLevel
+from deeppart.part import Signing
 from deeppart.recovery import take_inventory
 from deeppart.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
 
@@ -31,14 +32,22 @@ class RestorePlan:
     problems: tuple[str, ...]
 
 
-def plan_here(root: Path, lineage: str, local_dirs: Sequence[Path], ranks: int | None, step: int | None) -> RestorePlan:
+def plan_here(
+    root: Path,
+    lineage: str,
+    local_dirs: Sequence[Path],
+    ranks: int | None,
+    step: int | None,
+    signing: Signing | None = None,
+) -> RestorePlan:
     """Plan with directories that this one process sees; each of ``local_dirs`` counts as a node.
 
     Args:
         ranks: of the job that would restore; None for as many as saved the step. They are spread over the nodes evenly.
+        signing: what manifests and parts must be signed with; None: not checked.
     """
-    stocks = [take_stock(directory, lineage) for directory in local_dirs]
-    inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0)
+    stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
+    inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0, signing)
     problems = (*inventory.damaged, *inventory.problems, *(line for stock in stocks for line in stock.problems))
     nodes = max(1, len(stocks))
     size = ranks or max((entry.attempt.world_size for entry in inventory.committed), default=0)
@@ -63,24 +72,31 @@ def plan_together(
     node_of: tuple[int, ...],
     timeout: float,
     step: int | None,
+    signing: Signing | None = None,
 ) -> RestorePlan:
     """Plan on the nodes themselves, one process per rank or per node (collective).
 
     Args:
         local_dir: this process' node-local directory if it is the one to list it.
     """
-    inventory = _take(comm, node_of, local_dir, root, lineage, timeout)
+    inventory = _take(comm, node_of, local_dir, root, lineage, timeout, signing)
     return _plan(inventory, comm.size, step)
 
 
 def _take(
-    comm: Comm, node_of: tuple[int, ...], local_dir: Path | None, root: Path, lineage: str, timeout: float
+    comm: Comm,
+    node_of: tuple[int, ...],
+    local_dir: Path | None,
+    root: Path,
+    lineage: str,
+    timeout: float,
+    signing: Signing | None,
 ) -> Inventory:
     return take_inventory(
         comm,
         node_of,
         local_dir,
-        PersistentLevel(root),
+        PersistentLevel(root, signing=signing),
         lineage,
         lambda operation, what: finish(comm, operation, what, timeout),
     )

@@ -35,6 +35,7 @@ from deeppart.part import (
     MemorySource,
     ParityWriter,
     PartReader,
+    Signing,
     is_parity_file_name,
     parity_file_name,
     parse_base_file_name,
@@ -70,14 +71,15 @@ class Repairer:
         root: the persistent directory.
         nodes: what was found on nodes, and is damaged there.
         damaged: files on the persistent level that are damaged or missing.
+        signing: what a copy must be signed with to be used; None: not checked.
 
     Raises:
         StorageError: the directory cannot be read.
     """
 
-    def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path]) -> None:
-        self._root, self._nodes = root, nodes
-        steps, _ = read_manifests(root)
+    def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None = None) -> None:
+        self._root, self._nodes, self._signing = root, nodes, signing
+        steps, _ = read_manifests(root, signing)
         self._steps = {step.key: step for step in steps}
         self._manifests = {step.manifest.attempt: step.manifest for step in steps}
         self._bad = {str(path) for path in damaged} | {str(each.path) for each in nodes.damage}
@@ -208,7 +210,7 @@ class Repairer:
     def _load(self, read: Read, attempt: Attempt) -> LoadedPart:
         if read.source.rebuild is None:
             with FileSource(read.source.path) as source:
-                return load_part(source, read, attempt)
+                return load_part(source, read, attempt, self._signing)
         room = np.empty(padded_bytes(read.source.rebuild.identity), dtype=np.uint8)
         comm = SingleComm()
         wanted = [Wanted(read.part, 0, read.source.rebuild)]
@@ -216,7 +218,7 @@ class Repairer:
         refused = finish(comm, operation, "repairing from parity", _TIMEOUT_S)
         if refused:
             raise CorruptFileError(refused[read.part], where=read.source.path)
-        return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt)
+        return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, self._signing)
 
     def _record(self, attempt: Attempt, rank: int) -> PartRecord | None:
         """What a manifest says of a part, if there is one of this attempt."""
@@ -247,7 +249,8 @@ class Repairer:
             if source.rebuild is None and source.path not in self._bad:
                 try:
                     opened = stack.enter_context(FileSource(source.path))
-                    PartReader(opened, where=source.path, expected_index_digest=source.index_digest).verify()
+                    digest, signing = source.index_digest, self._signing
+                    PartReader(opened, where=source.path, expected_index_digest=digest, signing=signing).verify()
                     return opened
                 except (FormatError, StorageError):
                     continue

@@ -25,7 +25,7 @@ from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spa
 from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest, PartRecord, StepKey
-from deeppart.part import HEADER_BYTES
+from deeppart.part import HEADER_BYTES, Signing
 from deeppart.part.json_text import parse_json
 from deeppart.state.scatter import check_places
 
@@ -131,12 +131,14 @@ class Subject:
         key: what its name says.
         manifest: None if there is no sound one.
         error: why there is none; None if it was never committed.
+        signing: what it must be signed with; None: not checked.
     """
 
     directory: Path
     key: StepKey
     manifest: Manifest | None
     error: DeeppartError | None
+    signing: Signing | None = None
 
     @property
     def nbytes(self) -> int:
@@ -144,10 +146,15 @@ class Subject:
         return self.manifest.nbytes + self.manifest.referenced_bytes if self.manifest else 0
 
 
-def choose_steps(root: Path, step: int | None = None, *, every: bool = False) -> list[Subject]:
+def choose_steps(
+    root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
+) -> list[Subject]:
     """What to verify: one step, every step directory, or by default the newest commit, sound or not.
 
     Of a step that there are several attempts at, all of them.
+
+    Args:
+        signing: what they must be signed with; None: not checked.
 
     Raises:
         RestoreError: there is no such step.
@@ -169,13 +176,13 @@ def choose_steps(root: Path, step: int | None = None, *, every: bool = False) ->
             where=str(root.absolute()),
             todo="`deeppart ls DIR` shows what is there",
         )
-    return [_subject(root, key) for key in keys]
+    return [_subject(root, key, signing) for key in keys]
 
 
-def _subject(root: Path, key: StepKey) -> Subject:
+def _subject(root: Path, key: StepKey, signing: Signing | None) -> Subject:
     directory = step_directory(root, key)
     try:
-        return Subject(directory, key, read_manifest(root, key), None)
+        return Subject(directory, key, read_manifest(root, key, signing), None, signing)
     except FileNotFoundError:
         return Subject(directory, key, None, None)
     except (FormatError, StorageError) as error:
@@ -194,7 +201,7 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
     if manifest is None:
         return _without_manifest(subject)
     try:
-        checking = _Checking(StepFiles(subject.directory, manifest), advance)
+        checking = _Checking(StepFiles(subject.directory, manifest, subject.signing), advance)
     except FormatError as error:
         state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
         damage = Damage("manifest", _text(error), MANIFEST_NAME)

@@ -14,7 +14,7 @@ import xxhash
 from deeppart.codec import ROOM_BYTES, Chooser, EncodedChunk
 from deeppart.codec.raw import RawCodec
 from deeppart.levels.workers import Workers
-from deeppart.part import ChunkPlace
+from deeppart.part import ChunkPlace, strong_digest
 
 #: Told of every chunk that was encoded: dtype tag, raw bytes, encoded bytes, seconds.
 Watch = Callable[[str, int, int, float], None]
@@ -30,6 +30,7 @@ class Chunk:
         encoded: what it is encoded to already, or None.
         raw_digest: xxh3-128 of its bytes, where that is known already.
         place: where it lies already, and is not to be encoded at all; or None.
+        strong_digest: blake2b-256 of its bytes, where that is known already.
     """
 
     raw: memoryview
@@ -37,13 +38,14 @@ class Chunk:
     encoded: EncodedChunk | None = None
     raw_digest: bytes | None = None
     place: ChunkPlace | None = None
+    strong_digest: bytes | None = None
 
 
 class Encoders:
     """Threads that encode.
 
     Args:
-        threads: how many; 0 where no chooser encodes anything.
+        threads: how many; 0 where no chooser encodes anything and nothing is signed.
         prepare: called first in each of them.
     """
 
@@ -52,13 +54,14 @@ class Encoders:
         self._workers = Workers(threads, "deeppart-encode", prepare)
 
     def run(
-        self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None
+        self, chunks: Iterable[Chunk], chooser: Chooser, watch: Watch | None = None, *, signed: bool = False
     ) -> Generator[EncodedChunk | ChunkPlace, None, None]:
         """Encode chunks, up to ``most_ahead`` of them before the one that is asked for; in order.
 
-        Chunks that lie somewhere already come out as their places. An encoded chunk lasts until the next one is asked
-        for. Memory: one room more than there are threads, each as long as the longest chunk. Close the generator if not
-        all chunks are taken: it waits for the threads that still read them.
+        Chunks that lie somewhere already come out as their places. With ``signed``, all others come with their strong
+        digests, which the threads take of those that are stored raw, too. An encoded chunk lasts until the next one is
+        asked for. Memory: one room more than there are threads, each as long as the longest chunk. Close the generator
+        if not all chunks are taken: it waits for the threads that still read them.
         """
         rooms: list[memoryview] = []
         ahead: deque[tuple[Future[EncodedChunk] | EncodedChunk | ChunkPlace, memoryview | None]] = deque()
@@ -73,13 +76,16 @@ class Encoders:
             for chunk in chunks:
                 ready = chunk.place or chunk.encoded
                 if ready is None and chooser.codec_for(chunk.dtype) is None:
-                    ready = EncodedChunk(RawCodec.codec_id, chunk.raw, chunk.raw_digest, chunk.raw_digest)
-                if ready is not None:
+                    digests = (chunk.raw_digest, chunk.raw_digest, chunk.strong_digest)
+                    ready = EncodedChunk(RawCodec.codec_id, chunk.raw, *digests)
+                if isinstance(ready, EncodedChunk) and signed and ready.strong_digest is None:
+                    ahead.append((self._workers.submit(_digest, ready), None))
+                elif ready is not None:
                     ahead.append((ready, None))
                 else:
                     room = _room(rooms, chunk.raw.nbytes)
-                    ahead.append((self._workers.submit(_encode, chunk, chooser, room, watch), room))
-                while ahead and (len(ahead) >= self.most_ahead or ahead[0][1] is None):
+                    ahead.append((self._workers.submit(_encode, chunk, chooser, room, watch, signed), room))
+                while ahead and (len(ahead) >= self.most_ahead or not isinstance(ahead[0][0], Future)):
                     yield from take()
             while ahead:
                 yield from take()
@@ -102,7 +108,14 @@ def _room(rooms: list[memoryview], raw_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, raw_bytes + ROOM_BYTES))
 
 
-def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | None) -> EncodedChunk:
+def _digest(ready: EncodedChunk) -> EncodedChunk:
+    """Take the strong digest of a chunk as it is, and the other where that is missing."""
+    digest = ready.digest or xxhash.xxh3_128_digest(ready.data)
+    raw_digest = digest if ready.codec_id == RawCodec.codec_id else ready.raw_digest
+    return replace(ready, digest=digest, raw_digest=raw_digest, strong_digest=strong_digest(ready.data))
+
+
+def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | None, signed: bool) -> EncodedChunk:
     """Encode a chunk and take its digests, so that the thread that writes need not."""
     began = time.perf_counter()
     encoded = chooser.encode_chunk(chunk.raw, chunk.dtype, room)
@@ -110,4 +123,5 @@ def _encode(chunk: Chunk, chooser: Chooser, room: memoryview, watch: Watch | Non
     digest = raw_digest if encoded.data is chunk.raw else xxhash.xxh3_128_digest(encoded.data)
     if watch is not None:
         watch(chunk.dtype, chunk.raw.nbytes, len(encoded.data), time.perf_counter() - began)
-    return replace(encoded, digest=digest, raw_digest=raw_digest)
+    strong = strong_digest(encoded.data) if signed else None
+    return replace(encoded, digest=digest, raw_digest=raw_digest, strong_digest=strong)

@@ -20,6 +20,7 @@ from deeppart.levels.persistent import CommittedStep, committed_steps, read_mani
 from deeppart.levels.presence import first_problem
 from deeppart.levels.steps import step_directory
 from deeppart.model import StepKey
+from deeppart.part import Signing
 
 
 class Keeping:
@@ -29,10 +30,11 @@ class Keeping:
         root: the directory.
         keep: how many committed steps stay; 0 keeps all.
         earlier: step directories found when the session started.
+        signing: what a step must be signed with to count; None: not checked.
     """
 
-    def __init__(self, root: Path, keep: int, earlier: Collection[StepKey]) -> None:
-        self._root, self._keep = root, keep
+    def __init__(self, root: Path, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:
+        self._root, self._keep, self._signing = root, keep, signing
         self._earlier = set(earlier)
         self._own: list[StepKey] = []
         self._leaving: set[StepKey] = set()
@@ -93,7 +95,7 @@ class Keeping:
             found = []
             for key in self._earlier & present:
                 try:
-                    manifest = read_manifest(self._root, key)
+                    manifest = read_manifest(self._root, key, self._signing)
                 except (FileNotFoundError, FormatError, StorageError):
                     continue  # when it was committed cannot be told: it is not counted and stays
                 found.append(CommittedStep(key, step_directory(self._root, key), manifest))
@@ -102,7 +104,7 @@ class Keeping:
 
     def _does_count(self, step: CommittedStep) -> bool:
         if step.key not in self._counts:
-            problem = first_problem(step.directory, step.manifest)
+            problem = first_problem(step.directory, step.manifest, self._signing)
             self._counts[step.key] = problem is None
             if problem is not None:
                 self._notices.append(

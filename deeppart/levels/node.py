@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
-from deeppart.errors import DeeppartError, FormatError, StorageError
+from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
 from deeppart.levels.files import DurableFile, Over, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
 from deeppart.levels.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
@@ -26,6 +26,7 @@ from deeppart.part import (
     FileSource,
     ParityReader,
     PartReader,
+    Signing,
     base_file_name,
     is_parity_file_name,
     parity_file_name,
@@ -53,15 +54,22 @@ class NodeLevel:
         name: "local", "partner" or "parity".
         session: 32 hex digits of this run of the job.
         permissions: as ``Config.permissions``.
+        signing: what is read must be signed with; None: not checked.
 
     Raises:
         StorageError: the directory cannot be created or written, or others could write to it too.
     """
 
     def __init__(
-        self, directory: Path, lineage: str, name: str, session: str, permissions: str = PERMISSIONS[0]
+        self,
+        directory: Path,
+        lineage: str,
+        name: str,
+        session: str,
+        permissions: str = PERMISSIONS[0],
+        signing: Signing | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.signing = name, signing
         self.root = node_root(directory, lineage, name)
         self._session = session
         self._spares = spares_directory(self.root, session)
@@ -135,7 +143,7 @@ class NodeLevel:
                 yield directory / name
             path = directory / part_file_name(rank, world_size)
             try:
-                if access.exists(path) and stored_part(path, self.name).index_digest == index_digest:
+                if access.exists(path) and stored_part(path, self.name, self.signing).index_digest == index_digest:
                     yield path
             except (FormatError, StorageError):
                 continue
@@ -192,6 +200,8 @@ class Found:
         parity: likewise.
         problems: a line about each file that is not sound.
         damaged: the files that those lines are about.
+        refused: those of the lines that say that a part is not signed with the key: it may be a forger's, or the only
+            one there is.
     """
 
     parts: list[StoredPart] = field(default_factory=list)
@@ -199,18 +209,23 @@ class Found:
     bases: list[StoredPart] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
 
 
-def take_stock(directory: Path, lineage: str) -> Found:
-    """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line."""
+def take_stock(directory: Path, lineage: str, signing: Signing | None) -> Found:
+    """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line.
+
+    Args:
+        signing: parts must be signed with one of these keys; None: not checked.
+    """
     found = Found()
     with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
         for level in NODE_FOLDERS:
-            _take_stock(node_root(directory, lineage, level), level, lineage, found)
+            _take_stock(node_root(directory, lineage, level), level, lineage, signing, found)
     return found
 
 
-def _take_stock(root: Path, level: str, lineage: str, found: Found) -> None:
+def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
     try:
         steps = list_steps(root)
     except StorageError as error:
@@ -224,20 +239,22 @@ def _take_stock(root: Path, level: str, lineage: str, found: Found) -> None:
             continue
         for name in names:
             try:
-                _look_at(directory / name, key, level, lineage, found)
+                _look_at(directory / name, key, level, lineage, signing, found)
             except (FormatError, StorageError) as error:
                 found.problems.append(one_line(error))
                 found.damaged.append(directory / name)
+                if isinstance(error, SignatureError):
+                    found.refused.append(one_line(error))
 
 
-def _look_at(path: Path, key: StepKey, level: str, lineage: str, found: Found) -> None:
+def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
     if parse_part_file_name(path.name) is not None:
-        part = stored_part(path, level)
+        part = stored_part(path, level, signing)
         name = part_file_name(part.rank, part.attempt.world_size)
         if _is_ours(path, part.attempt, key, name, lineage, found):
             found.parts.append(part)
     elif parse_base_file_name(path.name) is not None:
-        base = stored_part(path, level)
+        base = stored_part(path, level, None)  # each chunk of it is signed where it is referred to
         name = base_file_name(base.rank, base.attempt.world_size, base.index_digest)
         if base.attempt.lineage == lineage and name == path.name:
             found.bases.append(base)
@@ -264,14 +281,14 @@ def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str
     return True
 
 
-def stored_part(path: Path, level: str) -> StoredPart:
-    """Check a part file's header, footer and index, and that its bases are there.
+def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
+    """Check a part file's header, footer and index, that its bases are there, and with keys its signature.
 
     Raises:
         FormatError, StorageError: it is not a sound part, or a base of it is not there.
     """
     with FileSource(path) as source:
-        reader = PartReader(source, where=str(path))
+        reader = PartReader(source, where=str(path), signing=signing)
         bases: tuple[str, ...] = ()
         if parse_base_file_name(path.name) is None:
             reader.check_bases()

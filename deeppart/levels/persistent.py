@@ -30,7 +30,7 @@ from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
 from deeppart.levels.timestamps import now
 from deeppart.model import Attempt, Manifest, StepKey
-from deeppart.part import decode_manifest, is_hex32, part_file_name
+from deeppart.part import Signing, decode_manifest, is_hex32, part_file_name
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 
@@ -56,12 +56,13 @@ class PersistentLevel:
     Args:
         directory: the same directory on every rank.
         limit: bandwidth limit of this rank's writes, or None.
+        signing: what is written is signed with, and what is read must be; None for neither.
     """
 
     name = "persistent"
 
-    def __init__(self, directory: Path, limit: RateLimit | None = None) -> None:
-        self.root = directory
+    def __init__(self, directory: Path, limit: RateLimit | None = None, signing: Signing | None = None) -> None:
+        self.root, self.signing = directory, signing
         self._limit = limit
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
@@ -151,18 +152,22 @@ class CommittedStep:
         return (self.key.step, self.manifest.created, self.manifest.attempt.sequence)
 
 
-def read_manifest(root: Path, key: StepKey) -> Manifest:
+def read_manifest(root: Path, key: StepKey, signing: Signing | None) -> Manifest:
     """The manifest of a committed step.
+
+    Args:
+        signing: it must be signed with one of these keys; None: not checked.
 
     Raises:
         FileNotFoundError: the step is not committed; its manifest is not there, or empty.
+        SignatureError: it is not signed with one of the keys.
         FormatError, StorageError: the manifest is damaged or cannot be read.
     """
     path = step_directory(root, key) / MANIFEST_NAME
     data = read_file(path, MANIFEST_LIMIT_BYTES)
     if not data:  # claimed, and never written: see levels/exclusive.py
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    manifest = decode_manifest(data, where=str(path))
+    manifest = decode_manifest(data, where=str(path), signing=signing)
     if not key.may_hold(manifest.attempt):
         other = manifest.attempt.key
         raise CorruptFileError(
@@ -178,8 +183,11 @@ def _describe(key: StepKey) -> str:
     return f"step {key.step}" + (f" of session {key.session}, sequence {key.sequence}" if key.session else "")
 
 
-def read_manifests(root: Path) -> tuple[list[CommittedStep], dict[StepKey, str]]:
+def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedStep], dict[StepKey, str]]:
     """Every committed step, oldest first, and the reason for each step directory that is not a sound checkpoint.
+
+    Args:
+        signing: as for :func:`read_manifest`.
 
     Raises:
         StorageError: the root cannot be listed.
@@ -188,7 +196,7 @@ def read_manifests(root: Path) -> tuple[list[CommittedStep], dict[StepKey, str]]
     problems: dict[StepKey, str] = {}
     for key, directory in list_steps(root).items():
         try:
-            found.append(CommittedStep(key, directory, read_manifest(root, key)))
+            found.append(CommittedStep(key, directory, read_manifest(root, key, signing)))
         except FileNotFoundError:
             problems[key] = UNFINISHED
         except (FormatError, StorageError) as error:

@@ -8,30 +8,33 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import DeeppartError, FormatError, StorageError
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import FileSource, PartReader
+from deeppart.part import FileSource, PartReader, Signing
 
 
-def first_problem(directory: Path, manifest: Manifest) -> str | None:
+def first_problem(directory: Path, manifest: Manifest, signing: Signing | None) -> str | None:
     """Why a committed step cannot be restored from its directory, as far as that can be seen; None if it can."""
     for record in manifest.parts:
-        problem, _ = part_problem(directory, manifest, record)
+        problem, _ = part_problem(directory, manifest, record, signing)
         if problem is not None:
             return f"part {record.rank} {problem}"
     return None
 
 
-def part_problem(directory: Path, manifest: Manifest, record: PartRecord) -> tuple[str | None, int]:
+def part_problem(
+    directory: Path, manifest: Manifest, record: PartRecord, signing: Signing | None
+) -> tuple[str | None, int]:
     """What is wrong with one part, or None; and the length of its file.
 
     The part is the one that the manifest names if its header says so and its index hashes to what the manifest says.
-    The older files that it refers to must lie beside it, and be those that it names.
+    The older files that it refers to must lie beside it, and be those that it names. With keys, its signature
+    must hold.
     """
     path = directory / record.file
     problem, nbytes = file_length(path)
     if problem is None and nbytes != record.nbytes:
         problem = f"has {nbytes} bytes instead of {record.nbytes}"
     if problem is None:
-        problem = _wrong_inside(path, manifest, record)
+        problem = _wrong_inside(path, manifest, record, signing)
     return problem, nbytes
 
 
@@ -46,7 +49,7 @@ def file_length(path: Path) -> tuple[str | None, int]:
     return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
 
 
-def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord) -> str | None:
+def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord, signing: Signing | None) -> str | None:
     try:
         with FileSource(path) as source:
             reader = PartReader(
@@ -55,6 +58,7 @@ def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord) -> str | N
                 expected_attempt=manifest.attempt,
                 expected_rank=record.rank,
                 expected_index_digest=record.index_digest,
+                signing=signing,
             )
             try:
                 reader.check_bases()

@@ -21,7 +21,8 @@ from deeppart.levels.encoding import Chunk, Encoders, Watch
 from deeppart.levels.relay import Relay
 from deeppart.levels.workers import Workers
 from deeppart.model import Attempt
-from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Sink
+from deeppart.part import FLAG_PER_RANK, ChunkPlace, PartSummary, PartWriter, Signing, Sink
+from deeppart.part.signing import check_strong_digest
 from deeppart.state.document import PartDocument
 from deeppart.state.layout import ShareLayout
 
@@ -49,11 +50,13 @@ class Encoding:
         chooser: what each is encoded with.
         encoders: the threads that do it.
         watch: told how long it took, or None.
+        signing: what the part is signed with, or None.
     """
 
     chooser: Chooser
     encoders: Encoders
     watch: Watch | None = None
+    signing: Signing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,10 @@ def _write(
     *,
     refers: bool,
 ) -> PartSummary:
-    writer = PartWriter(sink, attempt, rank, refers=refers)
-    with closing(encoding.encoders.run(chunks, encoding.chooser, encoding.watch)) as encoded_chunks:
+    signing = encoding.signing
+    writer = PartWriter(sink, attempt, rank, refers=refers, signing=signing)
+    running = encoding.encoders.run(chunks, encoding.chooser, encoding.watch, signed=signing is not None)
+    with closing(running) as encoded_chunks:
         for plan, encoded in zip(layout.chunks, encoded_chunks, strict=True):
             flags = FLAG_PER_RANK if plan.per_rank else 0
             if isinstance(encoded, ChunkPlace):
@@ -161,17 +166,20 @@ def _stored_chunks(
         place = relay.chunk(number)
         data = memory[number % rooms][: place.nbytes]
         relay.read_chunk(place, data)
+        where = f"chunk {number} of {len(layout.chunks)}, bytes {place.offset} to {place.offset + place.nbytes}"
         if xxhash.xxh3_128_digest(data) != place.encoded.digest:
             raise CorruptFileError(
                 "a chunk of a local part file changed between being written and being read back",
                 expected=f"xxh3-128 {(place.encoded.digest or b'').hex()}",
                 found=xxhash.xxh3_128_hexdigest(data),
-                where=f"chunk {number} of {len(layout.chunks)}, bytes {place.offset} to {place.offset + place.nbytes}",
+                where=where,
                 todo="suspect the node's storage or memory",
             )
+        if place.encoded.strong_digest is not None:  # what is signed next must be what was captured
+            check_strong_digest(data, place.encoded.strong_digest, where=where)
         stored = replace(place.encoded, data=data)
         encoded = None if stored.codec_id == RawCodec.codec_id else stored
-        yield Chunk(data, plan.dtype, encoded, stored.raw_digest)
+        yield Chunk(data, plan.dtype, encoded, stored.raw_digest, strong_digest=stored.strong_digest)
 
 
 def copy_part(relay: Relay, sink: Sink, behind: Workers) -> str:

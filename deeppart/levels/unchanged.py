@@ -62,10 +62,12 @@ class Holdings:
         names = ("offset", "encoded_length", "raw_length", "codec", "base")
         columns = [summary.chunks[name].tolist() for name in names]
         digests = [summary.chunks[name].tobytes() for name in ("encoded_digest", "raw_digest")]
+        strong = [row.tobytes() for row in summary.strong] or [None] * len(summary.chunks)
         places = {}
         for number, (offset, nbytes, length, codec, base) in enumerate(zip(*columns, strict=True)):
             encoded, raw = (each[16 * number : 16 * (number + 1)] for each in digests)
-            places[raw] = (length, ChunkPlace(offset, EncodedChunk(codec, b"", encoded, raw), nbytes, bases[base]))
+            stored = EncodedChunk(codec, b"", encoded, raw, strong[number])
+            places[raw] = (length, ChunkPlace(offset, stored, nbytes, bases[base]))
         return cls(directory, rank, attempt.world_size, own, places)
 
     def path(self, base: BaseRecord) -> Path:

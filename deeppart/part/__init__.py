@@ -22,6 +22,7 @@ from deeppart.part.format import (
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader
+from deeppart.part.signing import Signing, strong_digest
 from deeppart.part.source import FileSource, MemorySource, Source
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
@@ -46,6 +47,7 @@ __all__ = [
     "PartReader",
     "PartSummary",
     "PartWriter",
+    "Signing",
     "Sink",
     "Source",
     "base_file_name",
@@ -61,4 +63,5 @@ __all__ = [
     "part_file_name",
     "set_id",
     "stripes_of",
+    "strong_digest",
 ]

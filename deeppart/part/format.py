@@ -19,9 +19,11 @@ import xxhash
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt
+from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
-#: The newest that is read. Parts without bases are written in version 1, others in version 2.
-FORMAT_VERSION: Final = 2
+#: The newest that is read. Parts without bases are written in version 1, others in version 2, signed ones in version 3.
+FORMAT_VERSION: Final = 3
+SIGNED_VERSION: Final = 3
 
 #: First byte not ASCII, then CR LF, ^Z, LF, as PNG does: a transfer in text mode damages it visibly.
 HEADER_MAGIC: Final = b"\x89DPP\r\n\x1a\n"
@@ -49,7 +51,14 @@ MAX_RAW_BYTES: Final = MAX_CHUNK_BYTES * MAX_CHUNKS
 MAX_LEAF_BYTES: Final = 2**62
 MAX_COUNTER: Final = 2**63 - 1
 MAX_WORLD_SIZE: Final = 2**24
-MAX_INDEX_BYTES: Final = INDEX_HEAD_BYTES + MAX_CHUNKS * 80 + MAX_SPANS * 32 + MAX_BASES * 32 + MAX_META_BYTES
+MAX_INDEX_BYTES: Final = (
+    INDEX_HEAD_BYTES
+    + MAX_CHUNKS * (80 + STRONG_DIGEST_BYTES)
+    + MAX_SPANS * 32
+    + MAX_BASES * 32
+    + MAX_META_BYTES
+    + TAG_BYTES
+)
 MIN_FILE_BYTES: Final = HEADER_BYTES + INDEX_HEAD_BYTES + FOOTER_BYTES
 #: Longest file within the limits above; every length in a file is compared with it before it is used.
 MAX_FILE_BYTES: Final = HEADER_BYTES + MAX_RAW_BYTES + MAX_INDEX_BYTES + FOOTER_BYTES
@@ -156,7 +165,7 @@ class PartHeader:
 
     Attributes:
         attempt, rank: whose.
-        version: of the format: 2 if chunks of the part may lie in other files, else 1.
+        version: of the format: 3 if the part is signed, else 2 if chunks of it may lie in other files, else 1.
     """
 
     attempt: Attempt

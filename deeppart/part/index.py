@@ -25,9 +25,11 @@ from deeppart.codec.raw import RawCodec
 from deeppart.errors import NewerFormatError
 from deeppart.part import format as fmt
 from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, INDEX_HEAD_BYTES, INDEX_MAGIC, SPAN_DTYPE, Table, corrupt
+from deeppart.part.signing import STRONG_DIGEST_BYTES, TAG_BYTES
 
 _HEAD = struct.Struct("<8sQQQQ8sI12s")
 NO_BASES = np.zeros(0, dtype=BASE_DTYPE)
+NO_STRONG = np.zeros((0, STRONG_DIGEST_BYTES), dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,7 @@ class PartIndex:
         meta: UTF-8 JSON document of the state room, not interpreted here.
         raw_bytes: length of the raw stream.
         bases: array of BASE_DTYPE: older files in which chunks of this part lie.
+        strong: a row of 32 bytes for each chunk, the blake2b-256 of its encoded bytes; empty where it is not signed.
     """
 
     chunks: Table
@@ -47,12 +50,14 @@ class PartIndex:
     meta: bytes
     raw_bytes: int
     bases: Table = field(default_factory=lambda: NO_BASES)
+    strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
     def encode(self, header_digest: bytes) -> bytes:
-        """Return the bytes of the index; ``header_digest`` (8 bytes) ties it to the header of its file."""
+        """Return the bytes of the index, without its tag; ``header_digest`` (8 bytes) ties it to the file's header."""
         counts = (len(self.chunks), len(self.spans), len(self.meta), self.raw_bytes)
         head = _HEAD.pack(INDEX_MAGIC, *counts, header_digest, len(self.bases), bytes(12))
-        return b"".join((head, self.chunks.tobytes(), self.spans.tobytes(), self.bases.tobytes(), self.meta))
+        tables = (self.chunks.tobytes(), self.spans.tobytes(), self.bases.tobytes(), self.strong.tobytes())
+        return b"".join((head, *tables, self.meta))
 
     @classmethod
     def decode(cls, data: bytes, *, payload_end: int, header_digest: bytes, where: str, version: int = 1) -> PartIndex:
@@ -63,7 +68,7 @@ class PartIndex:
             payload_end: offset in the file (bytes) where the index begins.
             header_digest: the last 8 bytes of the file's header.
             where: the file, for messages.
-            version: of the format, as the header says; version 1 has no bases.
+            version: of the format, as the header says; version 1 has no bases, version 3 has strong digests and a tag.
 
         Raises:
             CorruptFileError: a count, bound or value does not hold.
@@ -83,18 +88,25 @@ class PartIndex:
         chunks_end = INDEX_HEAD_BYTES + n_chunks * CHUNK_DTYPE.itemsize
         spans_end = chunks_end + n_spans * SPAN_DTYPE.itemsize
         bases_end = spans_end + n_bases * BASE_DTYPE.itemsize
-        if bases_end + n_meta != len(data):  # Python integers: no overflow, whatever the counts claim
+        signed = version >= fmt.SIGNED_VERSION
+        n_strong = n_chunks if signed else 0
+        strong_end = bases_end + n_strong * STRONG_DIGEST_BYTES
+        meta_end = strong_end + n_meta
+        whole = meta_end + (TAG_BYTES if signed else 0)
+        if whole != len(data):  # Python integers: no overflow, whatever the counts claim
             counted = f"{n_chunks} chunks, {n_spans} spans, {n_bases} bases, {n_meta} bytes of meta"
             raise corrupt(
                 "the counts of the index do not add up to its length",
-                expected=f"{bases_end + n_meta} bytes for {counted}",
+                expected=f"{whole} bytes for {counted}",
                 found=f"{len(data)} bytes",
                 where=where,
             )
         chunks = np.frombuffer(data, CHUNK_DTYPE, n_chunks, INDEX_HEAD_BYTES)
         spans = np.frombuffer(data, SPAN_DTYPE, n_spans, chunks_end)
         bases = np.frombuffer(data, BASE_DTYPE, n_bases, spans_end)
-        index = cls(chunks, spans, data[bases_end:], raw_bytes, bases)
+        strong = np.frombuffer(data, np.uint8, n_strong * STRONG_DIGEST_BYTES, bases_end)
+        strong = strong.reshape(n_strong, STRONG_DIGEST_BYTES)
+        index = cls(chunks, spans, data[strong_end:meta_end], raw_bytes, bases, strong)
         index.check(payload_end=payload_end, where=where)
         return index
 

@@ -1,6 +1,6 @@
 """The bytes of a manifest: one ASCII line that seals a JSON document (docs/format.md).
 
-    deeppart-manifest 3 xxh3-128=<32 hex digits> bytes=<n>\\n
+    deeppart-manifest 3 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 Invariants
@@ -27,13 +27,20 @@ from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
+from deeppart.part.signing import MANIFEST, Signing
 
 MANIFEST_VERSION: Final = 3
+#: The first that may be signed.
+SIGNED_VERSION: Final = 3
+NEWLINE: Final = b"\n"
 #: Longest manifest a reader accepts, in bytes; check a file's size against it before reading the file.
 MAX_MANIFEST_BYTES: Final = 1024**3
-MAX_HEAD_BYTES: Final = 128
+MAX_HEAD_BYTES: Final = 256
 
-_HEAD = re.compile(rb"deeppart-manifest ([1-9][0-9]{0,8}) xxh3-128=([0-9a-f]{32}) bytes=([1-9][0-9]{0,10})\n")
+_HEAD = re.compile(
+    rb"(deeppart-manifest ([1-9][0-9]{0,8}) xxh3-128=([0-9a-f]{32}) bytes=([1-9][0-9]{0,10}))"
+    rb"(?: blake2b=([0-9a-f]{64}))?\n"
+)
 _CREATED = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{1,9})?(Z|\+00:00)", re.ASCII)
 _MAX_LIBRARY_CHARS = 200
 _TODO = "use another copy of the manifest, or an earlier step; `deeppart verify` tells which are sound"
@@ -57,8 +64,12 @@ _LATER_FIELDS: Final = {1: {"compared"}, 2: {"compared"}}
 _MOST_LEAVES: Final = 1 << 32
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes:
     """Return the bytes of the manifest file.
+
+    Args:
+        manifest: what it says.
+        signing: what it is signed with; None for not at all.
 
     What was encoded is decoded again and compared, so that a structure JSON cannot hold (tuples, integer keys) is
     found now and not at the restore. Holds the GIL. Measured: 4 ms for 16 ranks and 1,564 leaves, 0.9 s for 65,536
@@ -85,10 +96,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
             where=f"step {attempt.step}",
         ) from error
     body = text.encode("ascii")
-    head = f"deeppart-manifest {MANIFEST_VERSION} xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}\n"
-    data = head.encode("ascii") + body
+    head = f"deeppart-manifest {MANIFEST_VERSION} xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}"
+    if signing is not None:
+        head += f" blake2b={signing.tag(MANIFEST, head.encode('ascii'), NEWLINE, body).hex()}"
+    data = head.encode("ascii") + NEWLINE + body
     try:
-        comes_back = decode_manifest(data, where=f"manifest of step {attempt.step}, being written") == manifest
+        where = f"manifest of step {attempt.step}, being written"
+        comes_back = decode_manifest(data, where=where, signing=signing) == manifest
     except RecursionError as error:
         raise FormatError(
             "a manifest cannot be written: its structure document is nested too deeply", where=f"step {attempt.step}"
@@ -109,18 +123,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return data
 
 
-def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
+def decode_manifest(data: bytes | memoryview, *, where: str, signing: Signing | None = None) -> Manifest:
     """Check the bytes of a manifest file and return what they say.
 
     Args:
         data: the whole file.
         where: names the file in messages, such as ``"step 100, persistent: ckpt/step-100/manifest"``.
+        signing: it must be signed with one of these keys; None: not checked.
 
     Raises:
         CorruptFileError: digest, length, a field or the set of parts does not hold.
+        SignatureError: it is not signed with one of the keys.
         NewerFormatError: it was written by a newer version.
     """
-    version, body = _sealed_body(data, where)
+    version, body, tag = _sealed_body(data, where, signing)
     try:
         with collection_paused():
             document = parse_json(body)
@@ -142,11 +158,12 @@ def decode_manifest(data: bytes | memoryview, *, where: str) -> Manifest:
     if not isinstance(structure, dict):
         raise _bad("the manifest's structure is not an object", where, found=short(structure))
     parts = _parts(top["parts"], attempt.world_size, version, where)
-    return Manifest(attempt, created, library, parts, structure, _comparisons(top.get("compared"), where))
+    comparisons = _comparisons(top.get("compared"), where)
+    return Manifest(attempt, created, library, parts, structure, comparisons, signed=tag is not None)
 
 
-def _sealed_body(data: bytes | memoryview, where: str) -> tuple[int, bytes]:
-    """Return the format version, and the JSON behind the first line, whose length and digest hold."""
+def _sealed_body(data: bytes | memoryview, where: str, signing: Signing | None) -> tuple[int, bytes, bytes | None]:
+    """Return the format version, the JSON behind the first line, whose length and digest hold, and the signature."""
     if len(data) > MAX_MANIFEST_BYTES:
         limit = f"at most {MAX_MANIFEST_BYTES} bytes"
         raise _bad("the manifest is too long", where, expected=limit, found=f"{len(data)} bytes")
@@ -159,17 +176,17 @@ def _sealed_body(data: bytes | memoryview, where: str) -> tuple[int, bytes]:
             "not a deeppart manifest", where, expected="deeppart-manifest VERSION xxh3-128=... bytes=...", found=found
         )
     body = bytes(data[line_end:])
-    if len(body) != int(head[3]):
+    if len(body) != int(head[4]):
         raise _bad(
             "the manifest has another length than its first line says: it is truncated, or bytes were appended",
             where,
-            expected=f"{int(head[3])} bytes behind the first line",
+            expected=f"{int(head[4])} bytes behind the first line",
             found=f"{len(body)} bytes",
         )
     digest = xxhash.xxh3_128_hexdigest(body)
-    if digest != head[2].decode("ascii"):
-        raise _bad("the digest of the manifest does not hold", where, expected=head[2].decode("ascii"), found=digest)
-    version = int(head[1])
+    if digest != head[3].decode("ascii"):
+        raise _bad("the digest of the manifest does not hold", where, expected=head[3].decode("ascii"), found=digest)
+    version = int(head[2])
     if version > MANIFEST_VERSION:
         raise NewerFormatError(
             f"this manifest has format version {version}; this deeppart reads up to version {MANIFEST_VERSION}",
@@ -178,7 +195,12 @@ def _sealed_body(data: bytes | memoryview, where: str) -> tuple[int, bytes]:
             where=where,
             todo="read the checkpoint with a newer deeppart",
         )
-    return version, body
+    tag = None if head[5] is None else bytes.fromhex(head[5].decode("ascii"))
+    if tag is not None and version < SIGNED_VERSION:
+        raise _bad(f"a manifest of version {version} cannot be signed", where)
+    if signing is not None:
+        signing.check(tag, MANIFEST, head[1], NEWLINE, body, what="the manifest", where=where)
+    return version, body, tag
 
 
 def _comparisons_document(compared: tuple[ComparedEarlier, ...] | None) -> list[Any] | None:

@@ -27,6 +27,7 @@ from deeppart.model import Attempt, BaseRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import PartFooter, PartHeader, base_file_name, check_digest, corrupt
 from deeppart.part.index import PartIndex
+from deeppart.part.signing import PART, TAG_BYTES, Signing, check_strong_digest
 from deeppart.part.source import Source
 
 
@@ -37,6 +38,7 @@ class PartReader:
         source: the bytes; stays open as long as the reader is used, and is closed by whoever opened it.
         where: names the part in messages, such as ``"step 100, local: /path/part-00000-of-00004.dpp"``.
         expected_attempt, expected_rank, expected_index_digest: what the manifest says of this part; None: not checked.
+        signing: the part must be signed with one of these keys, and so every byte that comes out; None: not checked.
 
     Attributes:
         attempt, rank: whose part this is.
@@ -47,9 +49,11 @@ class PartReader:
         raw_bytes: length of the raw stream.
         raw_starts: where each chunk begins in the raw stream, and at the end its length; uint64, chunks + 1 values.
         index_digest: xxh3-128 of the index, 32 hex digits.
+        signed: whether there is a signature, checked or not.
 
     Raises:
         CorruptFileError: the file is damaged, or is not the one expected.
+        SignatureError: it is not signed with one of the keys.
         NewerFormatError: it was written by a newer version.
         StorageError: it cannot be read.
     """
@@ -62,6 +66,7 @@ class PartReader:
         expected_attempt: Attempt | None = None,
         expected_rank: int | None = None,
         expected_index_digest: str | None = None,
+        signing: Signing | None = None,
     ) -> None:
         self._source = source
         self._where = where
@@ -84,6 +89,11 @@ class PartReader:
         data = bytes(self._read(self._footer.index_offset, self._footer.index_length))
         self._head, self._tail = bytes(block), data + bytes(end)
         check_digest("index", data, self._footer.index_digest, where=where)
+        self.signed, self._signing = header.version >= fmt.SIGNED_VERSION, signing
+        if signing is not None:
+            tag = data[-TAG_BYTES:] if self.signed else None
+            what = f"part {self.rank} of step {self.attempt.step}"
+            signing.check(tag, PART, self._head, data[:-TAG_BYTES], what=what, where=where)
         index = PartIndex.decode(
             data,
             payload_end=self._footer.index_offset,
@@ -95,7 +105,7 @@ class PartReader:
             BaseRecord(row["index_digest"].tobytes().hex(), int(row["nbytes"]), int(row["step"])) for row in index.bases
         )
         self._base_sources: dict[int, Source] = {}
-        self.chunks, self.spans = index.chunks, index.spans
+        self.chunks, self.spans, self._strong = index.chunks, index.spans, index.strong
         self.meta, self.raw_bytes = index.meta, index.raw_bytes
         self.raw_starts: npt.NDArray[np.uint64] = np.zeros(len(self.chunks) + 1, dtype=np.uint64)
         np.cumsum(self.chunks["raw_length"], out=self.raw_starts[1:])
@@ -231,6 +241,8 @@ class PartReader:
                 found=found.hex(),
                 where=self._where_chunk(i),
             )
+        if self._signing is not None:
+            check_strong_digest(encoded, self._strong[i].tobytes(), where=self._where_chunk(i))
 
     def decode_chunk(self, i: int, encoded: memoryview, into: memoryview | None = None) -> memoryview:
         """Check and decode bytes of chunk ``i`` that the caller has read.

@@ -15,10 +15,11 @@ chunks may be encoded on other threads meanwhile.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from deeppart.codec.base import EncodedChunk
@@ -28,7 +29,8 @@ from deeppart.errors import FormatError
 from deeppart.model import Attempt, BaseRecord, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, SPAN_DTYPE, PartFooter, PartHeader, Table
-from deeppart.part.index import PartIndex
+from deeppart.part.index import NO_STRONG, PartIndex
+from deeppart.part.signing import PART, STRONG_DIGEST_BYTES, Signing, strong_digest
 
 _CHUNK_ROW = struct.Struct("<QQQHHI16s16s16s")  # CHUNK_DTYPE, one row
 
@@ -54,6 +56,7 @@ class PartSummary:
         bases: in the order of the base table.
         digest: xxh3-128 of the whole file, 32 hex digits (``xxhsum -H2``).
         index_digest: xxh3-128 of the index, 32 hex digits.
+        strong: blake2b-256 of the encoded bytes of each chunk, 32 bytes a row; empty if the part is not signed.
     """
 
     nbytes: int
@@ -64,6 +67,7 @@ class PartSummary:
     bases: tuple[BaseRecord, ...]
     digest: str
     index_digest: str
+    strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
     def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
         """Return what the manifest says of this part.
@@ -102,24 +106,27 @@ class PartWriter:
         attempt: the checkpoint this part belongs to.
         rank: the rank whose share this is.
         refers: whether chunks may lie in other files; the part is then one of format version 2.
+        signing: what it is signed with, which makes it one of version 3; None for not at all.
 
     Raises:
         FormatError: ``attempt`` or ``rank`` is outside the format's limits.
     """
 
-    def __init__(self, sink: Sink, attempt: Attempt, rank: int, *, refers: bool = False) -> None:
+    def __init__(
+        self, sink: Sink, attempt: Attempt, rank: int, *, refers: bool = False, signing: Signing | None = None
+    ) -> None:
         self._sink = sink
         self._where = f"step {attempt.step}, part of rank {rank}, being written"
         self._hash = xxhash.xxh3_128()
         self._offset = 0
         self._raw_bytes = 0
-        self._rows = bytearray()
+        self._rows, self._strong = bytearray(), bytearray()
         self._usable = True
         self._bases: dict[BaseRecord, int] = {}
-        self._refers = refers
-        header = PartHeader(attempt, rank, 2 if refers else 1).encode()
-        self._header_digest = header[-8:]
-        self._write(header)
+        self._refers, self._signing = refers, signing
+        version = fmt.SIGNED_VERSION if signing is not None else 2 if refers else 1
+        self._header = PartHeader(attempt, rank, version).encode()
+        self._write(self._header)
 
     def add_chunk(self, raw: memoryview, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
         """Append the next chunk of the raw stream.
@@ -139,7 +146,10 @@ class PartWriter:
         raw_digest = encoded.raw_digest
         if raw_digest is None:
             raw_digest = digest if encoded.codec_id == RawCodec.codec_id else xxhash.xxh3_128_digest(raw)
-        hashed = replace(encoded, digest=digest, raw_digest=raw_digest)
+        strong = encoded.strong_digest
+        if self._signing is not None and strong is None:
+            strong = strong_digest(encoded.data)
+        hashed = replace(encoded, digest=digest, raw_digest=raw_digest, strong_digest=strong)
         return self.add_encoded(raw.nbytes, hashed, dtype=dtype, flags=flags)
 
     def add_encoded(self, raw_length: int, encoded: EncodedChunk, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
@@ -152,8 +162,7 @@ class PartWriter:
         place = ChunkPlace(self._offset, replace(encoded, data=b""), data.nbytes)
         row = self._row(raw_length, place, dtype, flags)
         self._write(data)
-        self._rows += row
-        self._raw_bytes += raw_length
+        self._note(row, raw_length, place)
         return place
 
     def add_reference(self, raw_length: int, place: ChunkPlace, *, dtype: str = "", flags: int = 0) -> ChunkPlace:
@@ -165,9 +174,14 @@ class PartWriter:
         self._check_usable()
         if place.base is None or not self._refers:
             raise FormatError("a chunk cannot be referred to", found="no base, or format version 1", where=self._where)
-        self._rows += self._row(raw_length, place, dtype, flags)
-        self._raw_bytes += raw_length
+        self._note(self._row(raw_length, place, dtype, flags), raw_length, place)
         return place
+
+    def _note(self, row: bytes, raw_length: int, place: ChunkPlace) -> None:
+        self._rows += row
+        self._raw_bytes += raw_length
+        if self._signing is not None:
+            self._strong += place.encoded.strong_digest or b""
 
     def _row(self, raw_length: int, place: ChunkPlace, dtype: str, flags: int) -> bytes:
         """A row of the chunk table.
@@ -179,6 +193,8 @@ class PartWriter:
         wrong = _bad_chunk(raw_length, place.nbytes, encoded.codec_id, flags, tag)
         if encoded.digest is None or encoded.raw_digest is None:
             wrong = wrong or "no digest of it"
+        if self._signing is not None and len(encoded.strong_digest or b"") != STRONG_DIGEST_BYTES:
+            wrong = wrong or "no strong digest of it, and the part is to be signed"
         if wrong is not None:
             raise FormatError("a chunk cannot be written", found=wrong, where=self._where)
         base = 0 if place.base is None else self._bases.setdefault(place.base, len(self._bases) + 1)
@@ -203,14 +219,17 @@ class PartWriter:
         for row, base in zip(bases, self._bases, strict=True):
             row["index_digest"] = np.frombuffer(bytes.fromhex(base.index_digest), np.uint8)
             row["nbytes"], row["step"] = base.nbytes, base.step
-        index = PartIndex(chunks, spans, meta, self._raw_bytes, bases)
+        strong = np.frombuffer(bytes(self._strong), np.uint8).reshape(-1, STRONG_DIGEST_BYTES)
+        index = PartIndex(chunks, spans, meta, self._raw_bytes, bases, strong)
         try:
             index.check(payload_end=self._offset, where=self._where)
         except FormatError as error:  # the same words, but nothing on storage is damaged
             summary = f"a part cannot be written: {error.summary}"
             raise FormatError(summary, expected=error.expected, found=error.found, where=self._where) from error
         index_offset = self._offset
-        index_data = index.encode(self._header_digest)
+        index_data = index.encode(self._header[-8:])
+        if self._signing is not None:
+            index_data += self._signing.tag(PART, self._header, index_data)
         index_digest = xxhash.xxh3_128_digest(index_data)
         file_length = index_offset + len(index_data) + fmt.FOOTER_BYTES
         self._write(index_data)
@@ -226,6 +245,7 @@ class PartWriter:
             bases=tuple(self._bases),
             digest=self._hash.hexdigest(),
             index_digest=index_digest.hex(),
+            strong=strong,
         )
 
     def _write(self, data: memoryview | bytes) -> None:
