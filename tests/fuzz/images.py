@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import xxhash
@@ -71,6 +72,7 @@ class PartImage:
         head, chunks, spans, bases: fields by name. A chunk has its ``encoded`` bytes too; an ``offset``,
             ``encoded_length`` or digest of None follows from these.
         meta: the JSON document, or bytes.
+        tag: the signature of a file of version 3, which a forger cannot make; the strong digests he can.
         raw_bytes, counts, index_offset, index_length, file_length: None for what is right.
     """
 
@@ -79,6 +81,7 @@ class PartImage:
     spans: list[Row]
     bases: list[Row]
     meta: Any
+    tag: bytes = b""
     raw_bytes: int | None = None
     counts: list[int | None] = field(default_factory=lambda: [None] * 4)
     index_offset: int | None = None
@@ -107,12 +110,19 @@ class PartImage:
         spans = [dict(zip(SPAN_FIELDS, _SPAN.unpack_from(index, at + 32 * i), strict=True)) for i in range(n_spans)]
         at += 32 * n_spans
         bases = [dict(zip(BASE_FIELDS, _BASE.unpack_from(index, at + 32 * i), strict=True)) for i in range(n_bases)]
-        meta: Any = index[at + 32 * n_bases :]
+        at += 32 * n_bases
+        tag = b""
+        if head["version"] == 3:
+            for i, row in enumerate(chunks):
+                row["strong"] = index[at + 32 * i : at + 32 * (i + 1)] if row["base"] else None
+            at += 32 * n_chunks
+            index, tag = index[:-32], index[-32:]
+        meta: Any = index[at:]
         try:
             meta = json.loads(meta)
         except ValueError:
             pass
-        return cls(head, chunks, spans, bases, meta)
+        return cls(head, chunks, spans, bases, meta, tag)
 
     def encode(self) -> bytes:
         """The file, with all digests right."""
@@ -135,12 +145,14 @@ class PartImage:
         table += b"".join(_packed(_SPAN, (32, 32, 64, 64, 64), row, SPAN_FIELDS) for row in self.spans)
         for row in self.bases:
             table += _BASE.pack(row["index_digest"], of_width(row["nbytes"], 64), of_width(row["step"], 64))
+        if self.tag:
+            table += b"".join(row["strong"] or blake2b(row["encoded"], digest_size=32).digest() for row in self.chunks)
         meta = self.meta if isinstance(self.meta, bytes) else to_json(self.meta)
         raw_bytes = sum(row["raw_length"] for row in self.chunks) if self.raw_bytes is None else self.raw_bytes
         right = [len(self.chunks), len(self.spans), len(meta), len(self.bases)]
         chunks, spans, metas, bases = (r if c is None else c for r, c in zip(right, self.counts, strict=True))
         counts = [of_width(count, 64) for count in (chunks, spans, metas, raw_bytes)]
-        index = _INDEX.pack(b"DPPINDEX", *counts, block[-8:], of_width(bases, 32), bytes(12)) + table + meta
+        index = _INDEX.pack(b"DPPINDEX", *counts, block[-8:], of_width(bases, 32), bytes(12)) + table + meta + self.tag
         whole = 4096 + len(payload) + len(index) + 64
         given = (
             (self.index_offset, 4096 + len(payload)),

@@ -145,7 +145,7 @@ def _command(*arguments: object) -> None:
 
 def _nodes(local: Path) -> None:
     for directory in sorted(local.iterdir()):
-        found = verify_nodes([local], directory.name)
+        found = verify_nodes([local], directory.name, None)
         (_, stock), *_ = found.stocks
         survey(Inventory((tuple(stock.parts),), (0,), (), parity=(tuple(stock.parity),)))
 

@@ -7,6 +7,7 @@ in that one place while every digest in it holds.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import struct
 from typing import Any
@@ -15,6 +16,16 @@ import xxhash
 
 LINEAGE = bytes.fromhex("000102030405060708090a0b0c0d0e0f")
 SESSION = bytes.fromhex("f0e1d2c3b4a5968778695a4b3c2d1e0f")
+
+
+def key_of(secret: bytes) -> bytes:
+    """The key that a key file's contents stand for."""
+    return hashlib.blake2b(secret, digest_size=64, person=b"dpp key").digest()
+
+
+def tag(secret: bytes, purpose: bytes, data: bytes) -> bytes:
+    """What a holder of the key signs with."""
+    return hashlib.blake2b(data, digest_size=32, key=key_of(secret), person=purpose).digest()
 
 
 def header(
@@ -86,14 +97,19 @@ def part(
     index_offset: int | None = None,
     index_length: int | None = None,
     file_length: int | None = None,
+    secret: bytes | None = None,
+    strong: list[bytes] | None = None,
 ) -> bytes:
+    """A part file around ``payload``; with ``secret`` signed, and ``head`` is to be of version 3."""
     head = header() if head is None else head
     n_chunks, n_spans, n_meta = counts or (len(chunk_rows), len(span_rows), len(meta))
     raw_bytes = len(payload) if raw_bytes is None else raw_bytes
     index = index_magic + struct.pack("<QQQQ", n_chunks, n_spans, n_meta, raw_bytes)
     index += head[-8:] if header_digest is None else header_digest
     index += struct.pack("<I", len(bases or ())) + index_reserved
-    index += b"".join(chunk_rows) + b"".join(span_rows) + b"".join(bases or ()) + meta
+    index += b"".join(chunk_rows) + b"".join(span_rows) + b"".join(bases or ()) + b"".join(strong or ()) + meta
+    if secret is not None:
+        index += tag(secret, b"dpp part", head + index)
     end = footer_magic + struct.pack(
         "<QQQ",
         len(head) + len(payload) if index_offset is None else index_offset,
@@ -110,16 +126,29 @@ def simple_part(payload: bytes = bytes(range(200)), **wrong: Any) -> bytes:
     return part(payload, **{**rows, **wrong})
 
 
-def seal(document: Any, *, version: int = 3, digest: str | None = None, nbytes: int | None = None) -> bytes:
+def strong_digest(encoded: bytes) -> bytes:
+    """A row of the table of strong digests."""
+    return hashlib.blake2b(encoded, digest_size=32).digest()
+
+
+def seal(
+    document: Any,
+    *,
+    version: int = 3,
+    digest: str | None = None,
+    nbytes: int | None = None,
+    secret: bytes | None = None,
+) -> bytes:
     """A manifest file around ``document``: bytes as they are, anything else as canonical JSON."""
     body = document
     if not isinstance(body, bytes):
         body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
     digest = xxhash.xxh3_128_hexdigest(body) if digest is None else digest
-    return (
-        f"deeppart-manifest {version} xxh3-128={digest} bytes={len(body) if nbytes is None else nbytes}\n".encode()
-        + body
-    )
+    line = f"deeppart-manifest {version} xxh3-128={digest} bytes={len(body) if nbytes is None else nbytes}".encode()
+    signature = b""
+    if secret is not None:
+        signature = b" blake2b=" + tag(secret, b"dpp manifest", line + b"\n" + body).hex().encode()
+    return line + signature + b"\n" + body
 
 
 def manifest_document(world_size: int = 2) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
     saved = run_on(2, growing, shared_path)
     loaded = deeppart.load(shared_path / "ckpt", step=6)
     assert difference(saved[0][5], loaded) is None
-    assert not find_step(shared_path / "ckpt", 6).manifest.structure["apart"]
+    assert not find_step(shared_path / "ckpt", 6, None).manifest.structure["apart"]
 
 
 def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:

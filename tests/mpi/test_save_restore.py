@@ -291,9 +291,9 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
 
     read: list[tuple[int, str]] = []
 
-    def recording(source: Any, what: Any, attempt: Any) -> Any:
+    def recording(source: Any, what: Any, attempt: Any, signing: Any) -> Any:
         read.append((what.part, what.source.path))
-        return OpenedPart(source, what, attempt)
+        return OpenedPart(source, what, attempt, signing)
 
     recovery.OpenedPart = recording  # type: ignore[assignment, misc]
     assert restore(comm, directory)[0] == 3

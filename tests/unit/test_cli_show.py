@@ -23,7 +23,8 @@ def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
     save(tmp_path, 1)
     document = call_json("show", tmp_path)
     assert document.keys() == {
-        "directory", "step", "created", "library", "ranks", "suspect", "totals", "leaves", "problems"
+        "directory", "step", "created", "library", "ranks", "signed", "suspect", "totals", "leaves", "problems",
+        "signature_checked",
     }  # fmt: skip
     found = {leaf["path"]: leaf for leaf in document["leaves"]}
     # as saved: in the order of the dict, nested as it was

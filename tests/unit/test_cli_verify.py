@@ -46,7 +46,7 @@ def test_sound(compression: str, tmp_path: Path) -> None:
     save(tmp_path, 1, 2, compression=compression)
     document = call_json("verify", tmp_path, "--all")
     assert document.keys() == {
-        *("directory", "good", "nodes", "owner", "repairs", "steps", "unreadable_suspect_records")
+        *("directory", "good", "nodes", "owner", "repairs", "signatures_checked", "steps", "unreadable_suspect_records")
     }
     assert document["good"] is True
     for step in document["steps"]:

@@ -69,6 +69,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
     "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
     "machine": ((MACHINES[0], MACHINES[0]), (MACHINES[1], MACHINES[1]), (f'"{MACHINES[2]}"', MACHINES[2])),
+    "sign_key_file": (("a", ("a",)), ("b:c", ("b", "c")), ('["d", "~/e"]', ("d", "~/e"))),
     "permissions": (("umask", "umask"), ("group", "group"), ('"unchecked"', "unchecked")),
     "keep": (
         ({"local": 5}, {**DEFAULT_KEEP, "local": 5}),

@@ -256,14 +256,14 @@ def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatc
     save(tmp_path / "ckpt", 1)
     open_checkpoint = archive_module.OpenCheckpoint
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **settings: Any) -> Any:
         if 2 not in steps_in(tmp_path / "ckpt"):
             save(tmp_path / "ckpt", 2)
             directory = step_dir(tmp_path / "ckpt", 1)
             for path in directory.iterdir():
                 path.unlink()
             directory.rmdir()
-        return open_checkpoint(*arguments)
+        return open_checkpoint(*arguments, **settings)
 
     monkeypatch.setattr(archive_module, "OpenCheckpoint", late)
     assert export(tmp_path / "ckpt", tmp_path / "out.h5").step == 2

@@ -221,7 +221,7 @@ def test_a_damaged_base_is_named_with_its_leaves_and_passed_over(tmp_path: Path)
     assert restored(settings)[:2] == (2, None), "the local part is sound"
     (local,) = bases(tmp_path / "local")
     local.unlink()
-    stock = take_stock(tmp_path / "local", next((tmp_path / "local").iterdir()).name)
+    stock = take_stock(tmp_path / "local", next((tmp_path / "local").iterdir()).name, None)
     assert not stock.parts and "base-00000" in "".join(stock.problems)
     with pytest.raises(deeppart.RestoreError, match="digest of a chunk"):
         restored(settings)  # step 1 on the persistent level is the same file

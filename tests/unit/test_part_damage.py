@@ -96,9 +96,9 @@ def test_forged_sound_part_is_read() -> None:
     ("wrong", "text"),
     [
         ({"magic": b"\x89DPP\n\n\x1a\n"}, "not a deeppart part file"),
-        ({"version": 0}, "not one of format versions 1 to 2"),
-        ({"length": 8192}, "not one of format versions 1 to 2"),
-        ({"padding": b"\0\0\1"}, "not one of format versions 1 to 2"),
+        ({"version": 0}, "not one of format versions 1 to 3"),
+        ({"length": 8192}, "not one of format versions 1 to 3"),
+        ({"padding": b"\0\0\1"}, "not one of format versions 1 to 3"),
         ({"rank": 2}, "rank 2 is not in a world of 2"),
         ({"world_size": 0}, "rank 0 is not in a world of 0"),
         ({"world_size": 2**24 + 1}, "world_size"),
@@ -113,10 +113,10 @@ def test_impossible_header(wrong: dict[str, int], text: str) -> None:
 
 
 def test_newer_version_is_told_from_damage() -> None:
-    error = refused(forge.simple_part(RAW, head=forge.header(version=3)))
+    error = refused(forge.simple_part(RAW, head=forge.header(version=4)))
     assert type(error) is NewerFormatError
+    assert "version 4" in str(error)
     assert "version 3" in str(error)
-    assert "version 2" in str(error)
     assert "newer deeppart" in str(error)
 
 

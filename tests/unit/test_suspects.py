@@ -120,7 +120,7 @@ def test_a_record_goes_with_the_last_step_that_it_names(tmp_path: Path) -> None:
 
 def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3)
-    first, second, third = (read_manifest(tmp_path, key).attempt for key in committed_steps(tmp_path))
+    first, second, third = (read_manifest(tmp_path, key, None).attempt for key in committed_steps(tmp_path))
     leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", first.sequence, 1)
     write_suspicion(tmp_path, Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
     expected = [{"path": "model/weight", "ranks": "rank 1 differs from rank 0", "compared_at_step": 1}]
