@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from deeppart.codec.raw import RawCodec
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, StorageError
 from deeppart.exchange.memory import Bytes
 from deeppart.levels.mapped import lies_in_memory
 from deeppart.levels.pinned import Pinned, pin
@@ -50,16 +50,29 @@ class LoadedPart:
 
         A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
         the file another name then, before it writes over it (:mod:`deeppart.levels.spares`): what still has its name
-        has not changed.
+        has not changed. Where the file system does not say, the digests are asked once more.
         """
-        if self.used_in_place is None or self.used_in_place.has_its_name():
+        if self.used_in_place is None:
             return None
+        try:
+            if self.used_in_place.has_its_name():
+                return None
+        except StorageError:
+            return self._changed()
         return CorruptFileError(
             "a part file was taken away while it was being used",
             found="another job that runs on this node retires the step",
             where=self.used_in_place.path,
             todo="end the other job, build the state anew and restore again",
         )
+
+    def _changed(self) -> CorruptFileError | None:
+        try:
+            for index in range(len(self.reader.chunks)):
+                self.reader.check_chunk(index, self.chunk(index).data)
+        except CorruptFileError as error:
+            return error
+        return None
 
     def chunk(self, index: int) -> Bytes:
         """The raw bytes of a chunk, where they lie."""

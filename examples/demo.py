@@ -109,7 +109,7 @@ class Demo:
 
     def committed(self, name: str) -> list[int]:
         """Steps with a manifest."""
-        return sorted(int(p.parent.name[5:]) for p in (self.disk / name / "persistent").glob("step-*/manifest"))
+        return sorted(int(p.parent.name.split("-")[1]) for p in (self.disk / name / "persistent").glob("step-*/manifest"))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def interrupt(demo: Demo) -> Kill:
         code = job.wait()
         ended = time.monotonic() - began
     file, whole = seen[0]
-    step = int(file.parent.name[5:])
+    step = int(file.parent.name.split("-")[1])
     written = file.stat().st_size if file.exists() else whole
     good = demo.committed("interrupted")
     demo.say(f"rank {VICTIM} got SIGKILL while writing its part of step {step}; the other ended {ended:.2f} s later")

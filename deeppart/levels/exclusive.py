@@ -5,9 +5,9 @@ exactly one gives the name away, and the others learn that it is taken. Three wa
 
 1. ``renameat2(2)`` with ``RENAME_NOREPLACE``: most local file systems, and Lustre.
 2. ``link(2)`` and ``unlink(2)``: NFS, and others with hard links.
-3. ``open(2)`` with ``O_CREAT | O_EXCL`` claims the name, then the file is renamed over one's own, empty claim: vfat,
-   and FUSE file systems without links. Readers may see the empty file for a moment, or for good after a crash: an empty
-   manifest is one that was never written.
+3. ``open(2)`` with ``O_CREAT | O_EXCL`` of a *claim*, a temporary file named after the name; whoever has it looks whether
+   the name is free, and renames: vfat, and FUSE file systems without links. The name never stands for less than the whole
+   file. A process that dies with the claim leaves it, and the name counts as taken.
 
 An object store has the same operation as a conditional put (``If-None-Match: *``).
 """
@@ -75,11 +75,17 @@ def link_new(source: Path, target: Path) -> None:
 
 
 def claim_new(source: Path, target: Path) -> None:
-    """An empty file of that name, and then in its place the other; errors as of :func:`rename_new`."""
-    os.close(access.create(target))
+    """A claim, and the rename while nobody else has it; errors as of :func:`rename_new`."""
+    claim = target.with_name(f".{target.name}.tmp-0")
     try:
+        os.close(access.create(claim))
+    except FileExistsError as error:
+        todo = "another process gives this name to a file, or died when it did: if none does, remove"
+        raise FileExistsError(errno.EEXIST, todo, str(claim)) from error
+    try:
+        if access.exists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
         access.rename(source, target)
-    except BaseException:
+    finally:
         with contextlib.suppress(OSError):
-            access.remove(target)
-        raise
+            access.remove(claim)

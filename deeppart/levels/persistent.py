@@ -159,15 +159,12 @@ def read_manifest(root: Path, key: StepKey, signing: Signing | None) -> Manifest
         signing: it must be signed with one of these keys; None: not checked.
 
     Raises:
-        FileNotFoundError: the step is not committed; its manifest is not there, or empty.
+        FileNotFoundError: the step is not committed; its manifest is not there.
         SignatureError: it is not signed with one of the keys.
         FormatError, StorageError: the manifest is damaged or cannot be read.
     """
     path = step_directory(root, key) / MANIFEST_NAME
-    data = read_file(path, MANIFEST_LIMIT_BYTES)
-    if not data:  # claimed, and never written: see levels/exclusive.py
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    manifest = decode_manifest(data, where=str(path), signing=signing)
+    manifest = decode_manifest(read_file(path, MANIFEST_LIMIT_BYTES), where=str(path), signing=signing)
     if not key.may_hold(manifest.attempt):
         other = manifest.attempt.key
         raise CorruptFileError(

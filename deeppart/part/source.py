@@ -105,11 +105,17 @@ class FileSource:
             offset += count
 
     def has_its_name(self) -> bool:
-        """Whether the file that was opened still is the one of this name; asks the file system."""
+        """Whether the file that was opened still is the one of this name; asks the file system.
+
+        Raises:
+            StorageError: it does not say.
+        """
         try:
             status = access.look(self.path)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise self._storage_error("cannot look at a part file", error) from error
         return (status.st_dev, status.st_ino) == self._identity
 
     def mapped(self) -> memoryview:

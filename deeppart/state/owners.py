@@ -21,6 +21,10 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from deeppart.state.flatten import Branch, FlatState, Node
 
+#: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for each
+#: rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
+_not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+
 
 class _Registry:
     """All optimizers that have stepped, and those who are told before the next step. One per process."""
@@ -51,7 +55,7 @@ class _Registry:
         with self._lock:
             return list(self._stepped)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_not_compiled  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._lock:
             self._stepped.add(optimizer)

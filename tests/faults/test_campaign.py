@@ -25,7 +25,7 @@ from tests.mpi import launch
 from tests.mpi.launch import ROOT
 
 #: Small worlds start fast. Seed and number of scenarios: with kills and without.
-SHORT = ("--seed", "6", "--runs", "11", "--ranks", "4", "--kills", "0.25", "--only", "files")
+SHORT = ("--seed", "6", "--runs", "8", "--ranks", "4", "--kills", "0.25", "--only", "files")
 
 Played = tuple[int, dict[str, Any]]
 
@@ -46,8 +46,8 @@ def play(capsys: pytest.CaptureFixture[str]) -> Callable[..., Played]:
 @pytest.mark.timeout(300)
 def test_a_short_campaign(play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn scenarios, and those that need each level; where the drawn ones restore from depends on timing."""
-    drawn = campaign._chosen
-    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *map(served_by, records.LEVELS)])
+    drawn, needed = campaign._chosen, [*map(served_by, records.LEVELS), harmed_base()]
+    monkeypatch.setattr(campaign, "_chosen", lambda options: [*drawn(options), *needed])
     code, result = play(*SHORT)
     assert code == 0, result["failed"]
     assert result["wrong_bytes"] == result["hangs"] == 0 and not result["problems"]
@@ -88,6 +88,20 @@ def served_by(level: str) -> records.Scenario:
     restores = dataclasses.replace(saves, checkpoints=0, before=(fault,))
     leaves = tuple(records.Leaf(name, "float32", 5000, name == "all0", True, False) for name in ("all0", "own1"))
     return records.Scenario(0, 0, True, leaves, (saves, restores))
+
+
+def harmed_base() -> records.Scenario:
+    """What has not changed since the first of two checkpoints is referred to, and lies in a file that is damaged.
+
+    Leaves of one dtype share chunks, and whole chunks are what is referred to.
+    """
+    saves = dataclasses.replace(
+        sweep.quiet_life("checkpoint"), every=dict.fromkeys(records.LEVELS, 0) | {"local": 1, "persistent": 1}
+    )
+    restores = dataclasses.replace(saves, checkpoints=0, before=(records.FileFault("flip", "base", 1, 0, 0),))
+    frozen = records.Leaf("own0", "float32", 30_000, False, True, False, frozen=True)
+    changing = records.Leaf("own1", "int64", 5000, False, True, False)
+    return records.Scenario(0, 1, True, (frozen, changing), (saves, restores))
 
 
 @pytest.mark.parametrize(

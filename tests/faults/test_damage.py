@@ -282,11 +282,12 @@ def test_truncated_manifests(directory: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_manifest_is_not_taken_for_no_checkpoint(directory: Path) -> None:
+@pytest.mark.parametrize("left", ["flipped", "emptied"])
+def test_a_damaged_manifest_is_not_taken_for_no_checkpoint(directory: Path, left: str) -> None:
     """Training from scratch over a damaged checkpoint would be silent loss: restore must not return None."""
     shutil.rmtree(directory / "local")
     for step in STEPS:
-        flip(manifest(directory, step), 200)
+        flip(manifest(directory, step), 200) if left == "flipped" else os.truncate(manifest(directory, step), 0)
     with pytest.raises(RestoreError, match="step 2 \\(persistent\\)"):
         restored(directory, local_dir=None)
     with pytest.raises(RestoreError):

@@ -80,7 +80,7 @@ def operations(directory: Path, level: str) -> int:
             ck._pipeline.drain(30)
             count = len(faults.log)
     names = {name for name, _ in faults.log}
-    assert {"open", "write", "fsync", "rename", "unlink", "rmdir", "mkdir"} <= names
+    assert {"open", "write", "fsync", "rename_noreplace", "unlink", "rmdir", "mkdir"} <= names
     return count
 
 

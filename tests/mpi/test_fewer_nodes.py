@@ -1,4 +1,7 @@
-"""A job comes back on fewer nodes than its protection needs: it goes on with less, and says so wherever one looks."""
+"""A job comes back on fewer nodes than its protection needs: it goes on with less, and says so wherever one looks.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,9 @@ from click.testing import CliRunner
 import deeppart
 from deeppart.cli.app import main
 
-#: For a job, on a busy machine.
-JOB_S = 200.0
 SETTINGS: dict[str, Any] = {"parity_group": 4, "parity_tolerate": 2}
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.timeout(110)]
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -29,11 +30,11 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | SETTINGS | settings))
 
 
-def life(directory: Path, save: tuple[int, ...], settings: dict[str, Any]) -> dict[str, Any]:
-    """Restore, save some steps, and die if told so; with all that was said."""
+def life(comm: Any, directory: Path, save: tuple[int, ...], settings: dict[str, Any]) -> dict[str, Any]:
+    """Restore and save some steps; with all that was said."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(directory, **settings)) as ck:
+        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             state = {"w": torch.zeros(200_000)}
             restored = ck.restore(state)
             value = state["w"][-1].item()
@@ -50,22 +51,25 @@ def life(directory: Path, save: tuple[int, ...], settings: dict[str, Any]) -> di
     }
 
 
-def lose(directory: Path, *nodes: int) -> None:
-    for node in nodes:
-        shutil.rmtree(directory / "local" / f"node{node}")
+def lose(comm: Any, directory: Path, *nodes: int) -> None:
+    if comm.rank == 0:
+        for node in nodes:
+            shutil.rmtree(directory / "local" / f"node{node}")
+    comm.Barrier()
 
 
 def names(found: dict[str, Any]) -> list[str]:
     return [name for name, _ in found["said"]]
 
 
-def test_four_nodes_then_three_then_one_then_four(run_ranks: Any, tmp_path: Path) -> None:
-    def run(nodes: int, *save: int, **settings: Any) -> list[dict[str, Any]]:
-        return run_ranks(nodes, life, tmp_path, save, settings, timeout=JOB_S).values
+def test_four_nodes_then_three_then_one_then_four(run_on: Any, shared_path: Path) -> None:
+    def run(nodes: int, *save: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = run_on(nodes, life, shared_path, save, {})
+        return found
 
     for found in run(4, 1, 2):
         assert found["said"] == [] and found["reduced"] == () and found["restored"] == (None, 0.0)
-    lose(tmp_path, 3)
+    run_on(4, lose, shared_path, 3)
 
     on_three = run(3, 3, 4)
     assert names(on_three[0]) == ["ReducedProtectionWarning"] and names(on_three[1]) == names(on_three[2]) == []
@@ -74,7 +78,7 @@ def test_four_nodes_then_three_then_one_then_four(run_ranks: Any, tmp_path: Path
     for found in on_three:
         assert found["restored"] == (2, 2.0) and said.find(found["reduced"][0]) > 0
         assert found["levels"] == dict.fromkeys(("local", "partner", "parity"), "done") | {"persistent": "off"}
-    lose(tmp_path, 1, 2)  # as many as 2 of 3 may be lost: what holds now is true
+    run_on(4, lose, shared_path, 1, 2)  # as many as 2 of 3 may be lost: what holds now is true
     for found in run(3):
         assert found["restored"] == (4, 4.0)
 
@@ -87,37 +91,37 @@ def test_four_nodes_then_three_then_one_then_four(run_ranks: Any, tmp_path: Path
     assert names(back[0]) == ["DeeppartWarning"] and "enough nodes again" in back[0]["said"][0][1]
     assert all(found["restored"] == (5, 5.0) and found["reduced"] == () for found in back)
     assert run(4)[0]["said"] == [], "said once"
-    lose(tmp_path, 0, 3)
+    run_on(4, lose, shared_path, 0, 3)
     assert [found["restored"] for found in run(4)] == [(7, 7.0)] * 4
 
-    listed = CliRunner().invoke(main, ["ls", str(tmp_path / "ckpt"), "--json"])
+    listed = CliRunner().invoke(main, ["ls", str(shared_path / "ckpt"), "--json"])
     reduced = {step["step"]: step["reduced_protection"] for step in json.loads(listed.stdout)["steps"]}
     assert list(reduced) == [3, 5, 6]
     assert reduced[3] == list(on_three[0]["reduced"]) and reduced[5] == list(alone["reduced"]) and reduced[6] == []
-    text = " ".join(CliRunner().invoke(main, ["ls", str(tmp_path / "ckpt")]).stdout.split())
+    text = " ".join(CliRunner().invoke(main, ["ls", str(shared_path / "ckpt")]).stdout.split())
     assert f"less protection than asked for: step 3: {on_three[0]['reduced'][0]}" in text
 
 
-def strict(directory: Path) -> str:
+def strict(comm: Any, directory: Path) -> str:
     with pytest.raises(deeppart.ConfigError) as caught:
-        deeppart.Checkpointer(config(directory, protection="strict"))
+        deeppart.Checkpointer(config(directory, protection="strict"), comm)
     return str(caught.value)
 
 
-def test_strict_refuses(run_ranks: Any, tmp_path: Path) -> None:
-    for text in run_ranks(3, strict, tmp_path, timeout=JOB_S).values:
+def test_strict_refuses(run_on: Any, shared_path: Path) -> None:
+    for text in run_on(3, strict, shared_path):
         assert "parity_group = 4, but this job has fewer nodes" in text
-    (text,) = run_ranks(1, strict, tmp_path, timeout=JOB_S).values
+    (text,) = run_on(1, strict, shared_path)
     assert "cannot protect anything" in text
 
 
-def test_the_last_virtual_node_may_be_smaller(run_ranks: Any, tmp_path: Path) -> None:
+def test_the_last_virtual_node_may_be_smaller(run_on: Any, shared_path: Path) -> None:
     """Three ranks, two on a node: node0 has two, node1 has one; either may be lost."""
     settings = {"node_size": 2, "parity_group": 2, "parity_tolerate": 1}
     for lost in (0, 1):
-        directory = tmp_path / str(lost)
-        for found in run_ranks(3, life, directory, (1, 2), settings, timeout=JOB_S).values:
+        directory = shared_path / str(lost)
+        for found in run_on(3, life, directory, (1, 2), settings):
             assert found["said"] == [] and found["reduced"] == ()
-        lose(directory, lost)
-        for found in run_ranks(3, life, directory, (), settings, timeout=JOB_S).values:
+        run_on(4, lose, directory, lost)
+        for found in run_on(3, life, directory, (), settings):
             assert found["restored"] == (2, 2.0)

@@ -70,6 +70,16 @@ def test_whatever_has_the_name_stays(way: str, root: Path) -> None:
     assert (root / "empty").read_bytes() == b"" and (root / "directory").is_dir()
 
 
+def test_whoever_dies_with_a_claim_leaves_a_name_that_is_not_given_away(tmp_path: Path) -> None:
+    """Nothing half done is ever to be seen under the name itself, and the claim that is in the way is named."""
+    (tmp_path / ".name.tmp-0").touch()
+    (tmp_path / "temporary").write_bytes(b"new")
+    with pytest.raises(FileExistsError, match="if none does, remove") as refused:
+        exclusive.claim_new(tmp_path / "temporary", tmp_path / "name")
+    assert refused.value.filename == str(tmp_path / ".name.tmp-0")
+    assert not (tmp_path / "name").exists() and (tmp_path / "temporary").read_bytes() == b"new"
+
+
 def test_errors_of_the_system_come_through(way: str, root: Path) -> None:
     with pytest.raises(FileNotFoundError):
         rename_new(root / "nothing", root / "name")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -407,3 +409,34 @@ def test_a_copy_that_never_ends_ends_in_an_error(monkeypatch: pytest.MonkeyPatch
     assert error is not None and "did not end within 0.2 s" in str(error) and not copies.done
     never.set()
     background.join(10)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_gives_word() -> None:
+    """The hook itself is not compiled: it runs before each step, every time."""
+    net = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    heard: list[int] = []
+
+    def listener() -> None:
+        heard.append(len(heard))
+
+    owners.REGISTRY.listen(listener)
+    try:
+
+        @torch.compile(backend="eager")
+        def train() -> None:
+            optimizer.step()
+
+        for count in range(1, 4):
+            net(torch.ones(3)).sum().backward()
+            train()
+            assert len(heard) == count
+    finally:
+        owners.REGISTRY.unlisten(listener)
+
+
+def test_the_compiler_is_not_brought_in_before_training_does() -> None:
+    """It costs every rank two seconds of processor time."""
+    code = "import sys, deeppart; deeppart.Checkpointer; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
