@@ -51,7 +51,8 @@ class Keeping:
         """What may go now that a newer step is committed.
 
         Args:
-            abandoned: steps of this session that failed; those that have a manifest after all are kept.
+            abandoned: steps of this session that failed. Those that have a manifest after all stay until there are
+                enough that count without them.
 
         Raises:
             StorageError: the directory cannot be read.
@@ -62,8 +63,13 @@ class Keeping:
         if self._keep:
             own = [key for key in self._own if key in present]
             dropped.update(own[: -self._keep])
+            kept = min(len(own), self._keep)
             if len(own) + len(self._earlier & present) > self._keep:
-                dropped |= self._removable_of_earlier(present, min(len(own), self._keep))
+                of_earlier, kept = self._removable_of_earlier(present, kept)
+                dropped |= of_earlier
+            if kept >= self._keep:
+                newest = max((key.sequence for key in own), default=-1)
+                dropped.update(key for key in present.intersection(abandoned) if key.sequence < newest)
         self._leaving = set(dropped)
         return dropped
 
@@ -78,7 +84,8 @@ class Keeping:
         self._leaving.difference_update(keys)
         self._own = [key for key in self._own if key not in keys]
 
-    def _removable_of_earlier(self, present: set[StepKey], kept: int) -> set[StepKey]:
+    def _removable_of_earlier(self, present: set[StepKey], kept: int) -> tuple[set[StepKey], int]:
+        """What goes, and how many that count stay, with the ``kept`` ones that are newer."""
         dropped = set()
         for each in reversed(self._ranking(present)):
             if each.key not in present or each.key not in self._earlier:
@@ -87,7 +94,7 @@ class Keeping:
                 dropped.add(each.key)
             elif self._does_count(each):
                 kept += 1
-        return dropped
+        return dropped, kept
 
     def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
         """What earlier sessions committed, in the order of time, and of sequence within a session; read once."""

@@ -24,8 +24,9 @@ from tests.faults.campaign.trace import Trace
 from tests.mpi import launch
 from tests.mpi.launch import ROOT
 
-#: Small worlds start fast. Seed and number of scenarios: with kills and without.
-SHORT = ("--seed", "6", "--runs", "8", "--ranks", "4", "--kills", "0.25", "--only", "files")
+#: Jobs take longest to start: small ones, and one worker's. Seed and number of scenarios: with kills and without.
+SMALL = ("--ranks", "3", "--workers", "1")
+SHORT = ("--seed", "6", "--runs", "8", *SMALL, "--kills", "0.25", "--only", "files")
 
 Played = tuple[int, dict[str, Any]]
 
@@ -56,17 +57,16 @@ def test_a_short_campaign(play: Callable[..., Played], monkeypatch: pytest.Monke
     assert {level for row in result["kinds"].values() for level in row["levels"]} == set(records.LEVELS)
 
 
-@pytest.mark.parametrize("level", records.LEVELS)
 @pytest.mark.timeout(120)
 def test_a_restore_is_counted_for_the_level_it_came_from(
-    play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, level: str
+    play: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "_chosen", lambda options: [served_by(level)])
-    code, result = play()
+    monkeypatch.setattr(campaign, "_chosen", lambda options: [*map(served_by, records.LEVELS)])
+    code, result = play(*SMALL)
     assert code == 0, result["failed"]
-    (row,) = result["kinds"].values()
-    assert row["count"] == 1 and row["levels"][level] == 1
-    assert set(row["levels"]) <= {"local", level}
+    copy, node = result["kinds"]["file: partner copy"], result["kinds"]["node directory removed"]
+    assert copy["count"] == 1 and copy["levels"] == {"local": 1}
+    assert node["count"] == 3 and {**node["levels"], "local": 1} == dict.fromkeys(records.LEVELS, 1)
 
 
 @pytest.mark.timeout(300)
@@ -74,7 +74,7 @@ def test_a_short_campaign_of_each_special_kind(play: Callable[..., Played]) -> N
     """One scenario of each; more are drawn by ``make faults``."""
     kinds = ("hang", "clock", "fork")
     drawn = [str(next(n for n in range(1000) if special.kind_of(6, n) == kind)) for kind in kinds]
-    code, result = play("--repeat", *(f"6:{number}" for number in drawn))
+    code, result = play(*SMALL, "--repeat", *(f"6:{number}" for number in drawn))
     assert code == 0, result["failed"]
     assert result["faults"] >= len(kinds)
 
@@ -115,14 +115,13 @@ def test_a_broken_library_is_noticed(play: Callable[..., Played], broken: str, f
         "5",
         "--runs",
         "60",
-        "--ranks",
-        "3",
+        *SMALL,
         "--kills",
         "0",
+        "--only",
+        "files",
         "--limit",
         "12" if broken == "hang" else "45",
-        "--workers",
-        "1",
         "--break",
         broken,
     )

@@ -26,6 +26,8 @@ from deeppart.testing.states import difference
 
 LEVELS = ("local", "persistent")
 ERRORS = {errno.errorcode[code]: code for code in TYPICAL_ERRORS}
+#: Of the operations of a start and a checkpoint, which are many: all with EIO, each third one with each of the others.
+PLACES = {"EIO": (0, 1), "ENOSPC": (0, 3), "EROFS": (1, 3)}
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +92,8 @@ def operations(directory: Path, level: str) -> int:
 def test_every_operation_of_a_checkpoint(memory: Path, level: str, lasting: bool, code: str) -> None:
     count = operations(memory / "count", level)
     outcomes = set()
-    for number in range(count + 2):
+    first, stride = PLACES[code]
+    for number in range(first, count + 2, stride):
         outcomes.add(one_fault(memory / str(number), level, number, ERRORS[code], lasting))
     assert ("done", "done") in outcomes
     if level == "local":
@@ -191,7 +194,7 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
     """A start that fails says so with a typed error and leaves the directory free for the next."""
     for old in (False, True):
         for level in LEVELS:
-            number = 0
+            number, stride = PLACES[code]
             while True:
                 directory = memory / f"{old}{level}{number}"
                 (directory / level).mkdir(parents=True)
@@ -211,7 +214,7 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
                     ck.checkpoint(state(2), 2).wait(timeout=30)
                 if not refused:
                     break
-                number += 1
+                number += stride
             assert number >= 3, (level, number)
 
 
