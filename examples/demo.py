@@ -109,7 +109,8 @@ class Demo:
 
     def committed(self, name: str) -> list[int]:
         """Steps with a manifest."""
-        return sorted(int(p.parent.name.split("-")[1]) for p in (self.disk / name / "persistent").glob("step-*/manifest"))
+        manifests = (self.disk / name / "persistent").glob("step-*/manifest")
+        return sorted(int(path.parent.name.split("-")[1]) for path in manifests)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ exactly one gives the name away, and the others learn that it is taken. Three wa
 
 1. ``renameat2(2)`` with ``RENAME_NOREPLACE``: most local file systems, and Lustre.
 2. ``link(2)`` and ``unlink(2)``: NFS, and others with hard links.
-3. ``open(2)`` with ``O_CREAT | O_EXCL`` of a *claim*, a temporary file named after the name; whoever has it looks whether
-   the name is free, and renames: vfat, and FUSE file systems without links. The name never stands for less than the whole
-   file. A process that dies with the claim leaves it, and the name counts as taken.
+3. ``open(2)`` with ``O_CREAT | O_EXCL`` of a *claim*, a temporary file named after the name; whoever has it looks
+   whether the name is free, and renames: vfat, and FUSE file systems without links. The name never stands for less than
+   the whole file. A process that dies with the claim leaves it, and the name counts as taken.
 
 An object store has the same operation as a conditional put (``If-None-Match: *``).
 """

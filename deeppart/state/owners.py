@@ -21,8 +21,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from deeppart.state.flatten import Branch, FlatState, Node
 
-#: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for each
-#: rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
+#: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
+#: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
 _not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 
