@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import plan, records, special, stages, sweep
+from tests.faults.campaign import judge, plan, records, runner, special, stages, sweep
 from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.report import Tally
@@ -178,6 +178,36 @@ def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
     assert len(traces[0].harm) > 20 and {each.how for each in traces[0].harm} >= {"flip", "truncate", "swap", "node"}
     assert traces[0].harm == traces[1].harm == traces[2].harm
     assert Trace.from_json(json.loads(json.dumps(traces[0].to_json()))) == traces[0]
+
+
+@pytest.mark.timeout(300)
+def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that comes too late meets nothing, and shows how many operations there are."""
+    if reason := launch.unavailable():
+        pytest.skip(reason)
+    seen: dict[tuple[str, str], int] = {}
+
+    class Counting(judge.Outcome):
+        def __init__(self, order: Order) -> None:
+            super().__init__(order)
+            for _, event in self.events("storage"):
+                fault = self.life.storage[event["fault"]]
+                seen[fault.phase, fault.root] = max(event["seen"], seen.get((fault.phase, fault.root), 0))
+
+    lives = [sweep.quiet_life("checkpoint")]
+    for number, (phase, root) in enumerate(records.OPERATIONS):
+        fault = records.StorageFault(phase, root, 100_000, "EIO", False, 0)
+        lost = records.FileFault("remove", "node", 1, 0, number)
+        lives.append(sweep.quiet_life(phase, (fault,), (lost,) if phase == "restore" else ()))
+    monkeypatch.setattr(runner, "Outcome", Counting)
+    jobs = Jobs(3, 90.0, None, tmp_path, hash_seed=3)
+    try:
+        Play(records.Scenario(3, 1, True, sweep.LEAVES, tuple(lives)), tmp_path / "play", jobs, Tally()).run()
+    finally:
+        jobs.close()
+    assert seen.keys() == records.OPERATIONS.keys()
+    assert {place: count for place, count in seen.items() if count > records.OPERATIONS[place]} == {}
+    assert all(count > 0.3 * records.OPERATIONS[place] for place, count in seen.items()), seen
 
 
 def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,9 @@ class Rank:
             if self.life.compares:
                 self._compare_all(ck)
             self._count_repairs(ck)
+            if not self.life.checkpoints:  # nothing but the restore: what it heals is judged
+                self._wait_for_healing(ck)
+                self.record("healed", under_way=ck.repairing)
         self.record("closed")
 
     def armed(self, phase: str, at: int = 0) -> None:
@@ -238,13 +242,19 @@ class Rank:
             self.record("scrubbed", cycles=scrubbed.cycles, damaged=scrubbed.damaged, repaired=scrubbed.repaired)
 
 
+def _take_down(record: Record, message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """What the user would have been told."""
+    record("warned", type=category.__name__, text=str(message)[:1000])
+
+
 def play(comm: Any, order: Order) -> bool:
     """One life as this rank; whatever goes wrong is in the record. Returns whether nothing has."""
     record = Record(order.record_of(comm.Get_rank()))
     mend = stages.break_library(order.broken) if order.broken else None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+            warnings.simplefilter("always", deeppart.DeeppartWarning)
+            warnings.showwarning = partial(_take_down, record)
             Rank(comm, order, record).play()
         return True
     except BaseException as error:

@@ -167,7 +167,7 @@ def _storage_faults(rng: random.Random, life: Life, *, restoring: bool) -> tuple
         rank = 0 if root == "persistent" and rng.random() < 0.5 else rng.randrange(life.world)
         number = int(OPERATIONS[phase, root] * rng.random() ** 1.5)  # most have fewer operations than the most
         if rank and root == "persistent":
-            number %= 25  # rank 0 alone commits and retires
+            number %= 60  # rank 0 alone commits and retires
         at = rng.randrange(life.checkpoints)
         faults.append(
             StorageFault(

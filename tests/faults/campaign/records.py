@@ -27,16 +27,16 @@ ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
 ROOTS = ("node", "partner", "parity", "persistent")
 #: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
 OPERATIONS = {
-    ("open", "node"): 54,
-    ("open", "persistent"): 14,
-    ("restore", "node"): 90,
-    ("restore", "partner"): 14,
-    ("restore", "parity"): 24,
+    ("open", "node"): 160,
+    ("open", "persistent"): 32,
+    ("restore", "node"): 300,
+    ("restore", "partner"): 50,
+    ("restore", "parity"): 56,
     ("restore", "persistent"): 16,
-    ("checkpoint", "node"): 110,
-    ("checkpoint", "partner"): 16,
-    ("checkpoint", "parity"): 56,
-    ("checkpoint", "persistent"): 60,
+    ("checkpoint", "node"): 600,
+    ("checkpoint", "partner"): 110,
+    ("checkpoint", "parity"): 90,
+    ("checkpoint", "persistent"): 250,
 }
 ERRORS = ("ENOSPC", "EIO")
 #: Also drawn: what quotas, network file systems and file systems that were made read-only say.

@@ -14,7 +14,7 @@ from tests.faults.campaign.records import ERRORS, LEVELS, OPERATIONS, FileFault,
 EVERY = -1
 #: Operations per scenario: the rest of a scenario is not played when one of them has done harm.
 _EACH = 8
-_LEAVES = (
+LEAVES = (
     Leaf("all0", "float32", 30_000, shared=True, noise=True, numpy=False),
     Leaf("all1", "int64", 2_000, shared=True, noise=False, numpy=True),
     Leaf("own2", "uint8", 5_000, shared=False, noise=True, numpy=False),
@@ -34,7 +34,7 @@ def _scenario(number: int, place: tuple[str, str], rank: int, error: str, lastin
     for operation in range(first, min(first + _EACH, OPERATIONS[place])):
         fault = StorageFault(phase, root, operation, error, lasting, rank)
         lives.append(quiet_life(phase, (fault,), _loss(operation) if phase == "restore" else ()))
-    return Scenario(EVERY, number, number % 5 > 0, _LEAVES, (*lives, quiet_life(phase)))
+    return Scenario(EVERY, number, number % 5 > 0, LEAVES, (*lives, quiet_life(phase)))
 
 
 def _loss(operation: int) -> tuple[FileFault, ...]:
