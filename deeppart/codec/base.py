@@ -66,7 +66,7 @@ class EncodedChunk:
         data: the encoded bytes; for a chunk stored raw this is the caller's own memory, not a copy.
         digest: xxh3-128 of ``data``, 16 bytes, or None where nobody has computed it yet.
         raw_digest: the same of the raw bytes.
-        strong_digest: blake2b-256 of ``data``, 32 bytes, where the part will be signed.
+        strong_digest: sha256 of ``data``, 32 bytes, where the part will be signed.
     """
 
     codec_id: int

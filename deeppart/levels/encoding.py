@@ -30,7 +30,7 @@ class Chunk:
         encoded: what it is encoded to already, or None.
         raw_digest: xxh3-128 of its bytes, where that is known already.
         place: where it lies already, and is not to be encoded at all; or None.
-        strong_digest: blake2b-256 of its bytes, where that is known already.
+        strong_digest: sha256 of its bytes, where that is known already.
     """
 
     raw: memoryview

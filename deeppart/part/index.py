@@ -42,7 +42,7 @@ class PartIndex:
         meta: UTF-8 JSON document of the state room, not interpreted here.
         raw_bytes: length of the raw stream.
         bases: array of BASE_DTYPE: older files in which chunks of this part lie.
-        strong: a row of 32 bytes for each chunk, the blake2b-256 of its encoded bytes; empty where it is not signed.
+        strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty where it is not signed.
     """
 
     chunks: Table

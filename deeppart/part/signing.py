@@ -1,9 +1,9 @@
 """Signatures: tags that only the holders of a key can make, over what says which bytes a checkpoint consists of.
 
 What stands under a tag: the first line and the document of a manifest; the header and the index of a part. The index
-of a signed part holds a *strong digest* of every chunk's encoded bytes (BLAKE2b-256, without a key: RFC 7693), for
-which nobody can find other bytes. So one tag vouches for all of a part, for whose it is, and for each chunk by itself,
-wherever that lies. Layout: docs/format.md; what a signature cannot tell: docs/failure-model.md.
+of a signed part holds a *strong digest* of every chunk's encoded bytes (SHA-256: FIPS 180-4), for which nobody can find
+other bytes. So one tag vouches for all of a part, for whose it is, and for each chunk by itself, wherever that lies.
+Layout: docs/format.md; what a signature cannot tell: docs/failure-model.md.
 
 Keys are never written, logged or shown: an object's text says how many there are.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Final
 
 from deeppart.errors import SignatureError
@@ -104,8 +104,8 @@ def _tag(key: bytes, purpose: bytes, pieces: Sequence[bytes | memoryview]) -> by
 
 
 def strong_digest(encoded: bytes | memoryview) -> bytes:
-    """BLAKE2b-256 of a chunk's encoded bytes (``b2sum -l 256``). Releases the GIL; about 1 GB/s on one core."""
-    return blake2b(encoded, digest_size=STRONG_DIGEST_BYTES).digest()
+    """SHA-256 of a chunk's encoded bytes (``sha256sum``). Releases the GIL; 1.6 GB/s where the processor has it."""
+    return sha256(encoded).digest()
 
 
 def check_strong_digest(encoded: bytes | memoryview, expected: bytes, *, where: str) -> None:

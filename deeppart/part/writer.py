@@ -56,7 +56,7 @@ class PartSummary:
         bases: in the order of the base table.
         digest: xxh3-128 of the whole file, 32 hex digits (``xxhsum -H2``).
         index_digest: xxh3-128 of the index, 32 hex digits.
-        strong: blake2b-256 of the encoded bytes of each chunk, 32 bytes a row; empty if the part is not signed.
+        strong: sha256 of the encoded bytes of each chunk, 32 bytes a row; empty if the part is not signed.
     """
 
     nbytes: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 import xxhash
@@ -146,7 +146,7 @@ class PartImage:
         for row in self.bases:
             table += _BASE.pack(row["index_digest"], of_width(row["nbytes"], 64), of_width(row["step"], 64))
         if self.tag:
-            table += b"".join(row["strong"] or blake2b(row["encoded"], digest_size=32).digest() for row in self.chunks)
+            table += b"".join(row["strong"] or sha256(row["encoded"]).digest() for row in self.chunks)
         meta = self.meta if isinstance(self.meta, bytes) else to_json(self.meta)
         raw_bytes = sum(row["raw_length"] for row in self.chunks) if self.raw_bytes is None else self.raw_bytes
         right = [len(self.chunks), len(self.spans), len(meta), len(self.bases)]
