@@ -8,6 +8,7 @@ from typing import Any
 import deeppart.part.format as fmt
 from deeppart.part import parity, reader
 from deeppart.part.reader import PartReader
+from deeppart.part.signing import Signing
 from deeppart.state import document, structure
 from deeppart.state.leaves import LeafType
 
@@ -39,10 +40,15 @@ def _without_places() -> None:
         module.check_places = _nothing  # type: ignore[attr-defined]
 
 
+def _without_signatures() -> None:
+    Signing.check = _nothing  # type: ignore[method-assign]
+
+
 #: What can be taken out, by name.
 BREAKAGES: dict[str, Callable[[], None]] = {
     "digests": _without_digests,
     "types": _without_types,
     "aliases": _without_aliases,
     "places": _without_places,
+    "signatures": _without_signatures,
 }

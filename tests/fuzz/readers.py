@@ -136,7 +136,16 @@ def _read_part(path: Path) -> None:
 
 
 def _load(root: Path, outcome: Outcome) -> None:
-    outcome.loaded = described(deeppart.load(root))
+    outcome.loaded = described(deeppart.load(root, sign_key_file=_key(root)))
+
+
+def _key(root: Path) -> Path | None:
+    """The key beside a directory of checkpoints, if they are signed."""
+    key = root.parent / "key"
+    if not key.exists():
+        return None
+    key.chmod(0o600)
+    return key
 
 
 def _command(*arguments: object) -> None:
@@ -157,7 +166,9 @@ def _restore(root: Path, state: Any, change: str | None, outcome: Outcome) -> No
             state[key] = None
     before = described(state)
     try:
-        with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(root), local_dir=None)) as checkpointer:
+        key = _key(root)
+        config = deeppart.Config(persistent_dir=str(root), local_dir=None, sign_key_file=key and str(key))
+        with deeppart.Checkpointer(config) as checkpointer:
             checkpointer.restore(state, per_rank=per_rank)
     except DeeppartError as error:
         told = isinstance(error, StateError) and "load_state_dict of" in str(error)  # which says so

@@ -25,6 +25,10 @@ from tests.unit import cli_support
 GOLDEN = Path(__file__).parents[1] / "golden"
 Point = namedtuple("Point", ["x", "y"])
 
+#: The seed whose files are signed, and read with the key.
+SIGNED = "signed"
+KEY = bytes(range(40))
+
 #: Path in the directory of a case -> bytes.
 Files = dict[str, bytes]
 
@@ -188,6 +192,12 @@ def make_seeds() -> Mapping[str, Seed]:
             made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))
             made.add("ranks", lambda root: (cli_support.forge(root, 4, 2), _with_ties(root)), _of_ranks)
             made.add("own", lambda root: (cli_support.forge(root, 4, 1), _with_ties(root)), _of_ranks)
+            key = scratch / "key"
+            key.write_bytes(KEY)
+            key.chmod(0o600)
+            signed: dict[str, Any] = {"compression": "none", "sign_key_file": str(key)}
+            made.add(SIGNED, lambda root: _save(root, _large(2.0), **signed), lambda: _large(0.0))
+            made.seeds[SIGNED].files["key"] = KEY
             return {**made.seeds, "golden": Seed(_golden()), "settings": Seed(_settings())}
     finally:
         shutil.rmtree(scratch)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.campaign import Case, campaign
 from tests.fuzz.images import ManifestImage, PartImage
-from tests.fuzz.seeds import Files
+from tests.fuzz.seeds import SIGNED, Files
 
 KEPT = Path(__file__).parents[1] / "golden" / "forged"
 
@@ -25,30 +25,34 @@ def test_a_short_campaign_finds_nothing() -> None:
 def edited(files: Files, breakage: str) -> Files:
     """A case that the check which is taken out would have refused."""
     part = next(name for name in files if name.endswith(".dpp"))
+    image = PartImage.parse(files[part])
+    name = next(name for name in files if name.endswith("/manifest"))
+    manifest = ManifestImage.parse(files[name])
     if breakage == "digests":
         data = bytearray(files[part])
         data[4200] ^= 1
         return {**files, part: bytes(data)}
-    image = PartImage.parse(files[part])
-    name = next(name for name in files if name.endswith("/manifest"))
-    manifest = ManifestImage.parse(files[name])
-    for structure in (image.meta["structure"], manifest.document["structure"]):
+    for structure in () if breakage == "signatures" else (image.meta["structure"], manifest.document["structure"]):
         if breakage == "types":
             next(leaf for leaf in structure["leaves"] if leaf[0] == "numpy")[1] = ",,,"
         else:
             next(leaf for leaf in structure["leaves"] if len(leaf) > 4 and leaf[0] == "torch")[4][1] = 1 << 40
+    if breakage == "signatures":
+        row = image.chunks[0]
+        row["encoded"], row["raw_digest"] = bytes(len(row["encoded"])), None
     data = image.encode()
     manifest.name({part.rpartition("/")[2]: data})
     return {**files, part: data, name: manifest.encode()}
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("breakage", ["digests", "types", "aliases"])
+@pytest.mark.parametrize("breakage", ["digests", "types", "aliases", "signatures"])
 def test_a_library_without_its_checks_is_noticed(breakage: str) -> None:
+    seed = SIGNED if breakage == "signatures" else "odd"
     for broken in (None, breakage):
-        with campaign(5, breakage=broken, only=["odd"], smaller=False) as played:
-            files = edited(played.seeds["odd"].files, breakage)
-            problems = played.problems_of(Case("odd", files, breakage == "digests", 0))
+        with campaign(5, breakage=broken, only=[seed], smaller=False) as played:
+            files = edited(played.seeds[seed].files, breakage)
+            problems = played.problems_of(Case(seed, files, breakage == "digests", 0))
             assert bool(problems) == (broken is not None), problems
 
 
