@@ -35,7 +35,7 @@ from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committe
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import note_protection
-from deeppart.levels.steps import list_steps
+from deeppart.levels.steps import foreign_steps, list_steps
 from deeppart.model import LEVELS, StepKey
 from deeppart.part import Signing
 from deeppart.protection import Protection, protect
@@ -191,6 +191,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         taken.callback(channels[name].give_back)
     if rank == 0:
         _tell_protection(directory, welcome["session"], protection)
+        _tell_foreign(directory)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     committed = {StepKey(*key) for key in welcome["committed"]}
@@ -219,6 +220,17 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         text = 'permissions = "unchecked": whoever may write to the directories decides what is restored'
         warn_caller(text, DeeppartWarning)
     return session
+
+
+def _tell_foreign(directory: str) -> None:
+    """On rank 0: step directories that others have put there are not used, and may be what somebody looks for."""
+    try:
+        foreign = foreign_steps(Path(directory))
+    except DeeppartError:
+        return  # what is wrong there is told by whoever needs it
+    if foreign:
+        text = f"{len(foreign)} step directories of other users are not used, such as {foreign[0]}"
+        warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)
 
 
 def _tell_protection(root: Path, session: str, protection: Protection) -> None:

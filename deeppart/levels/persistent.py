@@ -214,10 +214,7 @@ def committed_steps(root: Path) -> list[StepKey]:
 
 
 def _has_manifest(directory: Path) -> bool:
-    try:
-        return access.look(directory / MANIFEST_NAME).st_size > 0
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    return access.exists(directory / MANIFEST_NAME)
 
 
 class DirectoryOwner:

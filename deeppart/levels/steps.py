@@ -8,7 +8,9 @@ never written.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
@@ -46,7 +48,8 @@ def parse_step_directory_name(name: str) -> StepKey | None:
 def list_steps(root: Path) -> dict[StepKey, Path]:
     """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
 
-    What is a link, or a file, is never gone into.
+    What is a link, or a file, is never gone into. Where anybody may make directories (sticky bit), those of other users
+    do not count: :func:`foreign_steps`.
 
     Raises:
         StorageError: the directory cannot be read.
@@ -57,8 +60,46 @@ def list_steps(root: Path) -> dict[StepKey, Path]:
         return {}
     except OSError as error:
         raise storage_error("cannot list a checkpoint directory", error, root) from error
-    keys = {parse_step_directory_name(name) for name in names} - {None}
-    return {key: step_directory(root, key) for key in sorted(key for key in keys if key is not None)}
+    keys = sorted(key for key in map(parse_step_directory_name, names) if key is not None)
+    found = {key: step_directory(root, key) for key in keys}
+    if found and _is_anybodys(root):
+        found = {key: directory for key, directory in found.items() if not _is_foreign(directory)}
+    return found
+
+
+def foreign_steps(root: Path) -> list[Path]:
+    """What is named like a step where anybody may make directories, and is not used for whose it is.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    if not _is_anybodys(root):
+        return []
+    try:
+        named = [root / name for name in access.names_in(root) if parse_step_directory_name(name) is not None]
+    except OSError as error:
+        raise storage_error("cannot list a checkpoint directory", error, root) from error
+    return sorted(filter(_is_foreign, named))
+
+
+def _is_anybodys(root: Path) -> bool:
+    """Whether anybody may make directories there, and nobody those of others go away: as in /tmp."""
+    anybodys = stat.S_ISVTX | stat.S_IWOTH
+    try:
+        with access.open_folder(root) as folder:
+            return os.fstat(folder.fd).st_mode & anybodys == anybodys
+    except OSError:
+        return False
+
+
+def _is_foreign(directory: Path) -> bool:
+    try:
+        with access.open_folder(directory):
+            return False
+    except access.ForeignAccessError:
+        return True
+    except OSError:
+        return False
 
 
 def remove_steps(root: Path, keys: Collection[StepKey]) -> None:

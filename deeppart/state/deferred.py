@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class Guard:
         path: of the leaf.
         alias: shares version counter and storage with the tensor that was captured, whatever becomes of that.
         version: what the counter was.
+        owner, owner_version: likewise of the optimizer's tensor, where that is another one: tensors over one memory
+            need not share a counter. None: it is the same. Nothing can write by way of one that is gone.
         holders: the leaf's storage, or the array itself and the storage in which it lies.
         places: address and bytes of each holder's memory.
     """
@@ -56,6 +59,8 @@ class Guard:
     version: int
     holders: tuple[Holder, ...]
     places: tuple[tuple[int, int], ...]
+    owner: weakref.ref[torch.Tensor] | None = None
+    owner_version: int = 0
 
     def stands(self) -> bool:
         """Whether the leaf's memory is where it was."""
@@ -65,9 +70,14 @@ class Guard:
         """What has happened to the leaf, or None."""
         if not self.stands():
             return f"memory that was freed or replaced: {readable(self.path)}"
-        if self.alias._version != self.version:
-            return f"writes to {readable(self.path)}"
-        return None
+        return f"writes to {readable(self.path)}" if self.written() else None
+
+    def written(self) -> bool:
+        """Whether torch has counted a write to it."""
+        owner = None if self.owner is None else self.owner()
+        if owner is not None and owner._version != self.owner_version:
+            return True
+        return bool(self.alias._version != self.version)
 
 
 class Samples:
@@ -206,7 +216,7 @@ class DeferredCopy:
             if self._trailing is not None:
                 self._trailing.settle()
             later, self._later = self._later, []
-            late = [guard for guard in later if guard.alias._version != guard.version]
+            late = [guard for guard in later if guard.written()]
             if late:
                 self.spoiled += tuple(guard.path for guard in late)
                 self._error = self._error or self._writes([f"writes to {readable(guard.path)}" for guard in late])
@@ -280,7 +290,7 @@ def _without_memory(guard: Guard) -> Guard:
     """The same version counter, over no memory."""
     nothing: Any = torch.empty(0, dtype=guard.alias.dtype, device=guard.alias.device)
     guard.alias.data = nothing
-    return Guard(guard.path, guard.alias, guard.version, (), ())
+    return replace(guard, holders=(), places=())
 
 
 def _copy(piece: HostCopy | CallCopy) -> CheckpointError | None:

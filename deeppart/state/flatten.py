@@ -126,7 +126,8 @@ class FlatState:
         data: their tensors and numpy arrays.
         values: small values, in canonical order.
         tokens: structure of containers and keys, in canonical order, comparable within this process.
-        types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat.
+        types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True, or the
+            strides of one that is not contiguous: by them it may hold other elements of the same memory.
         pointers: memory address of each array.
         memory: what keeps the bytes at these addresses.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
@@ -399,7 +400,7 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
         check_tensor(tensor, readable(path))
     if not live and (tensor.is_conj() or tensor.is_neg()):
         tensor = tensor.resolve_conj().resolve_neg()
-    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous())
+    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
     flat.pointers.append(tensor.data_ptr())
     return tensor
 
@@ -407,7 +408,7 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
 def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
     """As :func:`note_tensor`, for a numpy array."""
     check_array(found, readable(path))
-    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous))
+    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
     flat.pointers.append(found.ctypes.data)
 
 

@@ -7,10 +7,12 @@ changed by somebody else. Each rank decides for the leaves of its own share.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from deeppart.errors import LazyCaptureNotice, warn_caller
@@ -40,6 +42,7 @@ class LazyCapture:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._large: list[int] = []
+        self._nbytes = np.zeros(0, dtype=np.int64)
         self._sampled: tuple[int, ...] = ()
         self._sampler = Sampler([], [])
         self._noticed = False
@@ -51,6 +54,7 @@ class LazyCapture:
         """The leaves of a share are those that are captured from now on."""
         leaves = sorted(set(share.segments["leaf"].tolist()))
         self._large = [leaf for leaf in leaves if types[leaf].nbytes > SMALL_LEAF_BYTES]
+        self._nbytes = np.array([kind.nbytes for kind in types], dtype=np.int64)
 
     def owned(self, flat: FlatState) -> dict[int, torch.Tensor]:
         """Address -> tensor, of the large tensors that only an optimizer changes, as far as is known."""
@@ -59,7 +63,20 @@ class LazyCapture:
         for leaf in flat.arrays if self._spoiled else ():
             if leaf.path in self._spoiled:
                 found.pop(flat.pointers[leaf.index], None)
+        for leaf in self._shared(flat):
+            found.pop(flat.pointers[leaf], None)
         return found
+
+    def _shared(self, flat: FlatState) -> list[int]:
+        """Leaves that do not have their storage for themselves, such as parameters that are views of one flat buffer.
+
+        Who writes to the buffer advances the buffer's version counter, which nobody here knows of.
+        """
+        lengths = np.asarray(flat.memory.lengths, dtype=np.int64)
+        if len(lengths) != len(self._nbytes):
+            return []  # another structure than was planned for: nothing of it is deferred
+        shared: list[int] = np.flatnonzero((lengths > self._nbytes) & (self._nbytes > SMALL_LEAF_BYTES)).tolist()
+        return shared
 
     def later(
         self, flat: FlatState, types: Sequence[LeafType], owned: Mapping[int, torch.Tensor]
@@ -152,12 +169,15 @@ class LazyCapture:
 
 def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
     """What holds a leaf's memory, and tells if it was written to."""
-    alias, memory = owner.detach(), flat.memory
+    data, memory = flat.data[leaf], flat.memory
+    is_other = isinstance(data, torch.Tensor) and data is not owner
+    alias = data.detach() if is_other else owner.detach()
     holders, places = [memory.holders[leaf]], [(memory.bases[leaf], memory.lengths[leaf])]
     if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
         holders.append(alias.untyped_storage())
         places.append(place_of(holders[1]))
-    return Guard(flat.arrays[leaf].path, alias, alias._version, tuple(holders), tuple(places))
+    other = (weakref.ref(owner), owner._version) if is_other else (None, 0)
+    return Guard(flat.arrays[leaf].path, alias, alias._version, tuple(holders), tuple(places), *other)
 
 
 def _is_on_device(data: Any) -> bool:

@@ -26,6 +26,10 @@ from deeppart.state.flatten import Branch, FlatState, Node
 _not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 
+#: The name of the function that torch puts around ``step`` of an optimizer's class; it calls the hooks.
+_WRAPPER = Optimizer.profile_hook_step(lambda optimizer: None).__code__.co_name
+
+
 class _Registry:
     """All optimizers that have stepped, and those who are told before the next step. One per process."""
 
@@ -94,8 +98,15 @@ def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
 
 
 def _gives_word(optimizer: Optimizer) -> bool:
-    """Whether a step begins with the hook."""
-    wrapped = getattr(type(optimizer).step, "hooked", False)
+    """Whether a step begins with the hook: torch's wrapper is around it, and not only said to be.
+
+    ``functools.wraps`` copies the mark from the step of another class; a schedule of the learning rate puts a step of
+    its own, which calls the one of the class, before the instance.
+    """
+    step, own = type(optimizer).step, vars(optimizer).get("step")
+    wrapped = getattr(step, "hooked", False) and getattr(getattr(step, "__code__", None), "co_name", "") == _WRAPPER
+    if own is not None and not getattr(own, "_wrapped_by_lr_sched", False):
+        return False
     return bool(wrapped) and not any(group.get("capturable") for group in optimizer.param_groups)
 
 

@@ -36,7 +36,7 @@ from deeppart.state.runs import is_leaf_value, is_run
 #: Puts an item into its place; False if it does not fit.
 _Filler = Callable[[Any], bool]
 #: dtype, shape, device (None for the CPU), whether it is contiguous, whether its dtype is complex.
-_TensorKind = tuple[torch.dtype, torch.Size, torch.device | None, bool, bool]
+_TensorKind = tuple[torch.dtype, torch.Size, torch.device | None, bool | tuple[int, ...], bool]
 
 
 class Template:
@@ -150,23 +150,23 @@ class Template:
         assert self._flat is not None
         if not isinstance(node, ArrayLeaf):
             return None
-        dtype, shape, device, contiguous = self._flat.types[4 * node.index : 4 * node.index + 4]
+        dtype, shape, device, order = self._flat.types[4 * node.index : 4 * node.index + 4]
         if device is NUMPY:
             return None
-        kind = (dtype, shape, None if device.type == "cpu" else device, contiguous, dtype.is_complex)
+        kind = (dtype, shape, None if device.type == "cpu" else device, order, dtype.is_complex)
         same: _TensorKind = kinds.setdefault(kind, kind)
         return same
 
     def _take_tensors(self, items: Iterable[Any], kinds: Iterable[Any]) -> bool:
         try:
-            for item, (dtype, shape, device, contiguous, is_complex) in zip(items, kinds, strict=True):
+            for item, (dtype, shape, device, order, is_complex) in zip(items, kinds, strict=True):
                 # Other layouts have another dtype, no shape or no memory; a meta tensor is on no device asked for.
                 if (
                     type(item) not in PLAIN_TENSORS
                     or item.dtype is not dtype
                     or item.shape != shape
                     or (not item.is_cpu if device is None else item.device != device)
-                    or item.is_contiguous() is not contiguous
+                    or (item.is_contiguous() or item.stride()) != order
                     or item.is_neg()
                     or (is_complex and item.is_conj())
                 ):
@@ -181,13 +181,13 @@ class Template:
         if kind is not None:
             return lambda item: self._take_tensors((item,), (kind,))
         assert self._flat is not None
-        dtype, shape, _, contiguous = self._flat.types[4 * leaf.index : 4 * leaf.index + 4]
+        dtype, shape, _, order = self._flat.types[4 * leaf.index : 4 * leaf.index + 4]
 
         def fill(item: Any) -> bool:
             if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
                 return False
             self._data.append(item)
-            return bool(item.flags.c_contiguous) is contiguous
+            return bool((bool(item.flags.c_contiguous) or item.strides) == order)
 
         return fill
 

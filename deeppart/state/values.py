@@ -27,6 +27,7 @@ import json
 import math
 import re
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,7 @@ def _plain(encoded: Encoded) -> Any:
 def _decode_list(encoded: list[Any], where: str) -> Any:
     tag, *arguments = encoded
     value = _DECODERS[tag](*arguments)
-    # What is written otherwise than the library writes it was not written by it. (numpy drops zeros that end a text.)
+    # What is written otherwise than the library writes it was not written by it.
     if tag != "numpy" and encode_key(value, where) != encoded:
         raise ValueError("not as this library writes it")
     return value
@@ -168,7 +169,12 @@ def _decode_numpy(dtype_text: str, data: str) -> Any:
     # An empty text of numpy has no bytes by its dtype, and one zero character by its memory.
     if len(octets) != dtype.itemsize and (dtype.itemsize or len(octets) > 4 or any(octets)):
         raise ValueError(f"{len(octets)} bytes of a {dtype}")
-    return np.frombuffer(octets, dtype=dtype, count=1)[0] if dtype.itemsize else dtype.type()
+    if dtype.kind in "SU":  # an item of an array would lose the zeros that end it
+        order = "big" if dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big") else "little"
+        octets = octets[: dtype.itemsize]
+        text = octets if dtype.kind == "S" else octets.decode(f"utf-32-{order[0]}e", "surrogatepass")
+        return dtype.type(text)
+    return np.frombuffer(octets, dtype=dtype, count=1)[0]
 
 
 def plain_dtype(text: str) -> np.dtype[Any]:

@@ -231,13 +231,19 @@ def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
 def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10 MB/s go to the persistent level; the local one takes 100 GB/s, whatever this machine's disk does today."""
-    noted = AutoCompression.note_stored
-    monkeypatch.setattr(
-        AutoCompression,
-        "note_stored",
-        lambda auto, level, nbytes, busy_s: noted(auto, level, nbytes, nbytes / 1e11 if level == "local" else busy_s),
-    )
+    """Told that 10 MB/s go to the persistent level, 100 GB/s to the local one, and that 100 MB/s are encoded."""
+    stored, tried, encoded = AutoCompression.note_stored, AutoCompression.note_tried, AutoCompression.note_encoded
+    completed, rate = AutoCompression.note_completed, {"local": 1e11, "persistent": 1e7}
+    noted: dict[str, Any] = {
+        "note_stored": lambda auto, level, nbytes, _: stored(auto, level, nbytes, nbytes / rate[level]),
+        "note_tried": lambda auto, dtype, raw, nbytes, _: tried(auto, dtype, raw, nbytes, raw / 1e8),
+        "note_encoded": lambda auto, dtype, raw, nbytes, _: encoded(auto, dtype, raw, nbytes, raw / 1e8),
+        "note_completed": lambda auto, level, raw, _, encoded: completed(
+            auto, level, raw, raw / rate[level] * (0.9 if encoded else 1.0), encoded=encoded
+        ),
+    }
+    for name, note in noted.items():
+        monkeypatch.setattr(AutoCompression, name, note)
     state = {"w": torch.randn(2_500_000), "step": 0}
     config = deeppart.Config(
         persistent_dir=str(tmp_path / "ckpt"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import subprocess
 import sys
@@ -345,6 +346,62 @@ def test_an_optimizer_whose_step_torch_does_not_wrap_gives_no_word() -> None:
     assert owners._gives_word(optimizer)
     optimizer.param_groups[0]["capturable"] = True
     assert not owners._gives_word(optimizer)
+
+
+def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
+    """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
+
+    class Marked(torch.optim.SGD):
+        @functools.wraps(torch.optim.SGD.step)
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                group["params"][0].data.add_(1.0)
+
+    assert not owners._gives_word(Marked([nn.Parameter(torch.ones(2))], 0.1))
+    replaced = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    replaced.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    assert not owners._gives_word(replaced)
+    scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    assert owners._gives_word(scheduled)
+
+
+def test_a_leaf_and_the_optimizers_tensor_may_have_counters_of_their_own(tmp_path: Path, slow: threading.Event) -> None:
+    """As with flat parameters: the module's tensors are views, by way of ``.data``, of what the optimizer has."""
+    net = nn.Linear(300, 300, bias=False)
+    whole = nn.Parameter(net.weight.detach().clone().reshape(-1))
+    net.weight.data = whole.data.view(300, 300)
+    optimizer = torch.optim.SGD([whole], 0.1)
+    for step, write in enumerate((net.weight, whole)):
+        with deeppart.Checkpointer(config(tmp_path / str(step))) as ck:
+            whole.grad = torch.ones_like(whole)
+            optimizer.step()
+            slow.clear()
+            pending = ck.checkpoint({"net": net}, 1)
+            with torch.no_grad():
+                write[7:8].mul_(2.0)
+            slow.set()
+            with pytest.raises(CheckpointError, match=r"writes to net/weight"):
+                pending.wait("persistent", 30)
+
+
+def test_views_of_a_larger_buffer_are_copied_at_once(tmp_path: Path) -> None:
+    """Who writes to the buffer advances a version counter that nobody has told of."""
+    net = nn.Sequential(nn.Linear(300, 300, bias=False), nn.Linear(300, 300, bias=False))
+    buffer = torch.randn(2, 300, 300)
+    for number in range(2):
+        net[number].weight.data = buffer[number]
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for step in range(1, 4):
+            for each in net.parameters():
+                each.grad = torch.ones_like(each)
+            optimizer.step()
+            expected = copy.deepcopy(net.state_dict())
+            pending = ck.checkpoint({"net": net, "optimizer": optimizer}, step)
+            buffer[1, 5].mul_(2.0)
+            pending.wait("persistent", 30)
+            assert difference(expected, saved(tmp_path, step)["net"]) is None
 
 
 # --- the rest of its life ---------------------------------------------------------------------------------------------

@@ -146,6 +146,17 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
     assert list(live) == list(recent)
 
 
+SQUARE, CUBE, ARRAY = torch.randn(8, 8), torch.randn(4, 4, 4), np.random.default_rng(1).random((8, 8))
+#: Other elements of the same memory: address, dtype and shape are alike, and both are not contiguous.
+VIEWS: list[tuple[Any, Any]] = [
+    ({"all": SQUARE, "x": SQUARE[:4, :4]}, {"all": SQUARE, "x": SQUARE[:4, :4].t()}),
+    ({"x": SQUARE[:4, :4], "y": SQUARE[:4, :4]}, {"x": SQUARE[:4, :4], "y": SQUARE[:4, :4].t()}),
+    ({"all": ARRAY, "x": ARRAY[:4, :4]}, {"all": ARRAY, "x": ARRAY[:4, :4].T}),
+    ({"x": ARRAY[:4, :4], "y": ARRAY[:4, :4]}, {"x": ARRAY[:4, :4], "y": ARRAY[:4, :4].T}),
+    ({"all": CUBE, "x": CUBE.permute(0, 2, 1)}, {"all": CUBE, "x": CUBE.permute(2, 1, 0)}),
+]
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -163,6 +174,7 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
         ({"list": "dict"}, {"list": ["dict"]}),
         ({"x": []}, {"x": [[]]}),
         ({"x": torch.ones(4, 4)}, {"x": torch.ones(4, 4).T}),
+        *VIEWS,
     ],
 )
 def test_a_structure_that_looks_alike_is_not_taken_for_the_cached_one(tmp_path: Path, first: Any, second: Any) -> None:
@@ -197,7 +209,8 @@ VALUES = {
     "sizes": [torch.Size([]), torch.Size([3, 0])],
     "numpy scalars": [
         np.float32(1.5), np.float64(-0.0), np.float16("nan"), np.int8(-3), np.uint64(2**64 - 1), np.bool_(True),
-        np.complex64(1 - 2j), np.longdouble("1.1"), np.str_("ü\0x"), np.str_(""), np.bytes_(b"a\xff"), np.bytes_(b""),
+        np.complex64(1 - 2j), np.longdouble("1.1"), np.str_("ü\0x"), np.str_("a\0\0"), np.str_(""),
+        np.bytes_(b"a\xff"), np.bytes_(b"a\0\0"), np.bytes_(b""),
         np.datetime64("2024-02-29T12:00:00.123456789"), np.datetime64("NaT"), np.timedelta64(-5, "ms"),
     ],
 }  # fmt: skip
