@@ -222,10 +222,10 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     return session
 
 
-def _tell_foreign(directory: str) -> None:
+def _tell_foreign(directory: Path) -> None:
     """On rank 0: step directories that others have put there are not used, and may be what somebody looks for."""
     try:
-        foreign = foreign_steps(Path(directory))
+        foreign = foreign_steps(directory)
     except DeeppartError:
         return  # what is wrong there is told by whoever needs it
     if foreign:

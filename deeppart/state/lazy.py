@@ -63,8 +63,8 @@ class LazyCapture:
         for leaf in flat.arrays if self._spoiled else ():
             if leaf.path in self._spoiled:
                 found.pop(flat.pointers[leaf.index], None)
-        for leaf in self._shared(flat):
-            found.pop(flat.pointers[leaf], None)
+        for number in self._shared(flat):
+            found.pop(flat.pointers[number], None)
         return found
 
     def _shared(self, flat: FlatState) -> list[int]:
