@@ -74,7 +74,7 @@ class LazyCapture:
         """
         lengths = np.asarray(flat.memory.lengths, dtype=np.int64)
         if len(lengths) != len(self._nbytes):
-            return []  # another structure than was planned for: nothing of it is deferred
+            return []  # another structure than was planned for: :meth:`later` looks once more
         shared: list[int] = np.flatnonzero((lengths > self._nbytes) & (self._nbytes > SMALL_LEAF_BYTES)).tolist()
         return shared
 
@@ -95,7 +95,7 @@ class LazyCapture:
                 continue
             if (
                 owner is not None
-                and owner.numel() * owner.element_size() >= types[leaf].nbytes
+                and owner.numel() * owner.element_size() >= types[leaf].nbytes >= flat.memory.lengths[leaf]
                 and (lies_flat_on_host(data) or _is_on_device(data))
             ):
                 found[leaf] = owner

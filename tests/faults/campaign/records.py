@@ -27,7 +27,7 @@ ACTIONS = ("flip", "truncate", "garbage", "remove", "swap")
 ROOTS = ("node", "partner", "parity", "persistent")
 #: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
 OPERATIONS = {
-    ("open", "node"): 160,
+    ("open", "node"): 200,
     ("open", "persistent"): 32,
     ("restore", "node"): 300,
     ("restore", "partner"): 50,
