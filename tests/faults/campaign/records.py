@@ -28,14 +28,14 @@ ROOTS = ("node", "partner", "parity", "persistent")
 #: About how many operations there are: (phase, root) -> n is drawn below this. The report shows what was met.
 OPERATIONS = {
     ("open", "node"): 200,
-    ("open", "persistent"): 32,
+    ("open", "persistent"): 40,
     ("restore", "node"): 300,
     ("restore", "partner"): 50,
     ("restore", "parity"): 56,
-    ("restore", "persistent"): 16,
-    ("checkpoint", "node"): 600,
-    ("checkpoint", "partner"): 110,
-    ("checkpoint", "parity"): 90,
+    ("restore", "persistent"): 20,
+    ("checkpoint", "node"): 700,
+    ("checkpoint", "partner"): 130,
+    ("checkpoint", "parity"): 110,
     ("checkpoint", "persistent"): 250,
 }
 ERRORS = ("ENOSPC", "EIO")
