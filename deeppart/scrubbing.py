@@ -16,14 +16,13 @@ from typing import Any
 
 from deeppart import access
 from deeppart.comm.base import Comm, Operation
-from deeppart.errors import CommError, FormatError, ScrubNotice, StorageError
+from deeppart.errors import CommError, ScrubNotice
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
-from deeppart.levels.node import NodeLevel, one_line, take_stock
+from deeppart.levels.node import NodeLevel, file_problem, take_stock
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.model import Attempt
-from deeppart.part import FileSource, ParityReader, PartReader, is_parity_file_name, parse_base_file_name
 from deeppart.pipeline import Pipeline
 from deeppart.protection import Protection
 from deeppart.recovery import read_candidate, take_inventory
@@ -186,17 +185,10 @@ class Scrubber:
         return [Path(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
 
     def _check(self, path: Path) -> None:
-        try:
-            with FileSource(path) as source:
-                if not is_parity_file_name(path.name):
-                    signing = None if parse_base_file_name(path.name) else self._persistent.signing
-                    PartReader(source, where=str(path), signing=signing).verify(pace=self._pace)
-                else:
-                    ParityReader(source, where=str(path)).verify(pace=self._pace)
-        except (FormatError, StorageError) as error:
-            if not _is_gone(path):  # it has been retired meanwhile
-                self._damaged.append((str(path), one_line(error)))
-                self._note(damaged=1)
+        problem = file_problem(path, self._persistent.signing, self._pace)
+        if problem is not None and not _is_gone(path):  # it has been retired meanwhile
+            self._damaged.append((str(path), problem))
+            self._note(damaged=1)
 
     def _pace(self, nbytes: int) -> None:
         """Wait until so many bytes may be read; meet the others when it is time."""

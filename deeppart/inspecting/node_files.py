@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
-from deeppart.errors import FormatError, StorageError
-from deeppart.levels.node import Found, one_line, take_stock
+from deeppart.errors import FormatError
+from deeppart.levels.node import Found, file_problem, take_stock
 from deeppart.levels.persistent import read_lineage
 from deeppart.levels.steps import parse_step_directory_name
-from deeppart.part import FileSource, ParityReader, PartReader, Signing, parse_base_file_name
+from deeppart.part import Signing
 
 Advance = Callable[[int], None]
 
@@ -92,7 +92,7 @@ def verify_nodes(
         damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened"), False) for path in unsound]
         for path, length in _sound(stock, step):
             files, nbytes = files + 1, nbytes + length
-            problem = _check(path, signing, advance)
+            problem = file_problem(path, signing, advance)
             if problem is not None and access.exists(path):  # otherwise a running job has retired it meanwhile
                 damage.append(NodeDamage(directory, path, problem, True))
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
@@ -113,16 +113,3 @@ def _is_of(path: Path, step: int | None) -> bool:
     """Whether a file lies in a directory of a step; None for any."""
     key = parse_step_directory_name(path.parent.name)
     return step is None or (key is not None and key.step == step)
-
-
-def _check(path: Path, signing: Signing | None, advance: Advance) -> str | None:
-    try:
-        with FileSource(path) as source:
-            if path.suffix == ".dpy":
-                ParityReader(source, where=str(path)).verify(pace=advance)
-            else:
-                own = None if parse_base_file_name(path.name) else signing
-                PartReader(source, where=str(path), signing=own).verify(pace=advance)
-    except (FormatError, StorageError) as error:
-        return one_line(error)
-    return None

@@ -9,7 +9,7 @@ the same scratch directory can never be mistaken for ours; those of `partner` an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -306,6 +306,25 @@ def stored_parity(path: Path) -> StoredParity:
     with FileSource(path) as source:
         reader = ParityReader(source, where=str(path))
         return StoredParity(reader.identity, str(path), source.size)
+
+
+def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None]) -> str | None:
+    """Read all of a part, base or parity file; what is wrong with it, or None.
+
+    Args:
+        signing: what parts must be signed with; None: not checked. Bases are signed where they are referred to.
+        pace: told of the bytes of every piece.
+    """
+    try:
+        with FileSource(path) as source:
+            if is_parity_file_name(path.name):
+                ParityReader(source, where=str(path)).verify(pace=pace)
+            else:
+                own = None if parse_base_file_name(path.name) else signing
+                PartReader(source, where=str(path), signing=own).verify(pace=pace)
+    except (FormatError, StorageError) as error:
+        return one_line(error)
+    return None
 
 
 def one_line(error: DeeppartError) -> str:

@@ -208,13 +208,9 @@ def committed_steps(root: Path) -> list[StepKey]:
         StorageError: the root cannot be listed.
     """
     try:
-        return [key for key, directory in list_steps(root).items() if _has_manifest(directory)]
+        return [key for key, directory in list_steps(root).items() if access.exists(directory / MANIFEST_NAME)]
     except OSError as error:
         raise storage_error("cannot look for manifests", error, root) from error
-
-
-def _has_manifest(directory: Path) -> bool:
-    return access.exists(directory / MANIFEST_NAME)
 
 
 class DirectoryOwner:

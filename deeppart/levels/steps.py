@@ -22,6 +22,8 @@ from deeppart.model import StepKey
 
 MANIFEST_NAME = "manifest"
 _STEP = re.compile(r"step-([0-9]{12,19})(?:-([0-9a-f]{32})-([0-9]{6,19}))?", re.ASCII)
+#: Anybody may make directories, and nobody those of others go away: as in /tmp.
+_ANYBODYS = stat.S_ISVTX | stat.S_IWOTH
 _TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
 
 
@@ -54,17 +56,8 @@ def list_steps(root: Path) -> dict[StepKey, Path]:
     Raises:
         StorageError: the directory cannot be read.
     """
-    try:
-        names = access.names_in(root)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise storage_error("cannot list a checkpoint directory", error, root) from error
-    keys = sorted(key for key in map(parse_step_directory_name, names) if key is not None)
-    found = {key: step_directory(root, key) for key in keys}
-    if found and _is_anybodys(root):
-        found = {key: directory for key, directory in found.items() if not _is_foreign(directory)}
-    return found
+    named, foreign = _named_like_steps(root)
+    return {key: directory for key, directory in named.items() if key not in foreign}
 
 
 def foreign_steps(root: Path) -> list[Path]:
@@ -73,33 +66,31 @@ def foreign_steps(root: Path) -> list[Path]:
     Raises:
         StorageError: the directory cannot be read.
     """
-    if not _is_anybodys(root):
-        return []
-    try:
-        named = [root / name for name in access.names_in(root) if parse_step_directory_name(name) is not None]
-    except OSError as error:
-        raise storage_error("cannot list a checkpoint directory", error, root) from error
-    return sorted(filter(_is_foreign, named))
+    named, foreign = _named_like_steps(root)
+    return [named[key] for key in sorted(foreign)]
 
 
-def _is_anybodys(root: Path) -> bool:
-    """Whether anybody may make directories there, and nobody those of others go away: as in /tmp."""
-    anybodys = stat.S_ISVTX | stat.S_IWOTH
+def _named_like_steps(root: Path) -> tuple[dict[StepKey, Path], set[StepKey]]:
+    """All that is named like a step, by ascending step; and what of it others have made where anybody may."""
     try:
         with access.open_folder(root) as folder:
-            return os.fstat(folder.fd).st_mode & anybodys == anybodys
-    except OSError:
-        return False
+            names, mode = folder.names(), os.fstat(folder.fd).st_mode
+    except FileNotFoundError:
+        return {}, set()
+    except OSError as error:
+        raise storage_error("cannot list a checkpoint directory", error, root) from error
+    keys = sorted(key for key in map(parse_step_directory_name, names) if key is not None)
+    named = {key: step_directory(root, key) for key in keys}
+    is_anybodys = mode & _ANYBODYS == _ANYBODYS
+    return named, {key for key, directory in named.items() if is_anybodys and _is_foreign(directory)}
 
 
 def _is_foreign(directory: Path) -> bool:
     try:
         with access.open_folder(directory):
             return False
-    except access.ForeignAccessError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, access.ForeignAccessError)
 
 
 def remove_steps(root: Path, keys: Collection[StepKey]) -> None:

@@ -65,26 +65,18 @@ class ComparedRecord:
         self._slices[:] = turn
         self._since[:], self._orders[:] = NEVER, 0
 
-    def some_of(
-        self, whole: Collection[int], vouched: Collection[int], in_turn: _Turns, orders: _Turns, turn: int
-    ) -> None:
-        """At a turn, all bytes of some leaves were compared, and the turn's slice of others.
+    def in_full(self, whole: Collection[int], vouched: Collection[int], turn: int) -> None:
+        """At a turn, all bytes of some leaves were compared.
 
         Args:
             whole: leaves that every rank has read in full.
             vouched: leaves that every rank has read in full, or knows to be as they were, if torch is to be believed.
-            in_turn, orders: leaves of which a slice was compared, and how they lie in memory.
         """
-        self.in_full(whole, vouched, turn)
-        self.in_part(in_turn, orders, turn)
-
-    def in_full(self, whole: Collection[int], vouched: Collection[int], turn: int) -> None:
-        """At a turn, all bytes of some leaves were compared; arguments as of :meth:`some_of`."""
         self._full[list(whole)] = turn
         self._vouched[list(vouched)] = turn
 
     def in_part(self, in_turn: _Turns, orders: _Turns, turn: int) -> None:
-        """A turn's slice of some leaves was compared; arguments as of :meth:`some_of`. Turns come in order."""
+        """A turn's slice of some leaves was compared, which lie in memory in these orders. Turns come in order."""
         moved = self._orders[in_turn] != orders
         out = np.ones(len(self._orders), dtype=np.bool_)
         out[in_turn] = False

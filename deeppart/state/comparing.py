@@ -26,6 +26,7 @@ import torch
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
 from deeppart.state.flatten import FlatState
 from deeppart.state.leaves import LeafType
+from deeppart.state.owners import holds_alone
 from deeppart.state.remembered import Remembered
 from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
@@ -172,8 +173,8 @@ class Comparison:
             address, nbytes = pointers[number], self._nbytes[at]
             way = _ORDERS * order
             if order and trained.get(address) == nbytes:
-                owner = owned.get(address)
-                trails = owner is not None and number not in arrays and owner.numel() * owner.element_size() >= nbytes
+                alone = holds_alone(owned.get(address), nbytes, flat.memory.lengths[number])
+                trails = alone and number not in arrays
                 way += _TRAINED + _TRAILS * trails
             ways[at] = way
         return np.array(ways, dtype=np.int64)

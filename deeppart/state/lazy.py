@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from deeppart.errors import LazyCaptureNotice, warn_caller
@@ -23,7 +22,7 @@ from deeppart.state.flatten import FlatState, Path, readable
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import LeafType, lies_flat_on_host
 from deeppart.state.memory import place_of
-from deeppart.state.owners import owned_tensors
+from deeppart.state.owners import holds_alone, owned_tensors
 from deeppart.state.trailing import TrailingSlices
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
@@ -42,7 +41,6 @@ class LazyCapture:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._large: list[int] = []
-        self._nbytes = np.zeros(0, dtype=np.int64)
         self._sampled: tuple[int, ...] = ()
         self._sampler = Sampler([], [])
         self._noticed = False
@@ -54,7 +52,6 @@ class LazyCapture:
         """The leaves of a share are those that are captured from now on."""
         leaves = sorted(set(share.segments["leaf"].tolist()))
         self._large = [leaf for leaf in leaves if types[leaf].nbytes > SMALL_LEAF_BYTES]
-        self._nbytes = np.array([kind.nbytes for kind in types], dtype=np.int64)
 
     def owned(self, flat: FlatState) -> dict[int, torch.Tensor]:
         """Address -> tensor, of the large tensors that only an optimizer changes, as far as is known."""
@@ -63,20 +60,7 @@ class LazyCapture:
         for leaf in flat.arrays if self._spoiled else ():
             if leaf.path in self._spoiled:
                 found.pop(flat.pointers[leaf.index], None)
-        for number in self._shared(flat):
-            found.pop(flat.pointers[number], None)
         return found
-
-    def _shared(self, flat: FlatState) -> list[int]:
-        """Leaves that do not have their storage for themselves, such as parameters that are views of one flat buffer.
-
-        Who writes to the buffer advances the buffer's version counter, which nobody here knows of.
-        """
-        lengths = np.asarray(flat.memory.lengths, dtype=np.int64)
-        if len(lengths) != len(self._nbytes):
-            return []  # another structure than was planned for: :meth:`later` looks once more
-        shared: list[int] = np.flatnonzero((lengths > self._nbytes) & (self._nbytes > SMALL_LEAF_BYTES)).tolist()
-        return shared
 
     def later(
         self, flat: FlatState, types: Sequence[LeafType], owned: Mapping[int, torch.Tensor]
@@ -93,11 +77,8 @@ class LazyCapture:
             owner, data = owned.get(flat.pointers[leaf]), flat.data[leaf]
             if flat.arrays[leaf].path in self._spoiled:
                 continue
-            if (
-                owner is not None
-                and owner.numel() * owner.element_size() >= types[leaf].nbytes >= flat.memory.lengths[leaf]
-                and (lies_flat_on_host(data) or _is_on_device(data))
-            ):
+            alone = holds_alone(owner, types[leaf].nbytes, flat.memory.lengths[leaf])
+            if owner is not None and alone and (lies_flat_on_host(data) or _is_on_device(data)):
                 found[leaf] = owner
             else:
                 others.append(leaf)

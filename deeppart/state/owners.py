@@ -82,6 +82,17 @@ def owned_tensors(flat: FlatState, least_bytes: int) -> dict[int, torch.Tensor]:
     return owned
 
 
+def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
+    """Whether an optimizer's tensor has all of a leaf at its address, in a storage that is nobody else's.
+
+    Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
+
+    Args:
+        nbytes: of the leaf. held_bytes: of its storage.
+    """
+    return owner is not None and owner.numel() * owner.element_size() >= nbytes >= held_bytes
+
+
 def trained_leaves(flat: FlatState) -> frozenset[int]:
     """Numbers of the leaves that a known optimizer changes at every step: its state, and what it has gradients for."""
     addresses: set[int] = set()
