@@ -203,9 +203,9 @@ class Checkpointer:
         self._restored = True
         refusal = refusal_of(per_rank)
         way = "map" if callable(per_rank) else "strict" if refusal is not None else per_rank
-        refusal = refusal or self._undrained()
+        undrained = self._undrained()
         self._saver.agree_on_restore(step, way)
-        raise_together(self._comm, refusal, "restore", timeout)
+        raise_together(self._comm, refusal or undrained, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
         inventory = take_inventory(
