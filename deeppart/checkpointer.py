@@ -409,8 +409,8 @@ class Checkpointer:
         if self.rank == 0:
             warn_caller(
                 f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
-                "restored: that step stays, and the next restore takes it. Call restore(state) before the loop; or give "
-                "this run a directory of its own, or remove the old steps with `deeppart prune --after`",
+                "restored: that step stays, and the next restore takes it. Call restore(state) before the loop; or "
+                "give this run a directory of its own, or remove the old steps with `deeppart prune --after`",
                 DeeppartWarning,
             )
 
