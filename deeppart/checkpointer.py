@@ -201,7 +201,11 @@ class Checkpointer:
             raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
         step = None if step is None else check_step(step, "restore(state, step)")
         self._restored = True
-        self._wait_for_background(refusal_of(per_rank))
+        refusal = refusal_of(per_rank)
+        way = "map" if callable(per_rank) else "strict" if refusal is not None else per_rank
+        undrained = self._undrained()
+        self._saver.agree_on_restore(step, way)
+        raise_together(self._comm, refusal or undrained, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
         inventory = take_inventory(
@@ -218,6 +222,7 @@ class Checkpointer:
             self._warn_unfinished(self.explanation)
             return None
         restore_state(self._comm, recovered, state, per_rank, timeout)
+        self._retention.went_on()
         self._tell_suspects(recovered.attempt)
         if self._auto is not None:
             self._auto.restored(recovered.dearest_level)
@@ -305,19 +310,15 @@ class Checkpointer:
 
     # --- the steps of checkpoint() ---
 
-    def _wait_for_background(self, error: DeeppartError | None) -> None:
-        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it (collective).
-
-        Args:
-            error: what else this rank has to say against the restore.
-        """
-        if error is None and not self._pipeline.drain(self.config.timeout):
-            error = CheckpointError(
-                "restore: an earlier checkpoint is still being written",
-                found="; ".join([f"not finished after {self.config.timeout:g} s", *hanging()]),
-                todo="raise `timeout`, or wait for the checkpoint before restoring",
-            )
-        raise_together(self._comm, error, "restore", 2 * self.config.timeout)
+    def _undrained(self) -> DeeppartError | None:
+        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it."""
+        if self._pipeline.drain(self.config.timeout):
+            return None
+        return CheckpointError(
+            "restore: an earlier checkpoint is still being written",
+            found="; ".join([f"not finished after {self.config.timeout:g} s", *hanging()]),
+            todo="raise `timeout`, or wait for the checkpoint before restoring",
+        )
 
     def _check_call(self, step: int) -> int:
         number = check_step(step, "checkpoint(state, step)")
@@ -408,8 +409,8 @@ class Checkpointer:
         if self.rank == 0:
             warn_caller(
                 f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
-                "restored: the next restore will take that step. Call restore(state) before the loop; or give this run "
-                "a directory of its own, or remove the old steps with `deeppart prune --after`",
+                "restored: that step stays, and the next restore takes it. Call restore(state) before the loop; or "
+                "give this run a directory of its own, or remove the old steps with `deeppart prune --after`",
                 DeeppartWarning,
             )
 

@@ -35,6 +35,7 @@ from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import ExactPath, FlatState, Path, exact, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import build, put, tie
+from deeppart.state.overlaps import assign, conflicting, overlapping
 from deeppart.state.scatter import Scatter, check_cover, check_places
 from deeppart.state.structure import SavedArray, SavedValue, Structure, check_aliases, decode_tree, encode_tree
 from deeppart.state.target import Target, decode_values, find_targets
@@ -86,6 +87,9 @@ def restore_state(comm: Comm, recovered: Recovered, state: Any, per_rank: PerRan
     raise_together(comm, error, what, timeout)
     error = restoring.map_old_ranks()
     raise_together(comm, error, what, timeout)
+    raise_together(comm, restoring.look_for_overlaps(), what, timeout)
+    if restoring.any_overlaps():
+        raise_together(comm, restoring.check_overlaps(), what, timeout)
     restoring.write()
     todo = "mend what that rank reports and build the state anew: it may hold bytes of the checkpoint already"
     raise_together(comm, restoring.finish(), what, timeout, todo)
@@ -317,16 +321,54 @@ class _Restoring:
         self._target.dropped = frozenset()
         find_targets(self._target, self._flat)
 
+    def look_for_overlaps(self) -> DeeppartError | None:
+        """Take what is to be filled, and see which live leaves of it share memory in other ways than was saved."""
+        try:
+            self._arrays = self._target.arrays()
+            live = {index: self._arrays[index] for index in self._target.live if index in self._arrays}
+            self._alone = {index: new_array(self._target.types[index]) for index in overlapping(live)}
+        except DeeppartError as error:
+            return error
+        return None
+
+    def any_overlaps(self) -> bool:
+        """Whether there are such leaves on any rank (collective)."""
+        what = f"restore of step {self._recovered.attempt.step}"
+        found = np.array([len(self._alone)], dtype=np.int64)
+        return bool(finish(self._comm, self._comm.maximum(found), what, self._timeout)[0])
+
+    def check_overlaps(self) -> DeeppartError | None:
+        """Bring these leaves alone, each into memory of its own, and see whether all can be had at once (collective).
+
+        The live ones are as before when this returns.
+        """
+        shared = {index: array for index, array in self._alone.items() if index not in self._own_leaves}
+        distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
+        if self._same_world and self._own_leaves:
+            own = {index: array for index, array in self._alone.items() if index in self._own_leaves}
+            distribute_own(self._comm, self._recovered, self._indexes, Scatter(own), self._timeout)
+        wanted = self._alone | {index: value for index, value in self._mapped.items() if index in self._alone}
+        conflicts = conflicting({index: self._arrays[index] for index in wanted}, wanted)
+        if not conflicts:
+            return None
+        names = [readable(self._paths[index]) for index in conflicts]
+        others = [readable(self._paths[index]) for index in wanted if index not in conflicts]
+        return StructureMismatchError(
+            "leaves that share some of their memory in the live state were saved with different bytes there",
+            found=f"{', '.join(names[:8])} would be overwritten by {', '.join(others[:8]) or 'one another'}",
+            where=f"path {names[0]}",
+            todo="build the live state so that they have memory of their own, as when it was saved",
+        )
+
     def write(self) -> None:
         """Fill every array of the target. From here on the live state changes."""
-        self._arrays = self._target.arrays()
         shared = {index: array for index, array in self._arrays.items() if index not in self._own_leaves}
         distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
         own = {index: array for index, array in self._arrays.items() if index in self._own_leaves}
         if self._same_world and self._own_leaves:
             distribute_own(self._comm, self._recovered, self._indexes, Scatter(own), self._timeout)
         for index, value in self._mapped.items():
-            _assign(self._arrays[index], value)
+            assign(self._arrays[index], value)
 
     def finish(self) -> DeeppartError | None:
         """Tie what was tied and hand everything to its containers and objects."""
@@ -361,14 +403,6 @@ def _content(document: OwnDocument, structure: Structure, arrays: dict[int, Arra
     target = Target(own, document.all_types(structure), values)
     tie(target, arrays)
     return build(target, arrays, tree.node)
-
-
-def _assign(target: Any, value: Any) -> None:
-    if isinstance(target, torch.Tensor):
-        with torch.no_grad():
-            target.copy_(value)
-    else:
-        np.copyto(target, value)
 
 
 def _flatten(state: Any) -> FlatState:

@@ -60,6 +60,12 @@ class Retention:
             what = (keep["persistent"], earlier["persistent"], persistent.signing)
             self._keeping = Keeping(persistent.root, *what)
 
+    def went_on(self) -> None:
+        """A step was restored, from which this session goes on."""
+        with self._removing:
+            if self._keeping is not None:
+                self._keeping.went_on()
+
     def adopt(self, key: StepKey) -> None:
         """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""
         with self._lock:

@@ -5,7 +5,6 @@ Keeps what is derived from the state's structure from one checkpoint to the next
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +43,13 @@ from deeppart.state.template import Template
 from deeppart.state.trailing import TrailingSlices
 
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
+
+
+#: What a rank is in the middle of, as it tells the others.
+_CHECKPOINT, _RESTORE = 1, 2
+_CALL = frozenset({"call", "step", "turn", "levels"})
+_FLAGS = ("error", "fresh", "busy", "lacks", "rank0_arrays", "rank0_values")
+PER_RANK_WAYS = ("strict", "drop", "map")
 
 
 class Saver:
@@ -115,14 +121,14 @@ class Saver:
         self._turn = turn
         digests = self._digests(turn, saving=bool(due))
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in due)
-        fields = {"step": step, "turn": turn, "levels": levels, **digests}
+        fields = {"call": _CHECKPOINT, "step": step, "turn": turn, "levels": levels, **digests}
         rank0 = self._count_rank0()
         flags = {"error": int(self._error is not None), "fresh": int(self._fresh or self._share is None), "busy": busy}
         flags["lacks"] = int(self._classifier.lacks)
         flags |= {"rank0_arrays": rank0[0], "rank0_values": rank0[1]}
         agreed = agree(self._comm, fields, flags, what, self._timeout)
-        if agreed.differing & {"step", "turn", "levels"}:
-            self._raise_disagreement(step, what)
+        if agreed.differing & _CALL:
+            self._raise_disagreement(what)
         if agreed.flags["error"]:
             raise_together(self._comm, self._error, what, self._timeout)
         assert self._flat is not None
@@ -322,21 +328,40 @@ class Saver:
         spans += [(leaf, 0, layout.types[leaf].nbytes) for leaf in rank0]
         return lay_out(layout.types, spans, own, trained_leaves(flat))
 
-    def _raise_disagreement(self, step: int, what: str) -> None:
-        texts = finish(self._comm, self._comm.allgather(json.dumps(step).encode()), what, self._timeout)
-        steps = [json.loads(text) for text in texts]
-        found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(steps[:8]))
+    def agree_on_restore(self, step: int | None, per_rank: str) -> None:
+        """See that every rank is in the same call of ``restore`` (collective).
+
+        By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
+
+        Args:
+            per_rank: "strict", "drop" or, for a function, "map".
+
+        Raises:
+            RanksDisagreeError: ranks make different calls.
+            PeerTimeoutError: a rank did not make the call.
+        """
+        ways = PER_RANK_WAYS.index(per_rank) * 2 + (step is None)
+        fields = {"call": _RESTORE, "step": step or 0, "turn": 0, "levels": ways, **dict.fromkeys(DIGESTS, 0)}
+        # Other ranks may still be waiting for their background, and be as late for that.
+        agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
+        if agreed.differing & _CALL:
+            self._raise_disagreement(f"restore(step={step}, per_rank={per_rank})")
+
+    def _raise_disagreement(self, what: str) -> None:
+        texts = finish(self._comm, self._comm.allgather(what.encode()), what, self._timeout)
+        calls = [text.decode(errors="replace") for text in texts]
+        found = ", ".join(f"rank {rank}: {theirs}" for rank, theirs in enumerate(calls[:8]))
         raise RanksDisagreeError(
             f"{what}: ranks made different calls",
-            expected="the same step on every rank, and every rank making every call",
-            found=f"{found}{' ...' if len(steps) > 8 else ''}"
+            expected="the same call with the same step on every rank, and every rank making every call",
+            found=f"{found}{' ...' if len(calls) > 8 else ''}"
             + (
                 "; the same step, but not the same number of calls, or not all with `force`"
-                if len(set(steps)) == 1
+                if len(set(calls)) == 1
                 else ""
             ),
             where=f"rank {self._comm.rank}",
-            todo="checkpoint() is collective: call it on all ranks, with the same arguments",
+            todo="checkpoint() and restore() are collective: call them on all ranks, with the same arguments",
         )
 
 

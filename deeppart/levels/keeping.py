@@ -41,6 +41,11 @@ class Keeping:
         self._ranked: list[CommittedStep] | None = None
         self._counts: dict[StepKey, bool] = {}
         self._notices: list[str] = []
+        self._goes_on = False
+
+    def went_on(self) -> None:
+        """This session goes on from a step that it has restored: which step is newest is for it to say."""
+        self._goes_on = True
 
     def committed(self, key: StepKey) -> None:
         """This session has committed a step: all its ranks have just written and checked it."""
@@ -87,7 +92,10 @@ class Keeping:
     def _removable_of_earlier(self, present: set[StepKey], kept: int) -> tuple[set[StepKey], int]:
         """What goes, and how many that count stay, with the ``kept`` ones that are newer."""
         dropped = set()
+        own_step = max((key.step for key in self._own), default=-1)
         for each in reversed(self._ranking(present)):
+            if not self._goes_on and each.key.step > own_step:
+                continue  # the next restore takes it: who forgot to restore is not to lose it
             if each.key not in present or each.key not in self._earlier:
                 continue
             if kept >= self._keep:

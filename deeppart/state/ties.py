@@ -40,7 +40,7 @@ def _find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
     for index in ragged:
-        starts[index], lengths[index] = _extent(flat.data[index])
+        starts[index], lengths[index] = extent(flat.data[index])
     is_ragged = np.zeros(len(types), dtype=np.bool_)
     is_ragged[ragged] = True
     # At one place the longest comes first, and of equals a flat one: only it can own the others.
@@ -113,7 +113,7 @@ def _strides(data: Array) -> tuple[int, ...]:
     return tuple(stride // data.itemsize for stride in data.strides)
 
 
-def _extent(data: Array) -> tuple[int, int]:
+def extent(data: Array) -> tuple[int, int]:
     """Lowest address and bytes up to the end of the highest element, of a leaf that is not flat."""
     itemsize = data.itemsize
     if 0 in data.shape:

@@ -93,4 +93,4 @@ def test_calls_that_do_not_match_are_an_error_on_every_rank(run_ranks: Any, tmp_
     if mistake == "force":
         assert all("not all with `force`" in text for text in found)
     else:
-        assert all("rank 0: 3, rank 1: 2" in text for text in found)
+        assert all("rank 0: checkpoint(step=3), rank 1: checkpoint(step=2)" in text for text in found)

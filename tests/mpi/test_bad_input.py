@@ -62,6 +62,10 @@ def disagreements(comm: Any, directory: Path) -> dict[str, tuple[str, str, float
         "exists": outcome(lambda: ck.checkpoint(good, step=1)),
         "restore differs": outcome(lambda: ck.restore(good if rank else {"w": torch.zeros(3), "n": 1})),
         "restore absent step": outcome(lambda: ck.restore(good, step=77)),
+        "restored steps": outcome(lambda: ck.restore(good, step=1 + rank)),
+        "restored step or none": outcome(lambda: ck.restore(good, step=1 if rank else None)),
+        "per_rank": outcome(lambda: ck.restore(good, per_rank="drop" if rank else "strict")),
+        "call": outcome(lambda: ck.restore(good) if rank else ck.checkpoint(good, step=3)),
         "good again": outcome(lambda: ck.checkpoint(good, step=2).wait(timeout=LONG_S)),
         "restored": outcome(lambda: ck.restore(good)),
     }
@@ -103,18 +107,26 @@ def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) 
         "exists": ("StepExistsError",) * 2,
         "restore differs": ("LeafMismatchError", "RemoteRankError"),
         "restore absent step": ("RestoreError",) * 2,
+        "restored steps": ("RanksDisagreeError",) * 2,
+        "restored step or none": ("RanksDisagreeError",) * 2,
+        "per_rank": ("RanksDisagreeError",) * 2,
+        "call": ("RanksDisagreeError",) * 2,
         "good again": ("", ""),
         "restored": ("", ""),
     }
     for rank in (0, 1):
         texts = {name: text for name, (_, text, _) in met[rank].items()}
-        assert "rank 0: 10" in texts["steps"] and "rank 1: 11" in texts["steps"]
+        assert "rank 0: checkpoint(step=10), rank 1: checkpoint(step=11)" in texts["steps"]
         assert "rank 1 has an array at extra" in texts["structure"]
         assert "n" in texts["value or array"]
         assert "path n" in texts["unsupported"] and "set" in texts["unsupported"]
         assert "the user's object is broken" in texts["state_dict fails"]
         assert "float32[3]" in texts["restore differs"] and "float32[50000]" in texts["restore differs"]
         assert "step 77" in texts["restore absent step"] and "recovered is 1" in texts["restore absent step"]
+        assert "rank 0: restore(step=1, per_rank=strict), rank 1: restore(step=2" in texts["restored steps"]
+        assert "rank 0: restore(step=None, per_rank=strict), rank 1: restore(step=1" in texts["restored step or none"]
+        assert "rank 1: restore(step=None, per_rank=drop)" in texts["per_rank"]
+        assert "rank 0: checkpoint(step=3), rank 1: restore(step=None" in texts["call"]
         assert texts["restored"] == "2"
     assert all(seconds < LONG_S for rank in met for _, _, seconds in rank.values())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
 
+import deeppart
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.model import StepKey
 from deeppart.retention import Retention
+from tests.unit.cli_support import steps_in
 
 PATIENCE_S = 20.0
 
@@ -38,3 +41,23 @@ def test_a_file_system_that_removes_slowly_holds_up_no_node(tmp_path: Path, monk
     go_on.set()
     slowly.join(PATIENCE_S)
     assert not slowly.is_alive()
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_who_forgets_to_restore_does_not_lose_what_the_next_restore_takes(tmp_path: Path, restores: bool) -> None:
+    """A run from scratch, in the directory of one that was far ahead; and one that went back on purpose."""
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
+
+    def run(*steps: int) -> None:
+        with warnings.catch_warnings(), deeppart.Checkpointer(config) as checkpointer:
+            warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+            if restores:
+                checkpointer.restore({"x": 0})
+            for step in steps:
+                checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+
+    run(1000, 1001, 1002)
+    run(1, 2, 3, 4)
+    assert steps_in(tmp_path) == ([3, 4] if restores else [3, 4, 1001, 1002])
+    run(5000, 5001)
+    assert steps_in(tmp_path) == [5000, 5001]
