@@ -249,7 +249,7 @@ def _tell_protection(root: Path, session: str, protection: Protection) -> None:
             ReducedProtectionWarning,
         )
     elif recovered:
-        warn_caller("there are enough nodes again for all the protection that is asked for", DeeppartWarning)
+        warn_caller("this run has all the protection that it asks for; the one before had less", DeeppartWarning)
 
 
 def _guard(config: Config, persistent: Path, local: str) -> access.Guards:

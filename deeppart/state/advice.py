@@ -56,6 +56,35 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
     return None
 
 
+def unreached_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[Path]:
+    """Where the live state has what ``state_dict()`` of an optimizer without state gave, and some was saved.
+
+    The optimizer has nothing to do with the dict that it gave then: what is created in it stays there.
+    """
+    theirs, mine = _inside(saved), live
+    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
+        return []
+    ours, others = _children(mine), _children(theirs)
+    if set(mine.keys) == {"state", "param_groups"} and ours.keys() == others.keys():
+        before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
+        return [path] if before is not None and after is not None and not before.keys and after.keys else []
+    return [
+        found
+        for key, each in ours.items()
+        if key in others
+        for found in unreached_optimizers(others[key], each, (*path, key[1]))
+    ]
+
+
+def unreached_notice(paths: list[Path]) -> str:
+    """What to do about :func:`unreached_optimizers`."""
+    names = ", ".join(map(readable, paths))
+    return (
+        f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it. Put the "
+        "optimizer itself into the state, or call its load_state_dict() with what is there now"
+    )
+
+
 def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
     """One side's names are the other's behind a prefix."""
     saved, live = _names(theirs), _names(mine)
@@ -93,9 +122,15 @@ def _overlap(one: set[str], other: set[str]) -> bool:
 
 def _as_dict(node: Any) -> _Inner | None:
     """A dict, or what an object's ``state_dict()`` gives if that is one."""
+    node = _inside(node)
+    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+
+
+def _inside(node: Any) -> Any:
+    """What an object's ``state_dict()`` gives."""
     while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
         node = node.children[0]
-    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+    return node
 
 
 def _children(node: _Inner) -> dict[tuple[str, Key], Any]:
