@@ -182,7 +182,8 @@ class Rank:
         step: int | None = None
         error = ""
         try:
-            step = ck.restore(self.live, wanted, per_rank=map_leaf if self.life.per_rank == "map" else self.life.per_rank)
+            per_rank = map_leaf if self.life.per_rank == "map" else self.life.per_rank
+            step = ck.restore(self.live, wanted, per_rank=per_rank)
         except RestoreError as refusal:
             error = str(refusal)
         wrong = self._untouched() if step is None else self._compare(step, mapped)
