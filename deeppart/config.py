@@ -178,11 +178,16 @@ def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
 
 
 def job_name() -> str:
-    """The scheduler's name for this job, for ``{job}``; "job" where no scheduler is found."""
+    """The name of this job, for ``{job}``; "job" where no scheduler is found."""
+    return scheduled_job() or "job"
+
+
+def scheduled_job() -> str | None:
+    """The scheduler's name for this job; None where no scheduler is found."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"):
         if os.environ.get(name):
             return re.sub(r"[^\w.-]", "_", os.environ[name])
-    return "job"
+    return None
 
 
 def launcher_world() -> tuple[str, int, int] | None:
