@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from deeppart.config import Config
@@ -91,15 +89,6 @@ def resolve_config(config: Any, settings: dict[str, Any]) -> Config:
         raise _no_config(config)
     if config is not None and settings:
         raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
-    known = [field.name for field in fields(Config)]
-    for name in settings:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            raise ConfigError(
-                f"there is no setting {name!r}",
-                expected=f"one of {', '.join(known)}",
-                todo=f"write {close[0]}=..." if close else "see the documentation of deeppart.Config",
-            )
     return Config(**settings) if config is None else config
 
 

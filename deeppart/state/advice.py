@@ -18,6 +18,8 @@ _WRAPPERS = {
     "module.": ("DistributedDataParallel or DataParallel", ".module"),
     "_orig_mod.": ("torch.compile", "._orig_mod"),
 }
+#: What these put into names wherever they wrap a part of a model -> which wrapper it is.
+_INFIXES = {"_orig_mod": "torch.compile", "module": "DistributedDataParallel or DataParallel"}
 _MOST_KEYS = 5
 
 _Inner = SavedBranch | Branch
@@ -100,7 +102,24 @@ def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
                 f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and was saved without "
                 f"it; give restore the model inside: `wrapped{inside}`"
             )
+    if saved != live and _bare(saved) == _bare(live):
+        return (
+            f"the names{where} differ only by wrappers: the checkpoint's hold {_infixes(saved)}, the live ones "
+            f"{_infixes(live)}; for restore wrap the same parts of the live model and no others; from now on save the "
+            "model inside, or compile with `part.compile()`, which leaves the names as they are"
+        )
     return None
+
+
+def _bare(names: set[str]) -> set[str]:
+    """The names without what wrappers put into them."""
+    return {".".join(word for word in name.split(".") if word not in _INFIXES) for name in names}
+
+
+def _infixes(names: set[str]) -> str:
+    """Which wrappers have put something into names, somewhere."""
+    words = {word for name in names for word in name.split(".")}
+    return " and ".join(f"'{word}.' ({_INFIXES[word]})" for word in _INFIXES if word in words) or "nothing of the kind"
 
 
 def _alike(outer: _Inner, wanted: Any) -> Key | None:

@@ -15,6 +15,8 @@ from deeppart.inspecting.ownership import read_owner
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
 
+ON_NODES = "on nodes there may be more: --local DIR, with the local_dir of the job, looks there too"
+
 
 def test_complete_steps(tmp_path: Path) -> None:
     save(tmp_path, 10, 9)
@@ -71,8 +73,21 @@ def test_strange_things_in_the_directory(tmp_path: Path) -> None:
 
 
 def test_empty_directory(tmp_path: Path) -> None:
-    assert call("ls", tmp_path, code=1) == f"no steps in {tmp_path}\n"
+    assert call("ls", tmp_path, code=1) == f"no steps in {tmp_path}\n{ON_NODES}\n"
     assert call_json("ls", tmp_path, code=1)["steps"] == []
+
+
+def test_local_is_named_where_it_could_tell_more(tmp_path: Path) -> None:
+    root, local = tmp_path / "ckpt", tmp_path / "local"
+    assert "only on nodes are not in DIR: --local" in " ".join(call("ls", "--help").split())
+    save(root, 1, 2, local_dir=local)
+    assert ON_NODES not in call("ls", root), "nothing is missing"
+    manifest_path(root, 1).unlink()
+    assert ON_NODES not in call("ls", root), "older than what can be restored"
+    manifest_path(root, 2).unlink()
+    assert call("ls", root, code=1).endswith(f"{ON_NODES}\n")
+    assert ON_NODES not in call("ls", root, "--local", local), "it has been looked there"
+    assert "on nodes" not in json.dumps(call_json("ls", root, code=1))
 
 
 def test_local_parts(tmp_path: Path) -> None:

@@ -39,6 +39,15 @@ class Wrapped(torch.nn.Module):
         self.add_module(name, inner)
 
 
+class Deep(torch.nn.Module):
+    """A model of two parts, of which one may be wrapped."""
+
+    def __init__(self, wrap: Callable[[torch.nn.Module], torch.nn.Module] = lambda inner: inner) -> None:
+        super().__init__()
+        self.inner = wrap(network())
+        self.outer = torch.nn.Linear(2, 2)
+
+
 # --- making a checkpointer --------------------------------------------------------------------------------------------
 
 
@@ -254,6 +263,22 @@ NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
         lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": network()}),
         ["'module._orig_mod.'", "DistributedDataParallel over torch.compile"],
     ),
+    "a part is compiled now": (
+        lambda: ({"m": Deep()}, {"m": Deep(lambda inner: Wrapped(inner, "_orig_mod"))}),
+        ["at m differ only by wrappers", "checkpoint's hold nothing", "live ones '_orig_mod.' (torch.compile)"],
+    ),
+    "a part was compiled": (
+        lambda: (Deep(lambda inner: Wrapped(inner, "_orig_mod")), Deep()),
+        ["checkpoint's hold '_orig_mod.' (torch.compile), the live ones nothing", "wrap the same", "part.compile()"],
+    ),
+    "compiled inside DDP": (
+        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": Wrapped(network(), "module")}),
+        ["hold '_orig_mod.' (torch.compile) and 'module.'", "the live ones 'module.' (Distributed"],
+    ),
+    "one wrapper and another": (
+        lambda: (Wrapped(network(), "_orig_mod"), Wrapped(network(), "module")),
+        ["hold '_orig_mod.'", "the live ones 'module.'", "wrap the same parts"],
+    ),
     "a wrapper and a level": (
         lambda: ({"model": Wrapped(network(), "module"), "n": 1}, network()),
         ["the keys model, n", 'restore({"model": model, "n": n})'],
@@ -272,6 +297,17 @@ def test_states_that_are_nested_otherwise(tmp_path: Path, name: str) -> None:
         todo = str(caught.value.todo)
         assert not [word for word in words if word not in todo], str(caught.value)
         assert ck.restore(saved) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiling_in_place_leaves_the_names_as_they_are() -> None:
+    """What the advice for parts rests on."""
+    model = Deep()
+    names = list(model.state_dict())
+    model.inner.compile()
+    assert list(model.state_dict()) == names
+    model.inner = torch.compile(model.inner)  # type: ignore[assignment]
+    assert list(model.state_dict()) == [name.replace("inner.", "inner._orig_mod.") for name in names]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
