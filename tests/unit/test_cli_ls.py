@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,21 @@ def test_why_not_complete(tmp_path: Path) -> None:
     assert steps[3]["bytes"] > 0 and steps[3]["raw_bytes"] is None
     text = call("ls", tmp_path, code=1)
     assert "persistent 2/3" in text and "damaged: part 1 is missing" in text and "persistent 3/?" in text
+
+
+def test_parts_that_were_swapped(tmp_path: Path) -> None:
+    """Of the right length and whole, but not the ones that were committed: of another step, and of another rank."""
+    for step in range(1, 4):
+        forge(tmp_path, step)
+    shutil.copyfile(part_path(tmp_path, 1, 1, 3), part_path(tmp_path, 2, 1, 3))
+    one, other = part_path(tmp_path, 3, 1, 3), part_path(tmp_path, 3, 2, 3)
+    one.rename(tmp_path / "aside")
+    other.rename(one)
+    (tmp_path / "aside").rename(other)
+    steps = {step["step"]: step for step in call_json("ls", tmp_path)["steps"]}
+    assert [steps[step]["state"] for step in (1, 2, 3)] == ["complete", "damaged", "damaged"]
+    assert [step["restorable"] for step in steps.values()] == [True, False, False]
+    assert "part 1" in steps[2]["reasons"][0] and "part 1" in steps[3]["reasons"][0]
 
 
 def test_strange_things_in_the_directory(tmp_path: Path) -> None:
