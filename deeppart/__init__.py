@@ -55,8 +55,8 @@ from deeppart.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
+    from deeppart.per_rank import PerRank
     from deeppart.reading import load
-    from deeppart.restoring import PerRank
 
 __all__ = [
     "BackgroundFailureWarning",
@@ -154,6 +154,8 @@ def _forget_in_child() -> None:
 
 def _checkpointer() -> Checkpointer:
     global _default
+    if _default is None and _inherited is not None:
+        return _inherited  # which refuses what is called in another process than its own
     if _default is None:
         from deeppart.checkpointer import Checkpointer
 

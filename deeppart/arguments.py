@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from deeppart.config import Config
-from deeppart.errors import ConfigError
+from deeppart.errors import CheckpointError, ConfigError
 
 #: Largest step number that a step directory's name can hold.
 LAST_STEP = 10**18
@@ -32,6 +30,38 @@ def check_step(step: Any, call: str) -> int:
     if isinstance(step, bool) or not 0 <= number < LAST_STEP:
         raise ValueError(f"{call}: step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
     return number
+
+
+def check_state(state: Any) -> None:
+    """See that ``restore`` was given a state.
+
+    Raises:
+        TypeError: the name of a directory.
+    """
+    if isinstance(state, (str, os.PathLike)):
+        name = os.fspath(state)
+        raise TypeError(
+            f"restore(state, step): the state comes first, and it is filled in place; {name!r} looks like a directory: "
+            f"Checkpointer(persistent_dir={name!r}).restore(state), or deeppart.load({name!r}) for a state of its own"
+        )
+
+
+def refuse_in_fork(process: int, rank: int) -> None:
+    """See that a call comes from the process that made the checkpointer.
+
+    Args:
+        process: its number.
+
+    Raises:
+        CheckpointError: a process that was forked from it: it has none of the threads, and is no rank.
+    """
+    if process != os.getpid():
+        raise CheckpointError(
+            f"called in a process that was forked from rank {rank}, such as a worker of a data loader",
+            expected=f"a call in process {process}, which made the checkpointer",
+            found=f"process {os.getpid()}",
+            todo="hand over to the training process what is to be saved, and call it there",
+        )
 
 
 def _what(value: Any) -> str:
@@ -59,15 +89,6 @@ def resolve_config(config: Any, settings: dict[str, Any]) -> Config:
         raise _no_config(config)
     if config is not None and settings:
         raise TypeError(f"either a config or single settings, not both: {', '.join(settings)}")
-    known = [field.name for field in fields(Config)]
-    for name in settings:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            raise ConfigError(
-                f"there is no setting {name!r}",
-                expected=f"one of {', '.join(known)}",
-                todo=f"write {close[0]}=..." if close else "see the documentation of deeppart.Config",
-            )
     return Config(**settings) if config is None else config
 
 

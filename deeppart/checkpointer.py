@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from deeppart.arguments import check_step, resolve_config
+from deeppart.arguments import check_state, check_step, refuse_in_fork, resolve_config
 from deeppart.assembling import cadence_for, pipeline_for, retention_for, scrubber_for
 from deeppart.cadence import CadenceReport
 from deeppart.collecting import collection_paused
@@ -32,10 +33,11 @@ from deeppart.leaving import Background, settle
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
 from deeppart.pending import DONE, Pending
+from deeppart.per_rank import PerRank, refusal_of, way_of
 from deeppart.pipeline import Repair
 from deeppart.recovery import Recovered, recover, take_inventory
 from deeppart.restart import Inventory
-from deeppart.restoring import PerRank, refusal_of, restore_state
+from deeppart.restoring import refusal_of_state, restore_state
 from deeppart.saving import Saver
 from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
@@ -69,6 +71,7 @@ class Checkpointer:
     """
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
+        self._process = os.getpid()
         self.config = resolve_config(config, settings)
         settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
@@ -141,6 +144,7 @@ class Checkpointer:
             Storage errors never come from here: they show in ``wait``, in ``report`` and as a warning at the next call.
         """
         began = time.monotonic()
+        refuse_in_fork(self._process, self.rank)
         self._report_failures()
         step = self._check_call(step)
         due = self._due(step, force=force)
@@ -185,8 +189,8 @@ class Checkpointer:
                 created.
             step: which one; None for the newest that can be recovered.
             per_rank: what to do with leaves that each rank saved for itself when the world size has changed: "strict"
-                refuses, "drop" leaves the live ones alone, a function ``(path, old ranks' values, new rank, new world
-                size) -> value`` maps them.
+                refuses, "rank0" gives all ranks what rank 0 had, "drop" leaves the live ones alone and says which, a
+                function ``(path, old ranks' values, new rank, new world size) -> value`` maps them.
 
         Returns:
             The step restored, or None if there is no checkpoint.
@@ -199,12 +203,13 @@ class Checkpointer:
         session, timeout = self._session, self.config.timeout
         if self._closed:
             raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
+        refuse_in_fork(self._process, self.rank)
+        check_state(state)
         step = None if step is None else check_step(step, "restore(state, step)")
         self._restored = True
         refusal = refusal_of(per_rank)
-        way = "map" if callable(per_rank) else "strict" if refusal is not None else per_rank
         undrained = self._undrained()
-        self._saver.agree_on_restore(step, way)
+        self._saver.agree_on_restore(step, way_of(per_rank))
         raise_together(self._comm, refusal or undrained, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
@@ -220,16 +225,21 @@ class Checkpointer:
         recovered, self.explanation = recover(self._comm, *what, session.processors.threads)
         if recovered is None:
             self._warn_unfinished(self.explanation)
+            raise_together(self._comm, refusal_of_state(state), "restore", timeout)
             return None
-        restore_state(self._comm, recovered, state, per_rank, timeout)
+        notices = restore_state(self._comm, recovered, state, per_rank, timeout)
         self._retention.went_on()
-        self._tell_suspects(recovered.attempt)
         if self._auto is not None:
             self._auto.restored(recovered.dearest_level)
         self._heal(recovered, inventory)
         self._known_steps.add(recovered.attempt.step)
         committed = {entry.attempt.step for entry in inventory.committed}
         newer = sorted(step for step in committed if step > recovered.attempt.step)
+        self._tell_suspects(
+            recovered.attempt
+        )  # from here on where warnings are errors, no other rank waits for this one
+        for notice in notices if self.rank == 0 else ():
+            warn_caller(str(notice), type(notice))
         if newer and self.rank == 0:
             warn_caller(
                 f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "
@@ -244,7 +254,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
-        if self._closed:
+        if self._closed or self._process != os.getpid():  # a forked process has nothing of it
             return
         self._closed = True
         self._saver.close()
@@ -279,7 +289,7 @@ class Checkpointer:
             self.close()
             return
         # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.
-        if not self._closed:
+        if not self._closed and self._process == os.getpid():
             self._closed = True
             self._dropped.detach()
             self._saver.close()

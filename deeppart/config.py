@@ -18,6 +18,7 @@ from typing import Any
 
 from deeppart import access
 from deeppart.errors import ConfigError
+from deeppart.misspelt import no_such_setting, settings_by_name
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS
 from deeppart.units import read_bytes, read_rate, read_seconds
 
@@ -50,6 +51,7 @@ def _setting(name: str, default: Any) -> Any:
     return field(default_factory=lambda: _configured().get(name, default))
 
 
+@settings_by_name
 @dataclass(frozen=True, slots=True)
 class Config:
     """What a :class:`deeppart.Checkpointer` does, and where.
@@ -95,7 +97,8 @@ class Config:
             all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
 
     Raises:
-        ConfigError: an impossible value, or one that needs a feature this version does not have.
+        ConfigError: a setting that does not exist, an impossible value, or one that needs a feature this version does
+            not have.
     """
 
     persistent_dir: str = _setting("persistent_dir", "ckpt")
@@ -175,11 +178,16 @@ def expand_directory(template: str, *, node: str, rank: int, job: str) -> Path:
 
 
 def job_name() -> str:
-    """The scheduler's name for this job, for ``{job}``; "job" where no scheduler is found."""
+    """The name of this job, for ``{job}``; "job" where no scheduler is found."""
+    return scheduled_job() or "job"
+
+
+def scheduled_job() -> str | None:
+    """The scheduler's name for this job; None where no scheduler is found."""
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"):
         if os.environ.get(name):
             return re.sub(r"[^\w.-]", "_", os.environ[name])
-    return "job"
+    return None
 
 
 def launcher_world() -> tuple[str, int, int] | None:
@@ -225,14 +233,8 @@ def _check_known_keys() -> None:
         (CONFIG_FILE, _found_file()),
         (f"{ENVIRONMENT_PREFIX}* environment variables", _read_environment(os.environ)),
     ):
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ConfigError(
-                f"unknown configuration key {unknown[0]!r}",
-                expected="one of " + ", ".join(sorted(known)),
-                where=source,
-                todo="correct the spelling or remove the key",
-            )
+        for name in sorted(set(values) - known):
+            raise no_such_setting(name, known, source)
 
 
 def _found_file() -> dict[str, Any]:

@@ -164,7 +164,7 @@ class DeeppartWarning(UserWarning):
 
 
 class PerRankNotice(DeeppartWarning):
-    """Leaves differ between ranks and are saved per rank from now on."""
+    """Leaves differ between ranks and are saved per rank from now on; or were, and are not restored on other ranks."""
 
 
 class LazyCaptureNotice(DeeppartWarning):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 
@@ -32,6 +33,7 @@ class Background:
     def __init__(self, session: Session, pipeline: Pipeline, scrubber: Scrubber | None, staging: Staging) -> None:
         self._session, self._pipeline, self._scrubber, self._staging = session, pipeline, scrubber, staging
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     def finish(self, timeout: float) -> bool:
         """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
@@ -47,7 +49,9 @@ class Background:
         self._session.close()
 
     def leave(self) -> None:
-        """Let it come to its end by itself; returns at once."""
+        """Let it come to its end by itself; returns at once. In a forked process there is nothing of it."""
+        if self._process != os.getpid():
+            return
         if self._scrubber is not None:
             self._scrubber.abandon()
         _left.append(self)

@@ -120,6 +120,13 @@ class Pending:
         self._costs = _Costs()
         self._reported: set[str] = set()
 
+    def __repr__(self) -> str:
+        """For logs and debuggers: no lock, no exchange, and a failure that is shown here is still reported."""
+        states = [f"{name} {progress.state}" for name, progress in self._levels.items() if progress.state != OFF]
+        errors = [progress.error for progress in self._levels.values()]
+        reasons = [f"{error.summary:.100}" for error in errors if error is not None]
+        return f"<Pending step {self.step}: {'; '.join([', '.join(states) or 'not due', *reasons])}>"
+
     @property
     def levels(self) -> frozenset[str]:
         """The levels that this checkpoint goes to; none for a call that was not due."""

@@ -6,7 +6,7 @@ called before the first live byte changes; any error up to then is raised on eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,31 +18,29 @@ from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import raise_together
 from deeppart.distribute import PartIndexView, distribute_all_own, distribute_own, distribute_shared, share_indexes
 from deeppart.errors import (
-    ConfigError,
     CorruptFileError,
     DeeppartError,
+    DeeppartWarning,
     FormatError,
     LeafMismatchError,
-    PerRankError,
+    PerRankNotice,
     StateError,
     StructureMismatchError,
 )
 from deeppart.part import SHARED_TABLE
+from deeppart.per_rank import DROP, MAP, RANK0, STRICT, PerRank, dropped_notice, strict_error, way_of
 from deeppart.recovery import Recovered
-from deeppart.state.advice import advice
+from deeppart.state.advice import advice, unreached_notice, unreached_optimizers
 from deeppart.state.apart import OwnTree, insert, without_apart
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import ExactPath, FlatState, Path, exact, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import build, put, tie
 from deeppart.state.overlaps import assign, conflicting, overlapping
+from deeppart.state.runs import encode_leaf_value
 from deeppart.state.scatter import Scatter, check_cover, check_places
 from deeppart.state.structure import SavedArray, SavedValue, Structure, check_aliases, decode_tree, encode_tree
 from deeppart.state.target import Target, decode_values, find_targets
-
-#: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
-PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
-PerRank = str | PerRankFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +56,13 @@ class Documents:
     own: tuple[OwnDocument, ...]
 
 
-def refusal_of(per_rank: object) -> ConfigError | None:
-    """Why something is no way to deal with per-rank leaves, or None; to be asked before anything depends on it."""
-    if callable(per_rank) or (isinstance(per_rank, str) and per_rank in ("strict", "drop")):
-        return None
-    return ConfigError(
-        "impossible value for per_rank",
-        expected='"strict", "drop" or a function (path, old values, new rank, new world size) -> value',
-        found=repr(per_rank),
-    )
-
-
-def restore_state(comm: Comm, recovered: Recovered, state: Any, per_rank: PerRank, timeout: float) -> None:
+def restore_state(
+    comm: Comm, recovered: Recovered, state: Any, per_rank: PerRank, timeout: float
+) -> list[DeeppartWarning]:
     """Write a recovered step into the live state (collective).
+
+    Returns:
+        What rank 0 is to tell the user.
 
     Raises:
         StateError: the state does not match the checkpoint; nothing has been changed. Raised where it happens, and as
@@ -93,6 +85,7 @@ def restore_state(comm: Comm, recovered: Recovered, state: Any, per_rank: PerRan
     restoring.write()
     todo = "mend what that rank reports and build the state anew: it may hold bytes of the checkpoint already"
     raise_together(comm, restoring.finish(), what, timeout, todo)
+    return restoring.notices()
 
 
 def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[Documents | None, DeeppartError | None]:
@@ -139,7 +132,7 @@ class _Restoring:
     ) -> None:
         self._comm, self._recovered, self._timeout = comm, recovered, timeout
         self._own, self._indexes = documents.own, indexes
-        self._per_rank = per_rank
+        self._per_rank, self._way = per_rank, way_of(per_rank)
         self._same_world = recovered.attempt.world_size == comm.size
         self._shared = documents.structure
         where = f"step {recovered.attempt.step}"
@@ -156,7 +149,7 @@ class _Restoring:
 
     @property
     def _maps(self) -> bool:
-        return callable(self._per_rank) and not self._same_world and self._any_own
+        return self._way in (MAP, RANK0) and not self._same_world and self._any_own
 
     @property
     def _any_own(self) -> bool:
@@ -183,18 +176,24 @@ class _Restoring:
             raise
 
     def _check_per_rank(self) -> None:
-        if self._same_world or self._per_rank != "strict" or not self._any_own:
-            return
+        if self._way == STRICT and not self._same_world and self._any_own:
+            saved_by = self._recovered.attempt.world_size
+            raise strict_error(self._own_names(), saved_by, self._comm.size, self._recovered.attempt.step)
+
+    def notices(self) -> list[DeeppartWarning]:
+        """What did not get to where it was perhaps meant to be."""
+        attempt, found = self._recovered.attempt, list[DeeppartWarning]()
+        if self._way == DROP and not self._same_world and self._any_own:
+            notice = dropped_notice(self._own_names(), attempt.world_size, self._comm.size, attempt.step)
+            found.append(PerRankNotice(notice))
+        unreached = unreached_optimizers(self._structure.tree, self._flat.root)
+        if unreached:
+            found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))
+        return found
+
+    def _own_names(self) -> list[str]:
         names = [readable(self._paths[index]) for index in sorted(self._own_leaves)]
-        names += self._value_names(self._own_values) + [readable(tree.path) for tree in self._apart]
-        raise PerRankError(
-            f"the checkpoint holds leaves of each of its {self._recovered.attempt.world_size} ranks, "
-            f"but {self._comm.size} {'ranks restore' if self._comm.size != 1 else 'rank restores'} it",
-            found="per rank: " + ", ".join(names[:12]) + (f" ... ({len(names)} in all)" if len(names) > 12 else ""),
-            where=f"step {self._recovered.attempt.step}",
-            todo='pass per_rank="drop" to keep the live ones, or a function that maps the old ranks\' values to the '
-            "new rank; or restart on as many ranks as saved it",
-        )
+        return names + self._value_names(self._own_values) + [readable(tree.path) for tree in self._apart]
 
     def _value_names(self, numbers: set[int]) -> list[str]:
         return [
@@ -240,48 +239,54 @@ class _Restoring:
         return {index for index, alias in self._structure.aliases.items() if alias.owner in owners}
 
     def map_old_ranks(self) -> DeeppartError | None:
-        """Ask the caller's function for this rank's per-rank values; touches nothing."""
+        """Take rank 0's per-rank values, or ask the caller's function for this rank's; touches nothing."""
         if not self._maps:
             return None
-        assert callable(self._per_rank)
+        asked = 1 if self._way == RANK0 else len(self._own)
         old: list[dict[int, Array]] = [
             {
                 index: new_array(document.types[index])
                 for index in np.flatnonzero(structure.per_rank).tolist()
                 if index not in structure.aliases
             }
-            for document, structure in zip(self._own, self._of_ranks, strict=True)
+            for document, structure in zip(self._own[:asked], self._of_ranks[:asked], strict=True)
         ]
-        distribute_all_own(self._comm, self._recovered, self._indexes, lambda part: Scatter(old[part]), self._timeout)
-        rank, size = self._comm.rank, self._comm.size
+        indexes = [index for index in self._indexes if index.part < asked]
+        distribute_all_own(self._comm, self._recovered, indexes, lambda part: Scatter(old[part]), self._timeout)
         try:
             for path, node in self._structure.walk():
                 if isinstance(node, SavedArray) and node.index in self._own_leaves:
-                    arrays = [entry[node.index] for entry in old]
-                    self._mapped[node.index] = self._per_rank(readable(path), arrays, rank, size)
+                    self._mapped[node.index] = self._ask(path, [entry[node.index] for entry in old])
                 elif isinstance(node, SavedValue) and node.index in self._own_values:
-                    values = [document.values[node.index] for document in self._own]
-                    self._target.values[node.index] = self._per_rank(readable(path), values, rank, size)
+                    values = [document.values[node.index] for document in self._own[:asked]]
+                    self._target.values[node.index] = self._ask(path, values)
             self._map_apart(old)
             self._take_mapped()
         except DeeppartError as error:
             return error
         except Exception as error:
             return StateError(
-                "the per_rank function failed", found=f"{type(error).__name__}: {error}", where=f"rank {rank}"
+                "the per_rank function failed",
+                found=f"{type(error).__name__}: {error}",
+                where=f"rank {self._comm.rank}",
             )
         return None
 
+    def _ask(self, path: Path, old: list[Any]) -> Any:
+        """What this rank gets, of what the old ranks had: rank 0 alone, where its values are meant for all."""
+        if callable(self._per_rank):
+            return self._per_rank(readable(path), old, self._comm.rank, self._comm.size)
+        return old[0]
+
     def _map_apart(self, old: list[dict[int, Array]]) -> None:
         """Ask for what stands apart: the function gets what each old rank had there, None where it had nothing."""
-        assert callable(self._per_rank)
         trees = []
-        for tree in self._apart:
+        for tree in self._asked_apart():
             contents = [
                 _content(document, structure, arrays, tree.path)
-                for document, structure, arrays in zip(self._own, self._of_ranks, old, strict=True)
+                for document, structure, arrays in zip(self._own, self._of_ranks, old, strict=False)
             ]
-            made = flatten(self._per_rank(readable(tree.path), contents, self._comm.rank, self._comm.size))
+            made = flatten(self._ask(tree.path, contents))
             first = len(self._target.types), len(self._target.values)
             most = first[1] + len(made.values)
             node, _, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
@@ -295,12 +300,16 @@ class _Restoring:
             count = len(self._target.types)
             structure = replace(
                 self._shared,
-                tree=insert(self._shared.tree, trees, whole=True),
+                tree=insert(self._structure.tree, trees, whole=False),
                 types=tuple(self._target.types),
                 per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
             )
             self._target.structure = self._structure = structure
             self._paths = structure.array_paths()
+
+    def _asked_apart(self) -> list[OwnTree]:
+        """What stands apart and is restored; what rank 0 has not stays as it is here, where its values are for all."""
+        return list(self._own[0].trees) if self._way == RANK0 else self._apart
 
     def _take_mapped(self) -> None:
         """The mapped arrays become what is restored: their types are the types wanted from now on."""
@@ -403,6 +412,16 @@ def _content(document: OwnDocument, structure: Structure, arrays: dict[int, Arra
     target = Target(own, document.all_types(structure), values)
     tie(target, arrays)
     return build(target, arrays, tree.node)
+
+
+def refusal_of_state(state: Any) -> DeeppartError | None:
+    """Why a state could not be saved, where there is nothing to restore into it yet: now, not at the first save."""
+    try:
+        for leaf in _flatten(state).values:
+            encode_leaf_value(leaf.value, readable(leaf.path))
+    except DeeppartError as error:
+        return error
+    return None
 
 
 def _flatten(state: Any) -> FlatState:

@@ -5,8 +5,6 @@ Keeps what is derived from the state's structure from one checkpoint to the next
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -26,6 +24,7 @@ from deeppart.errors import (
 from deeppart.levels.transfer import Staged
 from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
+from deeppart.per_rank import WAYS
 from deeppart.state.apart import encode_own
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
 from deeppart.state.classify import DIGESTS, Classified, Classifier, Layout
@@ -36,6 +35,7 @@ from deeppart.state.document import Own, PartDocument
 from deeppart.state.flatten import Cuts, ExactPath, FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.lazy import LazyCapture
+from deeppart.state.naming import Naming, some_names
 from deeppart.state.owners import trained_leaves
 from deeppart.state.reconciling import reconcile
 from deeppart.state.structure import encode_path
@@ -49,7 +49,6 @@ _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixtur
 _CHECKPOINT, _RESTORE = 1, 2
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _FLAGS = ("error", "fresh", "busy", "lacks", "rank0_arrays", "rank0_values")
-PER_RANK_WAYS = ("strict", "drop", "map")
 
 
 class Saver:
@@ -73,6 +72,7 @@ class Saver:
         self._template.cuts = self._cuts(frozenset())
         self._noticed: tuple[str, ...] = ()
         self._told_patterns = False
+        self._naming = Naming()
         #: How many arrays and values are rank 0's alone; this rank's own follow them in number.
         self._rank0 = (0, 0)
         self._staging = staging
@@ -291,21 +291,21 @@ class Saver:
         used = finish(self._comm, self._comm.maximum(used), what, self._timeout)
         unused = [pattern for pattern, hit in zip(replication.patterns, used.tolist(), strict=True) if not hit]
         if unused and self._comm.rank == 0:
-            names = _some([repr(each) for each in unused], ", ")
+            names = some_names([repr(each) for each in unused])
             warn_caller(f"replicated: nothing in the state matches {names}: no path that ranks have", DeeppartWarning)
 
     def _tell(self, found: Classified, noticed: tuple[str, ...], what: str) -> None:
         """Warn of leaves that turn out to differ between ranks."""
-        own = noticed + found.per_rank
+        own = self._naming.news(noticed + found.per_rank)
         if own:
-            names = _some(own, ", ")
+            names = some_names(own)
             warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
         if found.diverged:
             warn_caller(
                 f"{what}: leaves that all ranks held alike differ now. Where ranks are not meant to differ, this is a "
                 "bug in training or silent data corruption. From now on they are saved per rank"
                 f"{_SUSPECT * any(each.interval is not None for each in found.diverged)}:"
-                f"\n  {_some([str(each) for each in self.diverged], chr(10) + '  ')}",
+                f"\n  {some_names([str(each) for each in self.diverged], chr(10) + '  ')}",
                 ReplicaDivergenceWarning,
             )
 
@@ -335,13 +335,13 @@ class Saver:
         By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
 
         Args:
-            per_rank: "strict", "drop" or, for a function, "map".
+            per_rank: one of :data:`deeppart.per_rank.WAYS`.
 
         Raises:
             RanksDisagreeError: ranks make different calls.
             PeerTimeoutError: a rank did not make the call.
         """
-        ways = PER_RANK_WAYS.index(per_rank) * 2 + (step is None)
+        ways = WAYS.index(per_rank) * 2 + (step is None)
         fields = {"call": _RESTORE, "step": step or 0, "turn": 0, "levels": ways, **dict.fromkeys(DIGESTS, 0)}
         # Other ranks may still be waiting for their background, and be as late for that.
         agreed = agree(self._comm, fields, dict.fromkeys(_FLAGS, 0), "restore", 2 * self._timeout)
@@ -364,9 +364,3 @@ class Saver:
             where=f"rank {self._comm.rank}",
             todo="checkpoint() and restore() are collective: call them on all ranks, with the same arguments",
         )
-
-
-def _some(texts: Sequence[str], separator: str) -> str:
-    """The first eight, and how many there are."""
-    more = f"{separator}... ({len(texts)} in all)" if len(texts) > 8 else ""
-    return separator.join(texts[:8]) + more

@@ -17,7 +17,7 @@ from deeppart import access
 from deeppart.comm import Comm, connect, finish, rank_names
 from deeppart.comm.agreement import raise_together
 from deeppart.compressing import Processors
-from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name
+from deeppart.config import Config, expand_directory, failure_domain, job_name, node_name, scheduled_job
 from deeppart.erasure import check_available
 from deeppart.errors import (
     ConfigError,
@@ -249,7 +249,7 @@ def _tell_protection(root: Path, session: str, protection: Protection) -> None:
             ReducedProtectionWarning,
         )
     elif recovered:
-        warn_caller("there are enough nodes again for all the protection that is asked for", DeeppartWarning)
+        warn_caller("this run has all the protection that it asks for; the one before had less", DeeppartWarning)
 
 
 def _guard(config: Config, persistent: Path, local: str) -> access.Guards:
@@ -343,7 +343,8 @@ def _open_persistent(
     error: DeeppartError | None = None
     welcome: dict[str, Any] = {}
     if comm.rank == 0:
-        who = f"job {job_name()}, process {os.getpid()} on {os.uname().nodename}"
+        job = scheduled_job()
+        who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
         root = Path(directory)
         try:
             _check_place(root)

@@ -11,7 +11,7 @@ from rich.table import Table
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, moment, printable, some, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
-from deeppart.inspecting.listing import Listing, StepSummary, list_directory
+from deeppart.inspecting.listing import DAMAGED, UNFINISHED_STATE, Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
 from deeppart.model import LEVELS, SuspectLeaf
 from deeppart.part import Signing
@@ -28,12 +28,16 @@ def ls(directory: Path, local_dirs: tuple[Path, ...], signing: Signing | None, a
 
     Complete: every part that the manifest names is there, by its length, header and index; with a key, it is signed
     with that. `deeppart verify` checks the bytes. Exit code 0 if there is a step that can be restored, else 1.
+
+    Steps that are only on nodes are not in DIR: --local, on the node, lists them too.
     """
     listing = list_directory(directory, local_dirs, signing)
     if as_json:
         print_json(_document(directory, listing))
     else:
         _print(directory, listing)
+        if not local_dirs and _may_be_on_nodes(listing):
+            console().print("on nodes there may be more: --local DIR, with the local_dir of the job, looks there too")
     return GOOD if any(step.is_restorable for step in listing.steps) else NOT_GOOD
 
 
@@ -126,6 +130,14 @@ def _print(directory: Path, listing: Listing) -> None:
         out.print(printable(f"less protection than asked for: {what} {', '.join(map(str, steps))}: {'; '.join(lines)}"))
     for problem in listing.problems:
         out.print(printable(f"note: {problem}"))
+
+
+def _may_be_on_nodes(listing: Listing) -> bool:
+    """Whether looking on nodes could change what is said of the newest step: there is none, or it is not whole.
+
+    Where the newest step is whole nothing tells that the job has a ``local_dir`` at all.
+    """
+    return not listing.steps or listing.steps[-1].state in (UNFINISHED_STATE, DAMAGED)
 
 
 def _reduced(listing: Listing) -> dict[tuple[str, ...], list[int]]:

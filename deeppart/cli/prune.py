@@ -102,8 +102,11 @@ def _dry_run(directory: Path, plan: PrunePlan, as_json: bool) -> int:
     _print_plan(plan)
     out = console()
     out.print(f"would remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)}); {_kept(plan)}")
-    if line := owner_line(read_owner(directory)):
-        out.print(f"but not now: {line}")
+    owner = read_owner(directory)
+    line = owner_line(owner)
+    if plan.remove and owner is not None and line is not None:
+        obstacle = "be refused" if owner.running else "need --no-lock"
+        out.print(f"without --dry-run this would {obstacle}: the directory is {line}")
     return GOOD
 
 

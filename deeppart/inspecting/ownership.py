@@ -96,8 +96,8 @@ def _lock(descriptor: int, root: Path, without_lock: bool) -> None:
                 continue
             owner = _owner(True, _recorded(descriptor))
             raise DirectoryInUseError(
-                "a running job checkpoints into this directory",
-                found=f"owned by {owner.who}, since {owner.since}",
+                "a running job checkpoints into this directory: nothing is changed in it now",
+                found=f"in use by {owner.who}, since {owner.since}",
                 where=str(root),
                 todo="wait for that job to end, or end it",
             ) from error

@@ -18,6 +18,8 @@ _WRAPPERS = {
     "module.": ("DistributedDataParallel or DataParallel", ".module"),
     "_orig_mod.": ("torch.compile", "._orig_mod"),
 }
+#: What these put into names wherever they wrap a part of a model -> which wrapper it is.
+_INFIXES = {"_orig_mod": "torch.compile", "module": "DistributedDataParallel or DataParallel"}
 _MOST_KEYS = 5
 
 _Inner = SavedBranch | Branch
@@ -56,6 +58,35 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
     return None
 
 
+def unreached_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[Path]:
+    """Where the live state has what ``state_dict()`` of an optimizer without state gave, and some was saved.
+
+    The optimizer has nothing to do with the dict that it gave then: what is created in it stays there.
+    """
+    theirs, mine = _inside(saved), live
+    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
+        return []
+    ours, others = _children(mine), _children(theirs)
+    if set(mine.keys) == {"state", "param_groups"} and ours.keys() == others.keys():
+        before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
+        return [path] if before is not None and after is not None and not before.keys and after.keys else []
+    return [
+        found
+        for key, each in ours.items()
+        if key in others
+        for found in unreached_optimizers(others[key], each, (*path, key[1]))
+    ]
+
+
+def unreached_notice(paths: list[Path]) -> str:
+    """What to do about :func:`unreached_optimizers`."""
+    names = ", ".join(map(readable, paths))
+    return (
+        f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it. Put the "
+        "optimizer itself into the state, or call its load_state_dict() with what is there now"
+    )
+
+
 def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
     """One side's names are the other's behind a prefix."""
     saved, live = _names(theirs), _names(mine)
@@ -71,7 +102,24 @@ def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
                 f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and was saved without "
                 f"it; give restore the model inside: `wrapped{inside}`"
             )
+    if saved != live and _bare(saved) == _bare(live):
+        return (
+            f"the names{where} differ only by wrappers: the checkpoint's hold {_infixes(saved)}, the live ones "
+            f"{_infixes(live)}; for restore wrap the same parts of the live model and no others; from now on save the "
+            "model inside, or compile with `part.compile()`, which leaves the names as they are"
+        )
     return None
+
+
+def _bare(names: set[str]) -> set[str]:
+    """The names without what wrappers put into them."""
+    return {".".join(word for word in name.split(".") if word not in _INFIXES) for name in names}
+
+
+def _infixes(names: set[str]) -> str:
+    """Which wrappers have put something into names, somewhere."""
+    words = {word for name in names for word in name.split(".")}
+    return " and ".join(f"'{word}.' ({_INFIXES[word]})" for word in _INFIXES if word in words) or "nothing of the kind"
 
 
 def _alike(outer: _Inner, wanted: Any) -> Key | None:
@@ -93,9 +141,15 @@ def _overlap(one: set[str], other: set[str]) -> bool:
 
 def _as_dict(node: Any) -> _Inner | None:
     """A dict, or what an object's ``state_dict()`` gives if that is one."""
+    node = _inside(node)
+    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+
+
+def _inside(node: Any) -> Any:
+    """What an object's ``state_dict()`` gives."""
     while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
         node = node.children[0]
-    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+    return node
 
 
 def _children(node: _Inner) -> dict[tuple[str, Key], Any]:

@@ -99,8 +99,9 @@ def exact(path: Path) -> ExactPath:
 
 
 def id_key(key: Key) -> tuple[str, Key]:
-    """A dict key that tells 1, True and 1.0 apart."""
-    return type(key).__name__, key
+    """A dict key that tells 1, True and 1.0 apart, and nothing that a file does not tell apart."""
+    kind = type(key)
+    return _STORED_AS.get(kind, kind).__name__, key
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +428,8 @@ ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apar
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
+#: numpy has two types for integers of one width and writes them as one: a file gives the first back for either.
+_STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
 #: Types of dict keys of which two that are equal are the same.
 _SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 

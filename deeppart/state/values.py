@@ -35,6 +35,7 @@ import torch
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.part.format import short
+from deeppart.state.conversions import conversion
 
 #: JSON-like value: None, bool, int, float, str, or a tagged list.
 Encoded = Any
@@ -98,7 +99,7 @@ def encode_value(value: Any, where: str) -> Encoded:
         expected="tensors, numpy arrays and scalars, int, float, complex, bool, str, bytes, None, torch.dtype, "
         "torch.device, torch.Size, in dicts, lists, tuples or objects with state_dict() and load_state_dict()",
         where=f"path {where}",
-        todo="convert the value, or give the object state_dict() and load_state_dict()",
+        todo=conversion(value),
     )
 
 

@@ -77,7 +77,8 @@ def restore(comm: Any, directory: Path, make: Any, per_rank: Any = "strict", cle
     state = make(comm.rank)
     if clear:
         state = blank_tensors(state)
-    with deeppart.Checkpointer(config(directory), comm) as ck:
+    with deeppart.Checkpointer(config(directory), comm) as ck, warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.PerRankNotice)
         try:
             return ck.restore(state, per_rank=per_rank), state
         except deeppart.DeeppartError as error:
@@ -108,11 +109,18 @@ def test_what_auto_allows(run_on: Any, shared_path: Path, ranks: int) -> None:
         assert difference(ragged_state(rank), loaded, ordered=False) is None
 
 
+def ruled_for_another_world(rank: int) -> dict[str, Any]:
+    return ruled_state(0) | {"replay": None}
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_rules_allow(run_on: Any, shared_path: Path, ranks: int) -> None:
     notices = run_on(ranks, save, shared_path, ruled_state, RULES)
     assert not any(notices), "what the user says himself is not told him"
     best = ruled_state(0)["best"]
+    for step, found in run_on(4, restore, shared_path, ruled_for_another_world, "rank0", False):
+        assert step == 2, found
+        assert difference(ruled_state(0) | {"best": best}, found, ordered=False) is None
     for rank, (step, found) in enumerate(run_on(ranks, restore, shared_path, ruled_state)):
         assert step == 2
         expected = ruled_state(rank) | {"best": best}
@@ -166,6 +174,9 @@ def test_another_number_of_ranks(run_on: Any, new_shared_path: Any, ranks: int) 
     for step, found in run_on(ranks, restore, directory, live_for_another_world, "drop", False):
         assert step == 2
         assert difference(ragged_state(1), found, ordered=False) is None, "live ones are left alone"
+    for step, found in run_on(ranks, restore, directory, live_for_the_function, "rank0", False):
+        assert step == 2, found
+        assert difference(ragged_state(0), found, ordered=False) is None
     for step, found in run_on(ranks, restore, directory, live_for_the_function, first, False):
         assert step == 2, found
         assert found["cache"]["x"].tolist() == [1.0] * 3

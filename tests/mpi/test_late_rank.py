@@ -68,6 +68,7 @@ def first_job(directory: Path, stage: str) -> None:
     for step in (1, 2, 3):
         armed += [True] * (step == 3)
         pending = checkpointer.checkpoint(state(1, step), step)
+        (directory / f"called-{MPI.COMM_WORLD.rank}-{step}").touch()
         while not pending.finished and not (directory / "hangs").exists():
             time.sleep(0.01)
     if MPI.COMM_WORLD.rank == 1:
@@ -116,7 +117,8 @@ def test_a_late_rank_touches_nothing_of_the_next_job(
     stage: str, start_ranks: Any, run_ranks: Any, tmp_path: Path
 ) -> None:
     with start_ranks(2, first_job, tmp_path, stage, timeout=280) as job:
-        job.wait_for(tmp_path / "hangs", timeout=90)
+        for name in ("hangs", "called-1-3"):  # it may hang before that call, which needs rank 0
+            job.wait_for(tmp_path / name, timeout=90)
         proxy = parent_of(job.pid(0))
         assert "proxy" in Path(f"/proc/{proxy}/comm").read_text() or "prte" in Path(f"/proc/{proxy}/comm").read_text()
         os.kill(proxy, signal.SIGKILL)  # of this job: it would end the other ranks with the first that dies

@@ -51,7 +51,8 @@ def restore(comm: Any, directory: Path, settings: dict[str, Any]) -> tuple[int |
     """(step, whether every byte is right, explanation); redundancy has been rebuilt when this returns."""
     live = state(0, comm.rank)
     saved_by = 4
-    with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+    with deeppart.Checkpointer(config(directory, **settings), comm) as ck, warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.PerRankNotice)
         step = ck.restore(live, per_rank="strict" if comm.size == saved_by else "drop")
         explanation = ck.explanation
     if step is None:

@@ -148,24 +148,33 @@ def refusals(comm: Any, directory: Path) -> dict[str, Any]:
         with pytest.raises(deeppart.DeeppartError) as failing:
             ck.restore(state, per_rank=mapping)
         changed = same(before, flat_bytes(state))
-        ck.restore(state, per_rank="drop")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ck.restore(state, per_rank="drop")
+        dropped = flat_bytes(state)
+        ck.restore(state, per_rank="rank0")
     return {
         "strict": str(strict.value),
         "failing": str(failing.value),
         "changed": changed,
-        "dropped": (before, flat_bytes(state)),
+        "dropped": (before, dropped),
+        "told": [str(each.message) for each in caught if each.category is deeppart.PerRankNotice],
+        "of rank 0": flat_bytes(state),
     }
 
 
 def test_per_rank_leaves_on_another_world_size(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
     directory, saved = two_ranks
-    for met in run_on(3, refusals, directory):
+    for rank, met in enumerate(run_on(3, refusals, directory)):
         assert "saved by 2" not in met["strict"] and all(path in met["strict"] for path in PER_RANK)
         assert "the user's bug" in met["failing"]
         assert met["changed"] == [], "nothing live is touched before an error"
         before, after = met["dropped"]
         assert set(same(saved[0][0], after)) == PER_RANK
         assert same({path: before[path] for path in PER_RANK}, {path: after[path] for path in PER_RANK}) == []
+        assert len(met["told"]) == (rank == 0)
+        assert all(path in text for text in met["told"] for path in PER_RANK)
+        assert same(saved[0][0], met["of rank 0"]) == []
 
 
 def test_lost_nodes_fall_back_to_copies_and_then_to_the_persistent_level(run_on: Any, shared_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from deeppart.inspecting.listing import list_directory, name_ranks
 from deeppart.inspecting.ownership import read_owner
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
+
+ON_NODES = "on nodes there may be more: --local DIR, with the local_dir of the job, looks there too"
 
 
 def test_complete_steps(tmp_path: Path) -> None:
@@ -56,6 +59,21 @@ def test_why_not_complete(tmp_path: Path) -> None:
     assert "persistent 2/3" in text and "damaged: part 1 is missing" in text and "persistent 3/?" in text
 
 
+def test_parts_that_were_swapped(tmp_path: Path) -> None:
+    """Of the right length and whole, but not the ones that were committed: of another step, and of another rank."""
+    for step in range(1, 4):
+        forge(tmp_path, step)
+    shutil.copyfile(part_path(tmp_path, 1, 1, 3), part_path(tmp_path, 2, 1, 3))
+    one, other = part_path(tmp_path, 3, 1, 3), part_path(tmp_path, 3, 2, 3)
+    one.rename(tmp_path / "aside")
+    other.rename(one)
+    (tmp_path / "aside").rename(other)
+    steps = {step["step"]: step for step in call_json("ls", tmp_path)["steps"]}
+    assert [steps[step]["state"] for step in (1, 2, 3)] == ["complete", "damaged", "damaged"]
+    assert [step["restorable"] for step in steps.values()] == [True, False, False]
+    assert "part 1" in steps[2]["reasons"][0] and "part 1" in steps[3]["reasons"][0]
+
+
 def test_strange_things_in_the_directory(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "notes.txt").write_text("mine")
@@ -71,8 +89,21 @@ def test_strange_things_in_the_directory(tmp_path: Path) -> None:
 
 
 def test_empty_directory(tmp_path: Path) -> None:
-    assert call("ls", tmp_path, code=1) == f"no steps in {tmp_path}\n"
+    assert call("ls", tmp_path, code=1) == f"no steps in {tmp_path}\n{ON_NODES}\n"
     assert call_json("ls", tmp_path, code=1)["steps"] == []
+
+
+def test_local_is_named_where_it_could_tell_more(tmp_path: Path) -> None:
+    root, local = tmp_path / "ckpt", tmp_path / "local"
+    assert "only on nodes are not in DIR: --local" in " ".join(call("ls", "--help").split())
+    save(root, 1, 2, local_dir=local)
+    assert ON_NODES not in call("ls", root), "nothing is missing"
+    manifest_path(root, 1).unlink()
+    assert ON_NODES not in call("ls", root), "older than what can be restored"
+    manifest_path(root, 2).unlink()
+    assert call("ls", root, code=1).endswith(f"{ON_NODES}\n")
+    assert ON_NODES not in call("ls", root, "--local", local), "it has been looked there"
+    assert "on nodes" not in json.dumps(call_json("ls", root, code=1))
 
 
 def test_local_parts(tmp_path: Path) -> None:

@@ -222,7 +222,10 @@ def test_refused_while_a_job_runs(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config) as checkpointer:
         error = call_json("prune", tmp_path, "--keep", "1", "--yes", code=2)["error"]
         assert error["kind"] == "DirectoryInUseError" and f"process {os.getpid()}" in error["found"]
-        assert "but not now: in use by" in call("prune", tmp_path, "--keep", "1", "--dry-run")
+        assert error["found"].startswith("in use by ") and "nothing is changed" in error["summary"]
+        refused = "without --dry-run this would be refused: the directory is in use by "
+        assert refused in call("prune", tmp_path, "--keep", "1", "--dry-run")
+        assert "refused" not in call("prune", tmp_path, "--keep", "2", "--dry-run"), "there is nothing to remove"
         assert steps(tmp_path) == [1, 2]
         checkpointer.checkpoint({"x": 1}, step=3).wait("persistent", timeout=60)
     call("prune", tmp_path, "--keep", "1", "--yes")
@@ -256,6 +259,7 @@ def test_file_systems_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     assert "use --no-lock" in call("prune", root, "--keep", "1", "--yes", code=2)
+    assert "would need --no-lock: the directory is perhaps" in call("prune", root, "--keep", "1", "--dry-run")
     assert steps(root) == [10, 20, 30, 40]
     call("prune", root, "--keep", "1", "--yes", "--no-lock")
     assert steps(root) == [40]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
 import math
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +192,37 @@ def test_impossible_files_are_named(text: str) -> None:
     assert IMPOSSIBLE_FILES[text] in str(caught.value)
 
 
+def test_the_nearest_key_is_named_wherever_it_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(make: Any) -> str:
+        with pytest.raises(ConfigError, match="no setting") as caught:
+            make()
+        assert "one of capture, compression" in str(caught.value.expected)
+        return str(caught.value.todo)
+
+    assert found(lambda: Config(persistant_dir="x")) == "write persistent_dir=..."  # type: ignore[call-arg]
+    assert found(lambda: Config(local_dir="x", flush_bandwith=1)) == "write flush_bandwidth=..."  # type: ignore[call-arg]
+    assert found(lambda: Config(TIMEOUT=1)) == "write timeout=..."  # type: ignore[call-arg]
+    assert found(lambda: dataclasses.replace(Config(), keeps=1)) == "write keep=..."  # type: ignore[call-arg]
+    assert "configuration.md" in found(lambda: Config(qqq=1))  # type: ignore[call-arg]
+    monkeypatch.setenv("DEEPPART_TIMEOUTS", "3")
+    assert found(Config) == "write timeout=..."
+    write_toml("persistant_dir = 'x'\n")
+    assert found(Config) == "write persistent_dir=..."
+
+
+def test_a_config_is_a_frozen_dataclass_like_any_other() -> None:
+    config = Config("here", local_dir="x", every={"persistent": 4}, sign_key_file="key")
+    assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
+    changed = dataclasses.replace(config, timeout=5)
+    assert (changed.persistent_dir, changed.timeout, changed.every) == ("here", 5, config.every)
+    assert list(inspect.signature(Config).parameters) == [field.name for field in dataclasses.fields(Config)]
+    assert not hasattr(config, "__dict__") and repr(config).startswith("Config(persistent_dir='here'")
+    with pytest.raises(TypeError, match="multiple values"):
+        Config("here", persistent_dir="there")  # type: ignore[misc]
+
+
 def test_unknown_keys_are_errors_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TypeError, match="tiemout"):
+    with pytest.raises(ConfigError, match="'tiemout'"):
         Config(tiemout=3)  # type: ignore[call-arg]
     monkeypatch.setenv("DEEPPART_TIEMOUT", "3")
     with pytest.raises(ConfigError, match="'tiemout'") as caught:

@@ -94,3 +94,35 @@ def test_a_forked_process_that_ends_leaves_the_default_checkpointer_alone(tmp_pa
     """
     done = run(script, str(tmp_path))
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_process_that_calls_is_refused(tmp_path: Path) -> None:
+    script = """
+        import os, sys, torch, deeppart
+        os.chdir(sys.argv[1])
+        config = deeppart.Config(persistent_dir=sys.argv[1] + "/p")
+        os.environ["DEEPPART_PERSISTENT_DIR"] = sys.argv[1] + "/q"
+        state = {"x": torch.arange(100)}
+        with deeppart.Checkpointer(config) as ck:
+            deeppart.checkpoint(state, 1)
+            ck.checkpoint(state, 1)
+            child = os.fork()
+            if child == 0:
+                told = []
+                for call in (ck.checkpoint, deeppart.checkpoint, ck.restore, deeppart.restore):
+                    try:
+                        call(state, 2)
+                    except deeppart.CheckpointError as error:
+                        told.append(str(error))
+                ck.close()
+                ck.__exit__(ValueError, ValueError(), None)
+                os._exit(sum("forked from rank 0" in text and "training process" in text for text in told))
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 4, status
+            ck.checkpoint(state, 2).wait()
+            deeppart.checkpoint(state, 2).wait()
+        assert deeppart.restore(state) == 2
+        print("alive")
+    """
+    done = run(script, str(tmp_path))
+    assert done.stdout == "alive\n", done.stderr

@@ -36,6 +36,38 @@ def test_done_never_blocks_and_never_raises_for_a_failure() -> None:
         handle.done("disk")
 
 
+def test_it_shows_how_far_it_is_without_waiting_polling_or_taking_note() -> None:
+    def poll() -> None:
+        raise AssertionError("an exchange is advanced only by calls that say so")
+
+    handle = Pending(7, frozenset({"local", "parity", "persistent"}), poll)
+    assert repr(handle) == "<Pending step 7: local waiting, parity waiting, persistent waiting>"
+    handle.note_level("local", DONE)
+    handle.note_level("parity", RUNNING)
+    handle.note_level("persistent", FAILED, error=CheckpointError("the disk is full" + "!" * 200))
+    busy = threading.Event()
+    release = threading.Event()
+
+    def hold() -> None:
+        with handle._changed:
+            busy.set()
+            release.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    busy.wait(60)
+    shown = repr(handle)
+    release.set()
+    holder.join()
+    assert shown.startswith("<Pending step 7: local done, parity running, persistent failed; the disk is full!")
+    assert len(shown) < 200
+    assert len(handle.failures()) == 1, "nobody has been told of it yet"
+    assert repr(Pending(8, frozenset(), poll)) == "<Pending step 8: not due>"
+    skipped = Pending(9, frozenset({"local"}), poll)
+    skipped.note_skipped()
+    assert repr(skipped) == "<Pending step 9: local skipped>"
+
+
 def test_wait_returns_when_the_level_is_complete() -> None:
     handle = pending()
     threading.Timer(0.1, handle.note_level, ("local", DONE)).start()

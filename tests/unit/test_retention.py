@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import deeppart
 from deeppart.levels.persistent import PersistentLevel
+from deeppart.levels.steps import list_steps, step_directory
 from deeppart.model import StepKey
 from deeppart.retention import Retention
 from tests.unit.cli_support import steps_in
@@ -61,3 +63,63 @@ def test_who_forgets_to_restore_does_not_lose_what_the_next_restore_takes(tmp_pa
     assert steps_in(tmp_path) == ([3, 4] if restores else [3, 4, 1001, 1002])
     run(5000, 5001)
     assert steps_in(tmp_path) == [5000, 5001]
+
+
+def test_a_step_that_cannot_be_restored_does_not_count_and_that_is_told(tmp_path: Path) -> None:
+    """``keep = 2``, and the newest step of the run before is damaged: the one before it takes its place."""
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    for part in step_directory(tmp_path, newest_key(tmp_path)).glob("*.dpp"):
+        part.write_bytes(part.read_bytes()[:-1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore({"x": 0}) == 1
+            checkpointer.checkpoint({"x": 3}, 3).wait(timeout=PATIENCE_S)
+            checkpointer.checkpoint({"x": 4}, 4).wait(timeout=PATIENCE_S)
+    told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
+    assert len(told) == 1 and "step 2 cannot be restored" in told[0] and "does not count for `keep`" in told[0]
+    assert steps_in(tmp_path) == [3, 4]
+
+
+def test_with_one_step_of_its_own_the_one_that_counts_stays(tmp_path: Path) -> None:
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    for part in step_directory(tmp_path, newest_key(tmp_path)).glob("*.dpp"):
+        part.write_bytes(part.read_bytes()[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with deeppart.Checkpointer(config) as checkpointer:
+            checkpointer.restore({"x": 0})
+            checkpointer.checkpoint({"x": 3}, 3).wait(timeout=PATIENCE_S)
+    assert 1 in steps_in(tmp_path) and 3 in steps_in(tmp_path), "two that can be restored"
+
+
+@pytest.mark.parametrize("hours", [-5.0, 0.0, 5.0])
+def test_a_clock_that_is_set_between_runs_and_in_a_run(
+    tmp_path: Path, hours: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says, this run's own steps stay, as many as `keep` says, and the next one goes on from the newest."""
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 4}, incremental=False)
+    real, offset_s = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + offset_s)
+    for first in (1, 4, 7):
+        with deeppart.Checkpointer(config) as checkpointer:
+            live = {"x": 0}
+            assert checkpointer.restore(live) == (first - 1 or None) and live["x"] == first - 1
+            for step in range(first, first + 3):
+                offset_s += hours * 3600
+                checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+        kept = steps_in(tmp_path)
+        assert kept[-3:] == [first, first + 1, first + 2] and len(kept) == min(4, first + 2)
+        if hours >= 0:  # docs/failure-model.md: of earlier runs, a clock set back may keep an older step
+            assert kept[0] == max(first - 1, 1)
+        assert deeppart.load(tmp_path)["x"] == first + 2
+
+
+def newest_key(root: Path) -> StepKey:
+    return list(list_steps(root))[-1]

@@ -234,6 +234,22 @@ def test_values_encode_to_json_that_decodes_to_them(name: str) -> None:
             assert value_bits(decode_value(json.loads(text), "here")) == value_bits(value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "stored"), [(np.longlong, np.int64), (np.ulonglong, np.uint64), (np.intc, np.int32), (np.half, np.float16)]
+)
+def test_numpy_types_that_a_file_does_not_tell_apart(tmp_path: Path, kind: Any, stored: Any) -> None:
+    """numpy has a second type for integers of 64 bits, which it writes like the first."""
+    run = [kind(n) for n in range(20)]
+    state = {"n": kind(7), "run": run, "array": np.arange(3, dtype=kind), "keys": {kind(5): 1, "a": 2, 3: 3, 2.5: 4}}
+    save(tmp_path, state)
+    live = restore(tmp_path, {**state, "n": kind(0), "keys": {kind(5): 0, "a": 0, 3: 0, 2.5: 0}})
+    for found in (deeppart.load(tmp_path / "ckpt"), live):
+        assert type(found["n"]) is stored and found["n"] == 7
+        assert set(map(type, found["run"])) == {stored} and found["run"] == run
+        assert found["array"].dtype == stored and list(found["array"]) == [0, 1, 2]
+        assert found["keys"] == {5: 1, "a": 2, 3: 3, 2.5: 4}
+
+
 # --- tensors and arrays -----------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ class Wrapped(torch.nn.Module):
     def __init__(self, inner: torch.nn.Module, name: str) -> None:
         super().__init__()
         self.add_module(name, inner)
+
+
+class Deep(torch.nn.Module):
+    """A model of two parts, of which one may be wrapped."""
+
+    def __init__(self, wrap: Callable[[torch.nn.Module], torch.nn.Module] = lambda inner: inner) -> None:
+        super().__init__()
+        self.inner = wrap(network())
+        self.outer = torch.nn.Linear(2, 2)
 
 
 # --- making a checkpointer --------------------------------------------------------------------------------------------
@@ -104,7 +114,7 @@ def test_steps(ck: deeppart.Checkpointer, tmp_path: Path, step: Any, kind: type[
 
 def test_per_rank_misspelt_is_refused_before_there_is_anything_to_restore(ck: deeppart.Checkpointer) -> None:
     for word in ("stric", "Drop", None, ["drop"]):
-        with pytest.raises(ConfigError, match='"strict", "drop" or a function'):
+        with pytest.raises(ConfigError, match='"strict", "drop", "rank0" or a function'):
             ck.restore({"a": 1}, per_rank=word)  # type: ignore[arg-type]
 
 
@@ -120,6 +130,45 @@ def test_what_is_not_a_state(ck: deeppart.Checkpointer, state: Any, words: list[
     with pytest.raises(StateError) as caught:
         ck.checkpoint(state, 1)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ckpt", Path("ckpt")])
+def test_a_directory_is_no_state(ck: deeppart.Checkpointer, name: Any) -> None:
+    with pytest.raises(TypeError, match=r"the state comes first.*deeppart\.load\('ckpt'\)"):
+        ck.restore(name)
+
+
+def test_what_cannot_be_saved_is_told_before_there_is_anything_to_restore(ck: deeppart.Checkpointer) -> None:
+    assert ck.restore({"a": torch.zeros(3), "b": None}) is None
+    for state in ({"a": torch.zeros(3), "b": {1, 2}}, {"models": network, "a": 1}):
+        with pytest.raises(StateError, match=r"path (b|models)"):
+            ck.restore(state)
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> None:
+    """Neither of a state dict, alone, in a list, or saved as an object; of one that has stepped, tensors do."""
+    (_, saved), (model, stepped) = trained(), trained()
+    fresh = torch.optim.Adam(model.parameters())
+    ck.checkpoint({"one": saved, "more": [saved.state_dict()]}, 1).wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ck.restore({"one": stepped.state_dict(), "more": [stepped.state_dict()]})
+        ck.restore({"one": fresh, "more": None})
+    fresh = torch.optim.Adam(model.parameters())
+    live = {"one": fresh.state_dict(), "more": [fresh.state_dict()]}
+    with pytest.warns(DeeppartWarning, match=r"at more/0, one, but.*load_state_dict\(\)") as told:
+        ck.restore(live)
+    assert len(told) == 1 and not fresh.state and fresh.param_groups[0]["lr"] != 0.5
+    fresh.load_state_dict(live["one"])  # as it says
+    assert fresh.param_groups[0]["lr"] == 0.5 and len(fresh.state) == 4
 
 
 def test_after_the_end(tmp_path: Path) -> None:
@@ -214,6 +263,22 @@ NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
         lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": network()}),
         ["'module._orig_mod.'", "DistributedDataParallel over torch.compile"],
     ),
+    "a part is compiled now": (
+        lambda: ({"m": Deep()}, {"m": Deep(lambda inner: Wrapped(inner, "_orig_mod"))}),
+        ["at m differ only by wrappers", "checkpoint's hold nothing", "live ones '_orig_mod.' (torch.compile)"],
+    ),
+    "a part was compiled": (
+        lambda: (Deep(lambda inner: Wrapped(inner, "_orig_mod")), Deep()),
+        ["checkpoint's hold '_orig_mod.' (torch.compile), the live ones nothing", "wrap the same", "part.compile()"],
+    ),
+    "compiled inside DDP": (
+        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": Wrapped(network(), "module")}),
+        ["hold '_orig_mod.' (torch.compile) and 'module.'", "the live ones 'module.' (Distributed"],
+    ),
+    "one wrapper and another": (
+        lambda: (Wrapped(network(), "_orig_mod"), Wrapped(network(), "module")),
+        ["hold '_orig_mod.'", "the live ones 'module.'", "wrap the same parts"],
+    ),
     "a wrapper and a level": (
         lambda: ({"model": Wrapped(network(), "module"), "n": 1}, network()),
         ["the keys model, n", 'restore({"model": model, "n": n})'],
@@ -232,6 +297,17 @@ def test_states_that_are_nested_otherwise(tmp_path: Path, name: str) -> None:
         todo = str(caught.value.todo)
         assert not [word for word in words if word not in todo], str(caught.value)
         assert ck.restore(saved) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiling_in_place_leaves_the_names_as_they_are() -> None:
+    """What the advice for parts rests on."""
+    model = Deep()
+    names = list(model.state_dict())
+    model.inner.compile()
+    assert list(model.state_dict()) == names
+    model.inner = torch.compile(model.inner)  # type: ignore[assignment]
+    assert list(model.state_dict()) == [name.replace("inner.", "inner._orig_mod.") for name in names]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -182,7 +182,8 @@ class Rank:
         step: int | None = None
         error = ""
         try:
-            step = ck.restore(self.live, wanted, per_rank=map_leaf if self.life.per_rank == "map" else "drop")
+            per_rank = map_leaf if self.life.per_rank == "map" else self.life.per_rank
+            step = ck.restore(self.live, wanted, per_rank=per_rank)
         except RestoreError as refusal:
             error = str(refusal)
         wrong = self._untouched() if step is None else self._compare(step, mapped)
@@ -219,6 +220,8 @@ class Rank:
             elif own and not same_world:
                 if self.life.per_rank == "map":
                     expected = contents.leaf_bytes(seed, when, self.rank % max(world, 1), leaf)
+                elif self.life.per_rank == "rank0":
+                    expected = contents.leaf_bytes(seed, when, 0, leaf)
                 else:
                     expected[:] = contents.JUNK
             wrong[leaf.name] = contents.wrong_bytes(self.live[leaf.name], expected)

@@ -106,7 +106,7 @@ def _job(rng: random.Random, most_ranks: int, most_here: int, lives: list[Life])
         group=group,
         tolerate=tolerate,
         scrub=bool(local) and rng.random() < 0.08,
-        per_rank=rng.choice(("drop", "map")),
+        per_rank=rng.choice(("drop", "map", "rank0")),
         checkpoints=rng.choice((1, 2, 2, 3, 3, 4, 6)),
         wait=rng.random() < 0.6,
         reuse=rng.random() < 0.5,

@@ -180,7 +180,7 @@ class Life:
     Attributes:
         world, node_size: ranks, and ranks per virtual node.
         every, keep, compression, on_busy, group, tolerate, scrub: of the configuration; ``local`` 0 is no local_dir.
-        per_rank: "drop" or "map".
+        per_rank: "drop", "map" (a function) or "rank0".
         checkpoints: how many.
         wait: whether each is waited for before the next.
         reuse: steps count on from the restored one; otherwise from the largest ever used.

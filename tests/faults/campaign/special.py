@@ -187,7 +187,8 @@ def drift(rng: random.Random) -> tuple[Leaves, Lives]:
     """A large buffer is equal on all ranks at first, and each rank fills its own rows of it from then on."""
     buffer = Leaf("drift", rng.choice(("float32", "uint8", "int64")), rng.choice((40_000, 200_000)), True, True, False)
     buffer = replace(buffer, drifts=True, numpy=rng.random() < 0.3)
-    life = replace(quiet_life(rng.choice((2, 3, 4)), rng.choice((2, 3, 4))), per_rank=rng.choice(("drop", "map")))
+    per_rank = rng.choice(("drop", "map", "rank0"))
+    life = replace(quiet_life(rng.choice((2, 3, 4)), rng.choice((2, 3, 4))), per_rank=per_rank)
     life = replace(life, capture=rng.choice(("eager", "lazy")), wait=rng.random() < 0.5)
     return (buffer, *leaves_of(rng)), (life, replace(life, checkpoints=3), comparing(life))
 

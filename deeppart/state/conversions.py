@@ -1,0 +1,56 @@
+"""What to save in place of a value that cannot be stored, for the types that people put into a state most often.
+
+Types are known by their names: nothing is imported for the sake of an error.
+"""
+
+from __future__ import annotations
+
+_NO_ORDER = "a set has no order that all ranks share"
+_A_COPY = "it is a copy: restore does not change x"
+
+#: Names of types -> what to do with an ``x`` of one of them, or of one that derives from it. The first row that fits
+#: counts.
+CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("enum.Enum",), "save x.value, or x.name"),
+    (("pathlib.PurePath", "pathlib._local.PurePath"), "save str(x)"),
+    (("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "numpy.dtype"), "save str(x)"),
+    (("argparse.Namespace", "types.SimpleNamespace"), f"save dict(vars(x)); {_A_COPY}"),
+    (("builtins.set",), f"save sorted(x): {_NO_ORDER}"),
+    (("builtins.frozenset",), f"save tuple(sorted(x)): {_NO_ORDER}"),
+    (("collections.deque", "builtins.range", "builtins.generator"), "save list(x)"),
+    (("builtins.dict_keys", "builtins.dict_values", "builtins.dict_items"), "save list(x)"),
+    (("collections.ChainMap", "collections.UserDict", "builtins.mappingproxy"), "save dict(x)"),
+    (("builtins.bytearray", "builtins.memoryview"), "save bytes(x)"),
+    (("datetime.datetime",), "save x.isoformat(), or x.timestamp()"),
+    (("datetime.date", "datetime.time"), "save x.isoformat()"),
+    (("datetime.timedelta",), "save x.total_seconds()"),
+    (("numpy.random._generator.Generator",), "save x.bit_generator.state, and set it again after restore"),
+    (("numpy.random.bit_generator.BitGenerator",), "save x.state, and set it again after restore"),
+    (("numpy.random.mtrand.RandomState",), "save x.get_state(), and give it to x.set_state() after restore"),
+    (("torch._C.Generator",), "save x.get_state(), and give it to x.set_state() after restore"),
+    (("random.Random",), "save x.getstate(), and give it to x.setstate() after restore"),
+    (
+        ("builtins.function", "builtins.method", "builtins.builtin_function_or_method", "functools.partial"),
+        "leave it out: a function is code, and the script has it",
+    ),
+    (("builtins.type",), "leave it out: a class is code, and the script has it; or save an object of it"),
+    # Last: types of people's own that derive from what can be stored.
+    *(
+        ((f"builtins.{name}",), f"save {name}(x)")
+        for name in ("dict", "list", "tuple", "str", "bytes", "int", "float", "complex")
+    ),
+)
+
+
+def conversion(value: object) -> str:
+    """What to do about a value that cannot be stored; it is called ``x`` there."""
+    kind = type(value)
+    names = {f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__}
+    for known, todo in CONVERSIONS:
+        if not names.isdisjoint(known):
+            return todo
+    if hasattr(kind, "__dataclass_fields__"):
+        return f"save dataclasses.asdict(x); {_A_COPY}"
+    if callable(getattr(kind, "state_dict", None)):
+        return "save x.state_dict(), or give the object load_state_dict() too"
+    return "convert the value, or give the object state_dict() and load_state_dict()"
