@@ -21,6 +21,7 @@ from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
+from deeppart.state.columns import CONTAINERS
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import ROOT, readable
 from deeppart.state.leaves import Array
@@ -351,15 +352,27 @@ def _select(structure: Structure, values: list[Any], patterns: Sequence[str] | N
 def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
     """A run of which some items match: their paths are those that they would have one by one."""
     value = values[node.index]
-    kind = run_kind(value)
     beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
-    if kind is None or not beneath:
+    if run_kind(value) is None or not beneath:
         return None
-    prefix = "" if path == ROOT else f"{path}/"
-    found = [
-        (key, item) for key, item in zip(*run_items(value), strict=True) if matches(prefix + readable((key,)), beneath)
-    ]
+    chosen = _choose(value, "" if path == ROOT else f"{path}/", beneath)
+    if chosen is None:
+        return None
+    values[node.index] = chosen
+    return node
+
+
+def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
+    """A container of a run, less the items whose paths do not match; None if that is all."""
+    found = []
+    for key, item in zip(*run_items(value), strict=True):
+        path = prefix + readable((key,))
+        if matches(path, patterns):
+            found.append((key, item))
+        elif type(item) in CONTAINERS:
+            inner = _choose(item, f"{path}/", patterns)
+            if inner is not None:
+                found.append((key, inner))
     if not found:
         return None
-    values[node.index] = make_run(kind, [key for key, _ in found], [item for _, item in found])
-    return node
+    return make_run(run_kind(value) or "", [key for key, _ in found], [item for _, item in found])

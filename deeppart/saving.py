@@ -198,11 +198,12 @@ class Saver:
         return dict.fromkeys(DIGESTS, 0)
 
     def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:
-        """Where states are cut: at ``mine``, and where rank 0's holds for all."""
+        """Where states are cut: at ``mine``, where rank 0's holds for all, and where patterns tell items apart."""
         replication = self._classifier.replication
-        if not mine and not replication.has_rank0:
+        if not mine and not replication.patterns:
             return None
-        return Cuts(mine, replication.is_rank0 if replication.has_rank0 else None, self._comm.rank == 0)
+        rank0 = replication.is_rank0 if replication.has_rank0 else None
+        return Cuts(mine, rank0, self._comm.rank == 0, replication.splits if replication.patterns else None)
 
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)

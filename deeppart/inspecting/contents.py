@@ -28,7 +28,7 @@ from deeppart.state.flatten import Path as KeyPath
 from deeppart.state.flatten import exact, readable
 from deeppart.state.leaves import LeafType
 from deeppart.state.patterns import matches, may_match_below
-from deeppart.state.runs import decode_leaf_value, run_items, run_kind
+from deeppart.state.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 
 
@@ -266,8 +266,8 @@ class _Describing:
             return True
         below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
         held = [found.value] if found.per_rank is None else list(found.per_rank.values())
-        keys = [key for value in held if below and run_kind(value) is not None for key in run_items(value)[0]]
-        return any(matches(f"{path}/{readable((key,))}", below) for key in keys)
+        inside = (each for value in held if below and run_kind(value) is not None for each in paths_inside(value))
+        return any(matches(f"{path}/{readable(each)}", below) for each in inside)
 
     def _leaf(self, saved: SavedArray, path: str) -> Leaf:
         index = saved.index

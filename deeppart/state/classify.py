@@ -29,7 +29,7 @@ from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
 from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, Path, canonical_order, readable
 from deeppart.state.leaves import LeafType, leaf_type
 from deeppart.state.replication import ALL, NONE, VERIFY, Replication
-from deeppart.state.runs import encode_leaf_value, run_kind
+from deeppart.state.runs import encode_leaf_value, make_run, run_kind
 from deeppart.state.structure import Alias, encode_tree
 from deeppart.state.ties import find_aliases
 from deeppart.state.trailing import TrailingSlices
@@ -503,10 +503,16 @@ class Classifier:
 
 
 def _in_order(value: Any) -> Encoded:
-    """A value's encoding, that of a dict with its entries in canonical order."""
-    if isinstance(value, dict):
-        return [run_kind(value), encode_leaf_value({key: value[key] for key in canonical_order(value)}, "")]
-    return encode_leaf_value(value, "")
+    """A value's encoding, that of dicts with their entries in canonical order."""
+    return encode_leaf_value(_ordered(value), "")
+
+
+def _ordered(value: Any) -> Any:
+    kind = run_kind(value)
+    if kind is None:
+        return value
+    keys = canonical_order(value) if isinstance(value, dict) else range(len(value))
+    return make_run(kind, keys, [_ordered(value[key]) for key in keys])
 
 
 def _scalar(value: Any) -> bool:

@@ -21,7 +21,7 @@ import torch
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.leaves import STORABLE_DTYPES, check_array, check_tensor
 from deeppart.state.memory import Extents, HeldMemory, array_lacks_memory, freed_memory
-from deeppart.state.runs import is_leaf_value, is_run
+from deeppart.state.runs import run_levels
 from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
@@ -60,12 +60,14 @@ class Branch:
         container: the live container; for "object" the live object.
         keys: dict keys in canonical order, field names of a namedtuple, otherwise indices; () for an object.
         children: what lies under the keys, in the same order; for an object its state_dict() alone.
+        path: where it is.
     """
 
     kind: str
     container: Any
     keys: Sequence[Key]
     children: list[Node]
+    path: Path = ()
 
 
 @dataclass(slots=True)
@@ -110,11 +112,17 @@ class Cuts:
         mine: paths where every rank saves what it has.
         rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
         leads: whether this is rank 0.
+        splits: whether what is at a path has to be taken apart, because not all below it is treated alike.
     """
 
     mine: frozenset[ExactPath] = frozenset()
     rank0: Callable[[Path, bool], bool] | None = None
     leads: bool = True
+    splits: Callable[[Path], bool] | None = None
+
+    def may_be_run(self, path: Path, levels: int) -> bool:
+        """Whether a run of so many levels may stay in one piece at a path. A flat one always may."""
+        return levels == 1 or self.splits is None or not self.splits(path)
 
 
 @dataclass(slots=True)
@@ -238,7 +246,8 @@ class _Walk:
         kind = type(item)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._tensor(item, path)
-        if is_run(item):
+        levels = run_levels(item)
+        if levels and (self._cuts is None or self._cuts.may_be_run(path, levels)):
             return self._value(item, path)
         if kind in DICT_KINDS:
             return self._dict(item, path, DICT_KINDS[kind])
@@ -263,7 +272,8 @@ class _Walk:
         """Take apart what was set apart: rank 0's, then this rank's own."""
         flat = self.flat
         flat.shared = flat.sizes()
-        leads, self._cuts = self._cuts is not None and self._cuts.leads, None
+        leads = self._cuts is not None and self._cuts.leads
+        self._cuts = None if self._cuts is None else Cuts(splits=self._cuts.splits)
         for mine in (False, True):
             for apart, item, opened in self._later:
                 if apart.mine is not mine:
@@ -281,7 +291,7 @@ class _Walk:
             return Apart(path, True)
         if cuts.rank0 is None:
             return None
-        inner = not (is_leaf_value(item) or isinstance(item, (torch.Tensor, np.ndarray)))
+        inner = not (is_value(item) or run_levels(item) == 1 or isinstance(item, (torch.Tensor, np.ndarray)))
         return Apart(path, False) if cuts.rank0(path, inner) else None
 
     def _set_apart(self, apart: Apart, item: Any) -> Apart:
@@ -333,14 +343,14 @@ class _Walk:
         else:
             children = [self.node(container[key], (*path, key)) for key in keys]
         self._open.discard(id(container))
-        return Branch(kind, container, keys, children)
+        return Branch(kind, container, keys, children, path)
 
     def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
         self.flat.tokens += (kind, len(container))
         self._enter(container, path)
         children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
         self._open.discard(id(container))
-        return Branch(kind, container, keys, children)
+        return Branch(kind, container, keys, children, path)
 
     def _check_namedtuple(self, kind: type, path: Path) -> None:
         """Its name must be one that ``load`` can give to a namedtuple."""
@@ -359,7 +369,7 @@ class _Walk:
         known = id(item) in self._state_dicts
         child = self.node(self._state_dicts[id(item)] if known else item.state_dict(), path)
         self._open.discard(id(item))
-        return Branch("object", item, (), [child])
+        return Branch("object", item, (), [child], path)
 
     def _enter(self, container: Any, path: Path) -> None:
         if len(self._open) >= DEEPEST_NESTING:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from deeppart.errors import StateError
+from deeppart.state.filling import fill
 from deeppart.state.flatten import Apart, ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, exact, id_key, readable
 from deeppart.state.leaves import Array, LeafType, in_a_row
-from deeppart.state.runs import run_kind, same_leaf_value
 from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.target import DROPPED, Target, both_plain, is_lacking, meet
 
@@ -126,7 +126,7 @@ class _Putting:
             if value is DROPPED:
                 return self._live_item(live)
             assert isinstance(live, ValueLeaf)
-            return value if copy else _filled_run(live.value, value)
+            return value if copy else fill(live.value, value)
         assert isinstance(live, Branch) and isinstance(saved, SavedBranch)
         if saved.kind == "object":
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
@@ -172,33 +172,6 @@ def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     if all(a is b for a, b in zip(container, merged, strict=True)):
         return container
     return type(container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
-
-
-def _filled_run(container: Any, value: Any) -> Any:
-    """A live value with a saved one put in its place: in the same container, where it is one that can change."""
-    if run_kind(value) is None or run_kind(container) is None:
-        return value
-    if isinstance(container, list):
-        container[:] = value
-        return container
-    if isinstance(container, dict):
-        if not _has_keys(value, container):
-            container.clear()
-        for key, item in value.items():
-            container[key] = item
-        if isinstance(container, OrderedDict) and list(container) != list(value):
-            for key in value:
-                container.move_to_end(key)
-        return container
-    return container if same_leaf_value(container, value) else value
-
-
-def _has_keys(value: dict[Any, Any], container: dict[Any, Any]) -> bool:
-    """Whether a dict has all keys of another; 1 and True are two."""
-    kinds = set(map(type, value)) | set(map(type, container))
-    if len(kinds) == 1:
-        return container.keys() <= value.keys()
-    return set(map(id_key, container)) <= set(map(id_key, value))
 
 
 def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:

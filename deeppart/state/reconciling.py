@@ -153,7 +153,15 @@ def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
 
 def _holds_values(described: list[Any]) -> bool:
     """Whether a dict holds nothing but small values."""
-    return described[0] in DICTS and all(item[0] in (_VALUE, _NONE) for _, item in described[1])
+    return described[0] in DICTS and all(_is_plain(item) for _, item in described[1])
+
+
+def _is_plain(described: list[Any]) -> bool:
+    """Whether there is nothing but small values in it, to any depth."""
+    kind = described[0]
+    if kind in ("list", "tuple"):
+        return all(map(_is_plain, described[1]))
+    return kind in (_VALUE, _NONE) or kind.startswith(_RUN) or _holds_values(described)
 
 
 def _name(described: list[Any]) -> str:

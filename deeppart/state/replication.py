@@ -64,6 +64,16 @@ class Replication:
                 return False
         return True
 
+    def splits(self, path: Path) -> bool:
+        """Whether something below a path may be treated in another way than the rest there."""
+        places = _places(path)
+        for pattern, _ in self._rules:
+            if _hits(pattern, places):
+                return False
+            if may_match_below(places[-1], pattern):
+                return True
+        return False
+
 
 def _places(path: Path) -> list[str]:
     """A path and every container above it, the state itself left out."""

@@ -1,39 +1,36 @@
 """Runs: a list, tuple or large dict that holds small values and nothing else is one value, not one for each item.
 
-A million integers would otherwise be a million leaves, each with a path, a digest and a place in every document. A run
-is encoded as a whole, in as few bytes as its items allow:
+A million integers would otherwise be a million leaves, each with a path, a digest and a place in every document. A
+*nested* run is one of many items, some of which are containers themselves, with nothing but small values in them, to
+any depth: a table of records, say. A run is encoded as a whole, by columns (:mod:`deeppart.state.columns`):
 
 ========================================== ==============================================================
 ``["run", "list", column]``                a list; also ``"tuple"``
 ``["run", "dict", column, column]``        a dict: its keys and its values; also ``"odict"``, ``"counter"``
 ========================================== ==============================================================
-
-A column is the items in order, in one of these forms. Base64 of little-endian bytes where a form says ``data``:
-
-========================================== ==============================================================
-``["i1" | "i2" | "i4" | "i8", data]``      int, all within that many bytes
-``["f8", data]``                           float, by its bits
-``["bool", data]``                         bool, a byte each
-``["numpy", dtype string, data]``          numpy scalars of one dtype
-``["items", [...]]``                       anything else, each encoded as in :mod:`deeppart.state.values`
-========================================== ==============================================================
 """
 
 from __future__ import annotations
 
-import base64
 import binascii
 import json
-import sys
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
-
-import numpy as np
 
 from deeppart.errors import CorruptFileError, UnsupportedLeafError
 from deeppart.part.format import short
+from deeppart.state.columns import (
+    CONTAINERS,
+    MOST_LEVELS,
+    SEQUENCE_MAKERS,
+    SEQUENCES,
+    TABLE_MAKERS,
+    TABLES,
+    decode_column,
+    encode_column,
+    make_table,
+)
 from deeppart.state.values import (
     Encoded,
     decode_value,
@@ -42,7 +39,6 @@ from deeppart.state.values import (
     encode_value,
     is_value,
     is_value_type,
-    plain_dtype,
     same_value,
 )
 
@@ -50,37 +46,32 @@ from deeppart.state.values import (
 LEAST_ITEMS = 8
 #: A dict of small values is a run from this size on: a table of counts or of words, and no longer a record with names.
 LEAST_ENTRIES = 256
+#: A container of plain containers is a run from this length on: many rows, and no longer a configuration, in which a
+#: single value may differ between ranks.
+LEAST_ROWS = 256
 
-_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
-_TABLES: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
-_MAKERS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple}
-_TABLE_MAKERS: dict[str, Callable[[Any], Any]] = {
-    "dict": dict,
-    "odict": OrderedDict,
-    "counter": lambda items: Counter(dict(items)),
-}
 #: What :func:`run_kind` answers.
-RUN_KINDS = frozenset(_SEQUENCES.values()) | frozenset(_TABLES.values())
+RUN_KINDS = frozenset(SEQUENCES.values()) | frozenset(TABLES.values())
 _TAG = "run"
-_NUMPY_KINDS = frozenset("biufc")
-#: numpy's long doubles: their bytes hold some that no bit of the number is in.
-_PADDED = "gG"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
-#: Forms of a column of ints and their type codes in Python's ``array``, narrowest first.
-_INT_FORMS = {"i1": "b", "i2": "h", "i4": "i", "i8": "q"}
-_NUMBER_FORMS = {**_INT_FORMS, "f8": "d"}
+
+
+def run_levels(item: object) -> int:
+    """How many containers are inside each other in a run, it included; 0 for what is no run."""
+    kind = type(item)
+    if kind not in CONTAINERS:
+        return 0
+    assert isinstance(item, (list, tuple, dict))
+    if len(item) < (LEAST_ITEMS if kind in SEQUENCES else LEAST_ENTRIES):
+        return 0
+    if _all_values(_items(item)):
+        return 0 if hasattr(item, "_metadata") else 1
+    return _plain_levels(item) if len(item) >= LEAST_ROWS else 0
 
 
 def is_run(item: object) -> bool:
     """Whether a container is saved as one value."""
-    kind = type(item)
-    if kind is list or kind is tuple:
-        assert isinstance(item, (list, tuple))
-        return len(item) >= LEAST_ITEMS and _all_values(item)
-    if kind in _TABLES:
-        assert isinstance(item, dict)
-        return len(item) >= LEAST_ENTRIES and not hasattr(item, "_metadata") and _all_values(item.values())
-    return False
+    return run_levels(item) > 0
 
 
 def is_leaf_value(item: object) -> bool:
@@ -88,9 +79,48 @@ def is_leaf_value(item: object) -> bool:
     return is_value(item) or is_run(item)
 
 
+def _plain_levels(item: Any) -> int:
+    """How many containers are inside each other in one that holds nothing but small values in the end; 0 otherwise."""
+    level = [next(iter(_items(item)))]  # what holds tensors often shows it in the first row
+    if type(level[0]) in CONTAINERS and _inner(level) is None:
+        return 0
+    level = [item]
+    for levels in range(MOST_LEVELS):
+        if not level:
+            return levels
+        found = _inner(level)
+        if found is None:
+            return 0
+        level = found
+    return 0 if level else MOST_LEVELS
+
+
+def _inner(level: list[Any]) -> list[Any] | None:
+    """The containers in containers, each once; None if something else that is no small value is in them, too."""
+    if any(hasattr(each, "_metadata") for each in level if type(each) in TABLES and type(each) is not dict):
+        return None
+    items = list(chain.from_iterable(map(_items, level)))
+    kinds = set(map(type, items))
+    if not all(kind in CONTAINERS or is_value_type(kind) for kind in kinds):
+        return None
+    if kinds.isdisjoint(CONTAINERS):
+        return []
+    # By identity: a container inside itself comes to an end at the last level, and is left to the walk to refuse.
+    return list({id(each): each for each in items if type(each) in CONTAINERS}.values())
+
+
+def _items(container: Any) -> Collection[Any]:
+    items: Collection[Any] = container.values() if isinstance(container, dict) else container
+    return items
+
+
+def _all_values(items: Collection[Any]) -> bool:
+    return all(map(is_value_type, set(map(type, items))))
+
+
 def run_kind(value: object) -> str | None:
     """Kind of the container that a leaf's value is: "list", "tuple", "dict", "odict", "counter"; None: no container."""
-    return _SEQUENCES.get(type(value)) or _TABLES.get(type(value))
+    return SEQUENCES.get(type(value)) or TABLES.get(type(value))
 
 
 def run_items(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -102,9 +132,17 @@ def run_items(value: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 
 def make_run(kind: str, keys: Iterable[Any], items: Iterable[Any]) -> Any:
     """A container of a kind from its keys and items."""
-    if kind in _MAKERS:
-        return _MAKERS[kind](items)
-    return _TABLE_MAKERS[kind](zip(keys, items, strict=True))
+    if kind in SEQUENCE_MAKERS:
+        return SEQUENCE_MAKERS[kind](items)
+    return TABLE_MAKERS[kind](zip(keys, items, strict=True))
+
+
+def paths_inside(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The paths of all small values and containers in a run, from it."""
+    for key, item in zip(*run_items(value), strict=True):
+        yield (key,)
+        if type(item) in CONTAINERS:
+            yield from ((key, *path) for path in paths_inside(item))
 
 
 def encode_leaf_value(value: Any, where: str) -> Encoded:
@@ -117,12 +155,26 @@ def encode_leaf_value(value: Any, where: str) -> Encoded:
         UnsupportedLeafError: an item has no exact encoding; the message names its path.
     """
     kind = type(value)
-    if kind in _SEQUENCES:
-        return [_TAG, _SEQUENCES[kind], _encode_column(value, where, encode_value)]
-    if kind in _TABLES:
-        keys = _encode_column(list(value), f"{where}, a dict key", encode_key)
-        return [_TAG, _TABLES[kind], keys, _encode_column(list(value.values()), where, encode_value)]
-    return encode_value(value, where)
+    if kind not in CONTAINERS:
+        return encode_value(value, where)
+    try:
+        if kind in SEQUENCES:
+            return [_TAG, SEQUENCES[kind], encode_column(value)]
+        return [_TAG, TABLES[kind], encode_column(list(value), keys=True), encode_column(list(value.values()))]
+    except UnsupportedLeafError:
+        _raise_unsupported(value, where)
+        raise
+
+
+def _raise_unsupported(value: Any, where: str) -> None:
+    """The error that names the place of the item that cannot be stored."""
+    for place, (key, item) in enumerate(zip(*run_items(value), strict=True)):
+        if isinstance(value, dict):
+            encode_key(key, f"{where}, a dict key, item {place}")
+        if type(item) in CONTAINERS:
+            _raise_unsupported(item, f"{where}, item {place}")
+        else:
+            encode_value(item, f"{where}, item {place}")
 
 
 def same_leaf_value(one: Any, other: Any) -> bool:
@@ -140,10 +192,14 @@ def describe_leaf_value(value: Any) -> str:
     if kind is None:
         return describe_value(value)
     keys, items = run_items(value)
-    texts = [describe_value(item) for item in items[:4]]
+    texts = [_short_kind(item) if type(item) in CONTAINERS else describe_value(item) for item in items[:4]]
     if isinstance(value, dict):
         texts = [f"{describe_value(key)}: {text}" for key, text in zip(keys, texts, strict=False)]
     return f"{', '.join(texts):.50} ... ({len(value)} in a {kind})"
+
+
+def _short_kind(container: Any) -> str:
+    return f"a {run_kind(container)} of {len(container)}"
 
 
 def decode_leaf_value(encoded: Encoded, where: str) -> Any:
@@ -158,115 +214,12 @@ def decode_leaf_value(encoded: Encoded, where: str) -> Any:
         return decode_value(encoded, where)
     try:
         _, kind, *columns = encoded
-        decoded = [_decode_column(column, where) for column in columns]
-        if kind in _MAKERS:
+        decoded = [decode_column(column, where) for column in columns]
+        if kind in SEQUENCE_MAKERS:
             (items,) = decoded
-            return _MAKERS[kind](items)
+            return SEQUENCE_MAKERS[kind](items)
         keys, items = decoded
-        made = _TABLE_MAKERS[kind](zip(keys, items, strict=True))
-        if len(made) != len(keys):
-            raise ValueError("dict keys are repeated")
-        return made
-    except (KeyError, ValueError, TypeError, binascii.Error) as error:
+        return make_table(kind, keys, items)
+    except (KeyError, IndexError, ValueError, TypeError, RecursionError, binascii.Error) as error:
         found = f"{short(encoded)}: {type(error).__name__}: {error}"[:400]
         raise CorruptFileError("a stored run of values cannot be decoded", found=found, where=where) from error
-
-
-def _all_values(items: Collection[Any]) -> bool:
-    return all(map(is_value_type, set(map(type, items))))
-
-
-def _encode_column(items: Sequence[Any], where: str, encode: Callable[[Any, str], Encoded]) -> Encoded:
-    kinds = set(map(type, items))
-    if len(kinds) == 1:
-        packed = _pack(items, kinds.pop())
-        if packed is not None:
-            return packed
-    try:
-        return ["items", [encode(item, where) for item in items]]
-    except UnsupportedLeafError:
-        for place, item in enumerate(items):
-            encode(item, f"{where}, item {place}")
-        raise
-
-
-def _pack(items: Sequence[Any], kind: type) -> Encoded | None:
-    """The items, all of one type, as bytes; None where they are better as a list."""
-    if kind is int:
-        return _pack_ints(items)
-    if kind is float:
-        return ["f8", _text(_little(array("d", items)))]
-    if kind is bool:
-        return ["bool", _text(bytes(items))]
-    if kind is str:
-        return ["items", list(items)] if _are_unicode(items) else None
-    if issubclass(kind, np.generic):
-        dtype = np.dtype(kind)
-        if dtype.kind in _NUMPY_KINDS and dtype.char not in _PADDED:
-            return ["numpy", dtype.str, _text(np.array(items, dtype=dtype).tobytes())]
-    return None
-
-
-def _pack_ints(items: Sequence[int]) -> Encoded | None:
-    least, most = min(items), max(items)
-    for form, code in _INT_FORMS.items():
-        limit = 1 << (8 * array(code).itemsize - 1)
-        if -limit <= least and most < limit:
-            return [form, _text(_little(array(code, items)))]
-    return None
-
-
-def _little(numbers: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
-
-
-def _text(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).decode("ascii")
-
-
-def _are_unicode(texts: Sequence[str]) -> bool:
-    """Whether all can be left to JSON as they are (lone surrogates cannot: see ``values.py``)."""
-    joined = "\n".join(texts)
-    if joined.isascii():
-        return True
-    try:
-        joined.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _decode_column(column: Any, where: str) -> Sequence[Any]:
-    if type(column) is not list:
-        raise TypeError(f"a column that is {short(column)}")
-    form, *arguments = column
-    if form == "items":
-        (items,) = arguments
-        if type(items) is not list:
-            raise ValueError("no list of items")
-        if _PLAIN.issuperset(map(type, items)):
-            return items
-        return [decode_value(item, where) for item in items]
-    if form == "numpy":
-        dtype = plain_dtype(arguments.pop(0))
-        if dtype.kind not in _NUMPY_KINDS:
-            raise ValueError(f"numpy dtype {dtype.str!r}")
-        return list(np.frombuffer(_data(arguments), dtype=dtype))
-    if form == "bool":
-        found = np.frombuffer(_data(arguments), dtype=np.uint8)
-        if found.max(initial=0) > 1:
-            raise ValueError("a bool that is neither 0 nor 1")
-        flags: list[bool] = found.astype(np.bool_).tolist()
-        return flags
-    numbers = array(_NUMBER_FORMS[form])
-    numbers.frombytes(_data(arguments))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
-
-
-def _data(arguments: list[Any]) -> bytes:
-    (text,) = arguments
-    return base64.b64decode(text, validate=True)

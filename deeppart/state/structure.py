@@ -40,7 +40,7 @@ from deeppart.state.leaves import LeafType
 from deeppart.state.runs import LEAST_ITEMS
 from deeppart.state.values import Encoded, decode_value, encode_key, encode_value
 
-STRUCTURE_VERSION = 2
+STRUCTURE_VERSION = 3
 _CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 _KINDS = {code: kind for kind, code in _CODES.items()}
 #: What follows the code of a node, by number.

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from deeppart.collecting import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
+from deeppart.state.filling import holds_containers, places, same_where_fixed
 from deeppart.state.flatten import (
     ArrayLeaf,
     Branch,
@@ -27,10 +26,12 @@ from deeppart.state.flatten import (
     readable,
 )
 from deeppart.state.leaves import Array, LeafType, leaf_type, new_array
+from deeppart.state.live_objects import check_object, some
 from deeppart.state.runs import (
     RUN_KINDS,
     decode_leaf_value,
     describe_leaf_value,
+    make_run,
     run_items,
     run_kind,
     same_leaf_value,
@@ -105,7 +106,8 @@ class _Matching:
     def __init__(self, target: Target, flat: FlatState) -> None:
         self._target, self._flat = target, flat
         self.places: dict[int, int] = {}
-        self._seen: dict[int, SavedNode] = {}
+        #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
+        self._seen: dict[int, Any] = {}
         self._objects = 0
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
@@ -153,12 +155,12 @@ class _Matching:
         if kind is not None and mine is not None:
             if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
                 raise self._kind_error(saved, live, path)
-            self._check_shared(saved, live.value, path)
+            self._check_run(live.value, value, path)
         if fixed and (kind in (None, "tuple") or mine is None):
             self._check_fixed(value, live, path)
 
     def _check_fixed(self, saved: Any, live: ValueLeaf, path: Path) -> None:
-        if not same_leaf_value(saved, live.value):
+        if not same_where_fixed(live.value, saved):
             raise StructureMismatchError(
                 "restore cannot replace a value whose containers are all tuples",
                 found=f"{describe_leaf_value(live.value)} here, {describe_leaf_value(saved)} in the checkpoint",
@@ -187,7 +189,7 @@ class _Matching:
         if live.kind not in ("tuple", "namedtuple"):
             self._check_shared(saved, live.container, path)
         if saved.kind == "object":
-            _check_module_keys(saved, live, self._target.values, path)
+            check_object(saved, live, self._target.values, path)
             self._objects += 1
             self.node(saved.children[0], live.children[0], path, fixed=False)
             self._objects -= 1
@@ -204,7 +206,7 @@ class _Matching:
             if inner is not None and (fixed or not both_plain(child, inner, self._target.values)):
                 self.node(child, inner, (*path, key), fixed=fixed)
 
-    def _check_shared(self, saved: SavedNode, container: Any, path: Path) -> None:
+    def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
         """A container or object that stands at two places of the live state can hold only one thing.
 
         What an object's state_dict() gave is not looked at: it is copied before it is filled.
@@ -221,16 +223,39 @@ class _Matching:
                 todo="give each place of the live state a container of its own",
             )
 
-    def _same_values(self, one: SavedNode, other: SavedNode) -> bool:
-        """Whether two saved trees hold the same keys and small values (arrays: see _check_ties)."""
+    def _check_run(self, live: Any, saved: Any, path: Path) -> None:
+        """As :meth:`_check_shared`, for all live containers in a run."""
+        if self._objects:
+            return
+        pairs = list(places(live, saved))
+        contents = {id(container): content for container, content in pairs}
+        if len(contents) == len(pairs) and contents.keys().isdisjoint(self._seen):
+            self._seen.update(contents)
+            return
+        for container, content in pairs:
+            self._check_shared(content, container, path)
+
+    def _same_values(self, one: Any, other: Any) -> bool:
+        """Whether two saved trees, or containers within runs, hold the same keys and values (arrays: _check_ties)."""
         if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
             mine = {id_key(key): child for key, child in zip(one.keys, one.children, strict=True)}
             theirs = {id_key(key): child for key, child in zip(other.keys, other.children, strict=True)}
             return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
-        if isinstance(one, SavedValue) and isinstance(other, SavedValue):
-            a, b = self._target.values[one.index], self._target.values[other.index]
-            return a is b or (a is not DROPPED and b is not DROPPED and same_leaf_value(a, b))
-        return isinstance(one, SavedArray) and isinstance(other, SavedArray)
+        if isinstance(one, SavedArray) or isinstance(other, SavedArray):
+            return isinstance(one, SavedArray) and isinstance(other, SavedArray)
+        a, b = (self._contents(one), self._contents(other))
+        return a is b or (a is not DROPPED and b is not DROPPED and same_leaf_value(a, b))
+
+    def _contents(self, saved: Any) -> Any:
+        """What a saved tree of values holds; DROPPED if there is anything else in it, or a value is not restored."""
+        if isinstance(saved, SavedValue):
+            return self._target.values[saved.index]
+        if not isinstance(saved, SavedBranch):
+            return DROPPED if isinstance(saved, (SavedArray, SavedApart)) else saved
+        items = [self._contents(child) for child in saved.children]
+        if saved.kind not in RUN_KINDS or any(item is DROPPED for item in items):
+            return DROPPED
+        return make_run(saved.kind, saved.keys, items)
 
     def _kind_error(self, saved: SavedNode, live: Node, path: Path) -> StateError:
         leaves = (SavedArray, SavedValue, ArrayLeaf, ValueLeaf)
@@ -243,48 +268,6 @@ class _Matching:
             where=f"path {readable(path)}",
             todo="build the state as it was when it was saved",
         )
-
-
-def _check_module_keys(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
-    """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
-    inner_saved, inner_live = saved.children[0], live.children[0]
-    if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
-        return
-    if isinstance(live.container, torch.nn.Module):
-        extra = [key for key in inner_saved.keys if key not in set(inner_live.keys)]
-        if extra:
-            raise StructureMismatchError(
-                f"the checkpoint has leaves that the live module lacks: {readable((*path, extra[0]))}",
-                expected=f"keys {_some(inner_live.keys)} (live {type(live.container).__name__})",
-                found=f"also {_some(extra)} (checkpoint)",
-                where=f"path {readable(path)}",
-                todo="build the module as it was when it was saved",
-            )
-    if isinstance(live.container, torch.optim.Optimizer):
-        shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
-        if shapes[0] != shapes[1]:
-            raise StructureMismatchError(
-                f"an optimizer has other parameter groups than in the checkpoint: {readable(path)}",
-                expected=f"parameters per group {shapes[0]} (checkpoint)",
-                found=f"{shapes[1]} (live)",
-                where=f"path {readable(path)}",
-                todo="build the optimizer over the same parameters, in the same groups",
-            )
-
-
-def _group_sizes(state_dict: SavedBranch | Branch, values: list[Any]) -> list[int]:
-    """Number of parameters in each group of an optimizer's state_dict."""
-    groups = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups")
-    sizes = []
-    for group in groups.children if isinstance(groups, (SavedBranch, Branch)) else []:
-        if isinstance(group, (SavedBranch, Branch)):
-            params = dict(zip(group.keys, group.children, strict=True)).get("params")
-            if isinstance(params, (SavedBranch, Branch)):
-                sizes.append(len(params.children))
-            elif isinstance(params, (SavedValue, ValueLeaf)):
-                value = values[params.index] if isinstance(params, SavedValue) else params.value
-                sizes.append(len(value) if isinstance(value, (list, tuple)) else 0)
-    return sizes
 
 
 def is_lacking(saved: SavedNode, live: Node) -> bool:
@@ -322,7 +305,8 @@ def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, No
             ]
             return saved, Branch(kind, live.value, keys, children)
     if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in RUN_KINDS:
-        if run_kind(values[saved.index]) is not None and _only_values(live, 0):
+        value = values[saved.index]
+        if run_kind(value) is not None and (_only_values(live, 0) or (holds_containers(value) and _is_plain(live))):
             return saved, ValueLeaf((), live.container, -1)
     return saved, live
 
@@ -344,8 +328,8 @@ def _same_kind(saved: str, live: str) -> bool:
 def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
     return StructureMismatchError(
         f"the live state has leaves that the checkpoint lacks: {readable((*path, lacking[0]))}",
-        expected=f"keys {_some(saved)} (checkpoint)",
-        found=f"also {_some(lacking)} (live)",
+        expected=f"keys {some(saved)} (checkpoint)",
+        found=f"also {some(lacking)} (live)",
         where=f"path {readable(path)}",
         todo="remove them from the state given to restore, or restore a checkpoint that has them",
     )
@@ -356,17 +340,19 @@ def _only_values(live: Branch, start: int) -> bool:
     return all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children[start:])
 
 
+def _is_plain(live: Node) -> bool:
+    """Whether there is nothing in it but small values, to any depth."""
+    if isinstance(live, Branch):
+        return live.kind in RUN_KINDS and all(map(_is_plain, live.children))
+    return isinstance(live, ValueLeaf)
+
+
 def _describe(node: SavedNode | Node, value: Any) -> str:
     if isinstance(node, (SavedBranch, Branch)):
         return f"a {node.kind} of {len(node.children)}"
     if isinstance(node, (SavedArray, ArrayLeaf)):
         return "an array"
     return "a small value" if run_kind(value) is None else f"a {run_kind(value)} of {len(value)}"
-
-
-def _some(keys: Any) -> str:
-    names = [repr(key) for key in keys[:6]]
-    return ", ".join(names) + (f" ... ({len(keys)} in all)" if len(keys) > 6 else "")
 
 
 def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:

@@ -31,7 +31,8 @@ from deeppart.state.flatten import (
     hold_memory,
 )
 from deeppart.state.memory import Extents, HeldMemory
-from deeppart.state.runs import is_leaf_value, is_run
+from deeppart.state.runs import LEAST_ROWS, RUN_KINDS, run_levels
+from deeppart.state.values import is_value
 
 #: Puts an item into its place; False if it does not fit.
 _Filler = Callable[[Any], bool]
@@ -114,7 +115,7 @@ class Template:
         if isinstance(node, ArrayLeaf):
             return self._array_filler(node, kinds)
         if isinstance(node, ValueLeaf):
-            return _value_filler(node)
+            return _value_filler(node, self.cuts)
         if isinstance(node, Apart):
             return self._apart_filler(node, kinds)
         self._branches.append(node)
@@ -122,8 +123,8 @@ class Template:
             return self._object_filler(node, self._filler(node.children[0], kinds))
         take = self._children_taker(node, kinds)
         if type(node.container) in DICT_KINDS:
-            return _dict_filler(node, take)
-        return _items_filler(node, take)
+            return _dict_filler(node, take, _run_test(node, self.cuts))
+        return _items_filler(node, take, _run_test(node, self.cuts))
 
     def _apart_filler(self, apart: Apart, kinds: dict[Any, Any]) -> _Filler:
         assert self._flat is not None
@@ -220,16 +221,23 @@ def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
     return node.container
 
 
-def _value_filler(leaf: ValueLeaf) -> _Filler:
+def _value_filler(leaf: ValueLeaf, cuts: Cuts | None) -> _Filler:
+    path = leaf.path
+
     def fill(item: Any) -> bool:
         leaf.value = item
-        return is_leaf_value(item)
+        if is_value(item):
+            return True
+        levels = run_levels(item)
+        return levels > 0 and (cuts is None or cuts.may_be_run(path, levels))
 
     return fill
 
 
-def _dict_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Filler:
-    kind, order, maybe_run = type(branch.container), list(branch.container), _may_become_run(branch)
+def _dict_filler(
+    branch: Branch, take: Callable[[Sequence[Any]], bool], is_run: Callable[[Any], bool] | None
+) -> _Filler:
+    kind, order = type(branch.container), list(branch.container)
     types = None if all(type(key) is str for key in order) else [type(key) for key in order]
     exact = all(type(key) in (str, int, bool, bytes, type(None)) for key in order)
     places = {key: place for place, key in enumerate(order)}
@@ -241,7 +249,7 @@ def _dict_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Fill
             return False
         if types is not None and [type(key) for key in item] != types:
             return False
-        if maybe_run and is_run(item):
+        if is_run is not None and is_run(item):
             return False
         branch.container = item
         items = list(item.values())
@@ -250,16 +258,35 @@ def _dict_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Fill
     return fill
 
 
-def _items_filler(branch: Branch, take: Callable[[Sequence[Any]], bool]) -> _Filler:
-    kind, count, maybe_run = type(branch.container), len(branch.children), _may_become_run(branch)
+def _items_filler(
+    branch: Branch, take: Callable[[Sequence[Any]], bool], is_run: Callable[[Any], bool] | None
+) -> _Filler:
+    kind, count = type(branch.container), len(branch.children)
 
     def fill(item: Any) -> bool:
         branch.container = item
-        return type(item) is kind and len(item) == count and not (maybe_run and is_run(item)) and take(item)
+        if type(item) is not kind or len(item) != count or (is_run is not None and is_run(item)):
+            return False
+        return take(item)
 
     return fill
 
 
-def _may_become_run(branch: Branch) -> bool:
-    """Whether other values in the same places could make one run of the container: where it holds runs, and no more."""
-    return all(isinstance(child, ValueLeaf) for child in branch.children)
+def _run_test(branch: Branch, cuts: Cuts | None) -> Callable[[Any], bool] | None:
+    """Tells whether other values in the same places make one run of the container; None where they never can."""
+    flat = all(isinstance(child, ValueLeaf) for child in branch.children)
+    if not flat and (len(branch.children) < LEAST_ROWS or not _holds_values(branch)):
+        return None
+
+    def is_run(item: Any) -> bool:
+        levels = run_levels(item)
+        return levels > 0 and (cuts is None or cuts.may_be_run(branch.path, levels))
+
+    return is_run
+
+
+def _holds_values(node: Node) -> bool:
+    """Whether there is nothing but values in containers that a run may have."""
+    if isinstance(node, Branch):
+        return node.kind in RUN_KINDS and all(map(_holds_values, node.children))
+    return isinstance(node, ValueLeaf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections import Counter, OrderedDict, namedtuple
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from deeppart.state.leaves import TORCH_DTYPES
-from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS
+from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS, LEAST_ROWS
 from deeppart.testing.states import Box
 
 _NUMBERS = ("?", "i1", "<i2", ">i4", "<u8", ">u2", "f2", "<f4", ">f8", "g", "<c8", ">c16", "<M8[ns]", ">m8[s]")
@@ -109,6 +110,8 @@ def runs(draw: st.DrawFn) -> Any:
     kinds.append(st.binary(min_size=2, max_size=2).map(lambda data: np.frombuffer(data, dtype=np.float16)[0]))
     items = draw(st.lists(draw(st.sampled_from(kinds)), min_size=LEAST_ITEMS - 2, max_size=3 * LEAST_ITEMS))
     if draw(st.booleans()):
+        return _nested(items, draw(st.lists(st.integers(0, 5), min_size=1, max_size=4)))
+    if draw(st.booleans()):
         return items if draw(st.booleans()) else tuple(items)
     count = draw(st.integers(LEAST_ENTRIES - 1, LEAST_ENTRIES + 3))
     names: list[list[Any]] = [list(range(count)), [str(place) for place in range(count)]]
@@ -118,6 +121,20 @@ def runs(draw: st.DrawFn) -> Any:
     table |= draw(st.dictionaries(keys, values, max_size=3))
     kinds_of_dict: list[Any] = [dict, OrderedDict, Counter]
     return draw(st.sampled_from(kinds_of_dict))(table)
+
+
+def _nested(items: list[Any], forms: list[int]) -> list[Any]:
+    """Rows of several forms, just enough for one value or one too few."""
+    rows: list[Any] = [
+        items[:3],
+        tuple(items[:2]),
+        {"a": items[0], "b": [items[1]]},
+        {tuple(map(str, items[2:4])): 1},
+        items[0],
+        [{}],
+    ]
+    count = LEAST_ROWS - forms[0] % 2
+    return [copy.deepcopy(rows[forms[place % len(forms)]]) for place in range(count)]
 
 
 def _namedtuple_of(items: list[Any]) -> Any:

@@ -109,6 +109,13 @@ RUNS: tuple[Any, ...] = (
     *(["run", "dict", ["items", [["size", [1]], [1]]], ["bool", "AAI="]], ["run", "odict", ["i1", "AQ=="]], ["run"]),
     *(["run", "counter", ["items", ["a"]], ["f8", "AAAAAAAA8H8="]], ["run", "list"], ["run", "list", {"i1": 1}]),
     *(["run", "list", ["numpy", "<f16", "A" * 24]], ["run", "list", [["i1"], "AQ=="]]),
+    *(["run", "list", ["texts", ["i1", "Ag=="], "a"]], ["run", "list", ["texts", ["f8", "AAAAAAAA8D8="], "a"]]),
+    *(["run", "list", ["rows", "list", ["i8", "/////////38="], ["i1", ""]]], ["run", "list", ["mixed", "AAE=", []]]),
+    *(["run", "list", ["rows", "tuple", ["i1", "/wI="], ["i1", "AQ=="]]], ["run", "list", ["mixed", "AP8=", [[]]]]),
+    *(["run", "tuple", ["records", "dict", ["items", []], []]], ["run", "tuple", ["rows", "counter", ["i1", "AA=="]]]),
+    *(["run", "list", ["records", "odict", ["items", ["a"] * 9], [["i1", "AQ=="]] * 9]], ["run", "list", ["records"]]),
+    *(["run", "dict", ["rows", "list", ["i1", "AQ=="], ["i1", "AQ=="]], ["i1", "AQ=="]], ["run", "list", ["rows"]]),
+    ["run", "list", ["mixed", "AA==", [["mixed", "AA==", [["rows", "dict", ["i1", "AQ=="], ["i1", ""], ["i1", ""]]]]]]],
 )
 TAGGED: tuple[Any, ...] = (
     *RUNS,

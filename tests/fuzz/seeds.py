@@ -64,6 +64,7 @@ def _odd(fill: float) -> dict[str, Any]:
         "point": Point(torch.full((3,), fill), {"deep": [[(fill,)]]}),
         "run": [int(fill) + number for number in range(20)],
         "table": {f"word {number}": fill * number for number in range(260)},
+        "rows": [{"a": fill, "b": [number, f"text {number}"]} if number % 9 else (None,) for number in range(260)],
         "mixed": ("a", fill, None, b"x", 1 << 70, np.int16(fill), torch.float16, True, "\ud800"),
         7: "seven",
         (1, "two"): Counter(a=int(fill)),

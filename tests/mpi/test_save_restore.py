@@ -293,6 +293,57 @@ def test_dict_order_does_not_matter(run_on: Any, shared_path: Path) -> None:
     assert list(deeppart.load(shared_path / "ckpt")) == ["a", "b", "c", "d"]
 
 
+def tables(rank: int) -> dict[str, Any]:
+    """Many rows that ranks share, others of which one row differs, and a configuration."""
+    alike = [{"id": row, "loss": row / 7, "tags": ["a", f"t{row}"]} for row in range(300)]
+    other = [[row, f"s{row}", None] for row in range(300)]
+    other[200][0] = rank
+    order = [{"a": row, "b": 1} if rank % 2 else {"b": 1, "a": row} for row in range(300)]
+    return {
+        "alike": alike,
+        "other": other,
+        "order": order,
+        "longer": [(1, 2)] * (300 + rank),
+        "counts": {word: [word, rank] for word in range(100 if rank else 300)},
+        "config": {"rank": rank, "stages": [{"lr": 0.1, "seeds": [rank, 1]}] * 2},
+        "split": [{"seed": rank, "id": row} for row in range(300)],
+    }
+
+
+def save_tables(comm: Any, directory: Path) -> list[str]:
+    patterns = {"split/*/seed": "none", "*": "auto"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config(directory, replicated=patterns), comm) as ck:
+            for step in (1, 2):
+                ck.checkpoint(tables(comm.rank), step=step).wait()
+    return [str(each.message) for each in caught if issubclass(each.category, deeppart.PerRankNotice)]
+
+
+def restore_tables(comm: Any, directory: Path) -> Any:
+    live: dict[str, Any] = tables(7)
+    rows = live["other"][3], live["alike"][3], live["split"][3]
+    with deeppart.Checkpointer(config(directory), comm) as ck:
+        ck.restore(live, per_rank="strict" if comm.size == 2 else "drop")
+    kept = rows[0] is live["other"][3] and rows[1] is live["alike"][3] and rows[2] is live["split"][3]
+    return live, kept
+
+
+def test_tables_are_compared_as_wholes_and_small_containers_item_by_item(run_on: Any, shared_path: Path) -> None:
+    (notices, _) = run_on(2, save_tables, shared_path)
+    per_rank = {path for text in notices for path in text.partition("now on: ")[2].split(", ")}
+    small = {"config/rank", "config/stages/0/seeds/0", "config/stages/1/seeds/0"}
+    assert per_rank == small | {"counts", "longer", "other"}, notices
+    for rank, (live, kept) in enumerate(run_on(2, restore_tables, shared_path)):
+        assert live == tables(rank) and kept
+    for live, kept in run_on(3, restore_tables, shared_path):
+        mine, expected = tables(7), tables(0)
+        assert live["alike"] == expected["alike"] and live["order"] == expected["order"] and kept
+        assert live["other"] == mine["other"], "each rank's own, and dropped"
+        assert live["config"]["stages"][0]["lr"] == 0.1 and live["config"]["rank"] == 7
+        assert [row["id"] for row in live["split"]] == list(range(300))
+
+
 def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
     """Part and path of every part file that this rank reads chunks of."""
     from deeppart import recovery

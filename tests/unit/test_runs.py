@@ -17,7 +17,7 @@ import deeppart
 from deeppart.errors import CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
 from deeppart.inspecting.contents import read_contents
 from deeppart.state.flatten import flatten
-from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS, decode_leaf_value, encode_leaf_value, is_run
+from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS, LEAST_ROWS, decode_leaf_value, encode_leaf_value, is_run
 from deeppart.state.template import Template
 from deeppart.testing.states import difference
 
@@ -64,9 +64,9 @@ def test_to_the_last_bit(name: str) -> None:
     [
         [1] * (LEAST_ITEMS - 1),
         [1] * LEAST_ITEMS + [torch.ones(1)],
-        [[1]] * LEAST_ITEMS,
+        [[1]] * (LEAST_ROWS - 1),
         dict.fromkeys(range(LEAST_ENTRIES - 1), 1),
-        {place: [] for place in range(LEAST_ENTRIES)},
+        {place: [] for place in range(LEAST_ENTRIES - 1)},
     ],
 )
 def test_what_is_no_run(value: Any) -> None:
