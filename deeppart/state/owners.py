@@ -23,8 +23,7 @@ from deeppart.state.flatten import Branch, FlatState, Node
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
-_not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
-
+not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 #: The name of the function that torch puts around ``step`` of an optimizer's class; it calls the hooks.
 _WRAPPER = Optimizer.profile_hook_step(lambda optimizer: None).__code__.co_name
@@ -59,7 +58,7 @@ class _Registry:
         with self._lock:
             return list(self._stepped)
 
-    @_not_compiled  # type: ignore[untyped-decorator]
+    @not_compiled  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         with self._lock:
             self._stepped.add(optimizer)

@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from deeppart.state.fingerprint import memory_over
+from deeppart.state.owners import not_compiled
 
 #: Words of a tensor that are looked at where its version counter does not tell.
 _LOOKED_AT = 8
@@ -160,8 +161,8 @@ def _hook(
         if found is not None:
             act(found, optimizer)
 
-    disabled: Callable[[Optimizer, Any, Any], None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-    return disabled
+    uncompiled: Callable[[Optimizer, Any, Any], None] = not_compiled(hook)
+    return uncompiled
 
 
 def _still_owned(optimizer: Optimizer, each: _Owned, parameters: set[int]) -> torch.Tensor | None:

@@ -305,6 +305,21 @@ def test_what_a_step_writes_to_is_trained(watch: TrainingWatch, kind: str, optio
     assert first.data_ptr() not in watch.trained(), "somebody else has written to it"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_is_seen_every_time(watch: TrainingWatch) -> None:
+    """Compiled or not, it calls the hooks at each step."""
+    (parameter,) = new_parameters(1)
+    optimizer = torch.optim.SGD([parameter], lr=1e-3)
+    compiled = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(3):
+        parameter.grad = torch.ones_like(parameter)
+        compiled()
+        assert watch.trained().keys() == {parameter.data_ptr()}
+        with torch.no_grad():
+            parameter[3] = 7
+        assert not watch.trained(), "no step since, but a write"
+
+
 def test_what_is_not_trained(watch: TrainingWatch) -> None:
     parameters = new_parameters(5)
     frozen, without_grad, removed, trained, dead = parameters
