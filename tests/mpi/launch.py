@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.mpi.nurseries import nurseries
+from tests.mpi.nurseries import borrowed, give_back
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,9 +154,11 @@ class Job:
         self._started = time.monotonic()
         self._deadline = self._started + timeout
         environment = self._environment(env or {}, timeout)
+        # Another launcher than MPICH's looks at its ranks' pids: it gets no stand-ins.
+        self._nurseries = None if anew or not _is_hydra(launcher) else borrowed(environment, n)
         with (self._path / "mpirun.log").open("wb") as log:
             self._launcher = subprocess.Popen(
-                [str(launcher), *_options(launcher, timeout), "-n", str(n), *self._rank(launcher, environment, anew)],
+                [str(launcher), *_options(launcher, timeout), "-n", str(n), *self._rank()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -165,13 +167,12 @@ class Job:
                 start_new_session=True,
             )
 
-    def _rank(self, launcher: Path, environment: Mapping[str, str], anew: bool) -> list[str]:
-        """The command of a rank. Another launcher than MPICH's looks at its ranks' pids: it gets no stand-ins."""
+    def _rank(self) -> list[str]:
+        """The command of a rank."""
         arguments = ["-m", "tests.mpi.rank_main", str(self._path)]
-        warm = None if anew or not _is_hydra(launcher) else nurseries(environment)
-        if warm is None:
+        if self._nurseries is None:
             return [sys.executable, "-m", "mpi4py", *arguments]
-        return [sys.executable, "-I", "-S", str(_STAND_IN), str(warm.for_ranks(self.n)), *arguments]
+        return [sys.executable, "-I", "-S", str(_STAND_IN), str(self._nurseries.directory), *arguments]
 
     def _environment(self, extra: Mapping[str, str | None], timeout: float) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_NAMES}
@@ -194,6 +195,9 @@ class Job:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+        if self._nurseries is not None:
+            give_back(self._nurseries)
+            self._nurseries = None
         sweep_shared_memory()
         self._directory.cleanup()
 
@@ -224,6 +228,7 @@ class Job:
         """Kill what would end a rank together with the job, and forget it: it is the caller's from here on."""
         self.kill_keeper(rank)
         (self._path / f"rank-{rank}.pid").unlink()
+        self._nurseries = None  # which it needs for as long as it lives
 
     def wait_for(self, condition: Path | Callable[[], Any], timeout: float = LIMIT_S) -> None:
         """Wait until a file exists or a function returns something true; fail when the job ends or hangs before."""

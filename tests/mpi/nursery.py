@@ -7,8 +7,8 @@ To mpirun a stand-in is the rank: it hands its environment and its files to the 
 signal, and ends as the rank has ended; the rank is killed when its stand-in is. So a job costs a tenth of the
 processor time that interpreters of its own would take, and goes through the same mpirun.
 
-Invariants: a nursery imports, and does nothing else: MPI and tests are for the ranks. It has
-one thread. It ends with the process that started it, and its ranks end with it.
+Invariants: a nursery imports, and does nothing else: MPI and tests are for the ranks. It has one thread. It ends with
+the process that started it, and its ranks end with it.
 
 Ranks of a job come from different nurseries, so that they still differ in the order of their sets and in addresses.
 """

@@ -208,11 +208,21 @@ def test_ranks_end_with_their_nursery(run_ranks: Run, tmp_path: Path) -> None:
     with start_ranks(1, naps, tmp_path, env=environment) as job:
         job.wait_for(tmp_path / "ready")
         (own,) = [each for key, each in nurseries._nurseries.items() if ("PYTHONHASHSEED", "4711") in key]
-        own.close()
+        own._processes[0].kill()
         assert_gone([job.pid(0)])
         result = job.wait(expect_rc=None)
         assert result.returncode != 0 and "nursery 0 has ended" in result.launcher
     assert run_ranks(1, sums, 1, env=environment).values == [(0, 1)], "another one is started"
+
+
+def test_nurseries_of_few_environments_are_kept_and_those_in_use_always(run_ranks: Run, tmp_path: Path) -> None:
+    with start_ranks(1, naps, tmp_path, env={"PYTHONHASHSEED": "0"}) as job:
+        job.wait_for(tmp_path / "ready")
+        for seed in "123":
+            run_ranks(1, time.sleep, 0, env={"PYTHONHASHSEED": seed})
+        seeds = [dict(key)["PYTHONHASHSEED"] for key in nurseries._nurseries]
+        assert seeds == ["0", "3"] and len(seeds) == nurseries._MOST
+        job.kill(0)  # it lives
 
 
 def stand_ins(job: launch.Job) -> list[int]:
