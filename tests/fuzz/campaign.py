@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -27,6 +28,9 @@ MOST_WALL_S = 300.0
 MOST_KEPT = 3000
 #: Runs that making one find smaller may take.
 MOST_TRIES = 60
+
+
+_known_seeds = functools.cache(make_seeds)
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class Campaign:
     def __init__(self, seed: int, worker: Worker, *, only: list[str] | None = None, smaller: bool = True) -> None:
         self._seed, self._worker, self._smaller = seed, worker, smaller
         self.seeds: Mapping[str, Seed] = {
-            name: found for name, found in make_seeds().items() if only is None or name in only
+            name: found for name, found in _known_seeds().items() if only is None or name in only
         }
         self._corpus: list[Case] = [Case(name, seed.files, False, 0) for name, seed in self.seeds.items()]
         self._known: set[str] = set()

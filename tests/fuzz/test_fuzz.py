@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.campaign import Case, campaign
+from tests.fuzz.campaign import Campaign, Case, campaign
 from tests.fuzz.images import ManifestImage, PartImage
-from tests.fuzz.seeds import SIGNED, Files
+from tests.fuzz.seeds import SIGNED, Files, make_seeds
 
 KEPT = Path(__file__).parents[1] / "golden" / "forged"
 
@@ -45,21 +46,29 @@ def edited(files: Files, breakage: str) -> Files:
     return {**files, part: data, name: manifest.encode()}
 
 
+@pytest.fixture(scope="module")
+def sound() -> Iterator[Campaign]:
+    """With the library as it is: what the broken ones let through is refused here."""
+    with campaign(5, smaller=False) as played:
+        yield played
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("breakage", ["digests", "types", "aliases", "signatures"])
-def test_a_library_without_its_checks_is_noticed(breakage: str) -> None:
+def test_a_library_without_its_checks_is_noticed(sound: Campaign, breakage: str) -> None:
     seed = SIGNED if breakage == "signatures" else "odd"
-    for broken in (None, breakage):
-        with campaign(5, breakage=broken, only=[seed], smaller=False) as played:
-            files = edited(played.seeds[seed].files, breakage)
-            problems = played.problems_of(Case(seed, files, breakage == "digests", 0))
-            assert bool(problems) == (broken is not None), problems
+    case = Case(seed, edited(sound.seeds[seed].files, breakage), breakage == "digests", 0)
+    assert sound.problems_of(case) == []
+    with campaign(5, breakage=breakage, only=[seed], smaller=False) as broken:
+        assert broken.problems_of(case)
 
 
 def test_the_same_number_gives_the_same_cases() -> None:
     with campaign(3) as one, campaign(3) as other:
         assert [one.make(number) for number in range(20)] == [other.make(number) for number in range(20)]
         assert one.make(20) != one.make(21)
+        again = {name: seed.files for name, seed in make_seeds().items()}
+        assert again == {name: seed.files for name, seed in one.seeds.items()}
 
 
 @pytest.mark.timeout(600)

@@ -32,18 +32,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.mpi.nurseries import borrowed, give_back
+
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Variables by which a launcher, or the shell around the tests, would reach into the job.
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")
 _FOREIGN_NAMES = ("MPIEXEC_TIMEOUT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-#: Marks the processes of one job in their environment, so that a reused pid is never signalled.
-_MARK = "RANKS_TEST_JOB"
+#: Names the process that ends a rank with its job, where it is not the rank's parent.
+KEEPER = "RANKS_TEST_KEEPER"
 
 #: Makes a rank print the stack of every thread (see rank_main.py).
 STACKS_SIGNAL = signal.SIGUSR2
 
+_STAND_IN = ROOT / "tests" / "mpi" / "stand_in.py"
 _LOG_LIMIT = 20_000
 #: A job that hangs is ended after this; so long, because on a busy machine good ones take ten times as long as alone.
 LIMIT_S = 300.0
@@ -87,6 +90,43 @@ class JobResult:
         return "\n".join(f"--- {heading}\n{text[-_LOG_LIMIT:].rstrip()}" for heading, text in texts)
 
 
+@dataclass(frozen=True)
+class Process:
+    """A process and when it started, in the kernel's ticks: another one with its pid is never signalled."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def running(cls, pid: int) -> Process:
+        """The one that has this pid now."""
+        return cls(pid, int(_stat_fields(pid)[19]))
+
+    @classmethod
+    def parsed(cls, text: str) -> Process:
+        """From what ``str`` has made."""
+        return cls(*map(int, text.split()))
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.started}"
+
+    def signal(self, signum: int) -> bool:
+        """Signal it if it still runs; whether it did."""
+        try:
+            fields = _stat_fields(self.pid)
+            if fields[0] == "Z" or int(fields[19]) != self.started:
+                return False
+            os.kill(self.pid, signum)
+        except OSError:  # it has ended, or the pid is another user's by now
+            return False
+        return True
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """What the kernel tells of a process, from its state on (man 5 proc, field 3)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 class Job:
     """A running job; use as a context manager, which stops what is left of it."""
 
@@ -98,6 +138,7 @@ class Job:
         timeout: float = LIMIT_S,
         env: Mapping[str, str | None] | None = None,
         mpiexec: str | Path | None = None,
+        anew: bool = False,
     ) -> None:
         launcher = Path(mpiexec) if mpiexec else find_mpiexec()
         if launcher is None:
@@ -112,17 +153,26 @@ class Job:
         (self._path / "task.pickle").write_bytes(task)
         self._started = time.monotonic()
         self._deadline = self._started + timeout
+        environment = self._environment(env or {}, timeout)
+        # Another launcher than MPICH's looks at its ranks' pids: it gets no stand-ins.
+        self._nurseries = None if anew or not _is_hydra(launcher) else borrowed(environment, n)
         with (self._path / "mpirun.log").open("wb") as log:
             self._launcher = subprocess.Popen(
-                [str(launcher), *_options(launcher, timeout), "-n", str(n)]
-                + [sys.executable, "-m", "mpi4py", "-m", "tests.mpi.rank_main", str(self._path)],
+                [str(launcher), *_options(launcher, timeout), "-n", str(n), *self._rank()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._path / "cwd",
-                env=self._environment(env or {}, timeout),
+                env=environment,
                 start_new_session=True,
             )
+
+    def _rank(self) -> list[str]:
+        """The command of a rank."""
+        arguments = ["-m", "tests.mpi.rank_main", str(self._path)]
+        if self._nurseries is None:
+            return [sys.executable, "-m", "mpi4py", *arguments]
+        return [sys.executable, "-I", "-S", str(_STAND_IN), str(self._nurseries.directory), *arguments]
 
     def _environment(self, extra: Mapping[str, str | None], timeout: float) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_NAMES}
@@ -138,45 +188,62 @@ class Job:
                 env.pop(name, None)
             else:
                 env[name] = value
-        return env | {_MARK: str(self._path)}
+        return env
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+        if self._nurseries is not None:
+            give_back(self._nurseries)
+            self._nurseries = None
         sweep_shared_memory()
         self._directory.cleanup()
 
     def pid(self, rank: int, timeout: float = LIMIT_S) -> int:
         """Process id of a rank; waits until the rank has started."""
+        return self._process(rank, timeout).pid
+
+    def _process(self, rank: int, timeout: float = LIMIT_S) -> Process:
         file = self._path / f"rank-{rank}.pid"
         self.wait_for(file, timeout)
-        return int(file.read_text())
+        return Process.parsed(file.read_text())
 
     def kill(self, rank: int, signum: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one rank, as a failing node or a scheduler would."""
-        pid = self.pid(rank)
+        process = self._process(rank)
         self.killed[rank] = signum.name
-        assert self._signal(pid, signum), f"rank {rank} had ended before it could be killed\n{self._read().output}"
+        assert process.signal(signum), f"rank {rank} had ended before it could be killed\n{self._read().output}"
+
+    def kill_keeper(self, rank: int) -> None:
+        """Kill what would end a rank together with the job: mpirun's deputy on this host."""
+        self.pid(rank)
+        keeper = Process.parsed((self._path / f"rank-{rank}.keeper").read_text())
+        name = Path(f"/proc/{keeper.pid}/comm").read_text()
+        assert "proxy" in name or "prte" in name, name
+        assert keeper.signal(signal.SIGKILL), f"nobody ends rank {rank} with the job\n{self._read().output}"
 
     def leave_behind(self, rank: int) -> None:
         """Kill what would end a rank together with the job, and forget it: it is the caller's from here on."""
-        pid = self.pid(rank)
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        self._signal(int(fields[1]), signal.SIGKILL)
+        self.kill_keeper(rank)
         (self._path / f"rank-{rank}.pid").unlink()
+        self._nurseries = None  # which it needs for as long as it lives
 
     def wait_for(self, condition: Path | Callable[[], Any], timeout: float = LIMIT_S) -> None:
         """Wait until a file exists or a function returns something true; fail when the job ends or hangs before."""
         holds = condition.exists if isinstance(condition, Path) else condition
         deadline = min(time.monotonic() + timeout, self._deadline)
         while not holds():
-            if self._launcher.poll() is not None and not holds():
+            if self._has_ended() and not holds():
                 raise AssertionError(f"{self.name} ended before {condition}\n{self._read().output}")
             if time.monotonic() > deadline:
                 self._give_up(f"{condition} did not happen in time")
             time.sleep(0.002)
+
+    def _has_ended(self) -> bool:
+        """Whether nothing of the job runs: ranks outlive an mpirun that has lost its deputy."""
+        return self._launcher.poll() is not None and not any(each.signal(0) for each in self._processes().values())
 
     def log(self, rank: int) -> str:
         """What a rank has printed so far."""
@@ -210,18 +277,18 @@ class Job:
             self._launcher.terminate()  # mpirun takes its ranks along, those that have not written a pid too
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._launcher.wait(3.0)
-        for pid in self._pids().values():
-            self._signal(pid, signal.SIGKILL)
+        for process in self._processes().values():
+            process.signal(signal.SIGKILL)
         if self._launcher.poll() is None:
             self._launcher.kill()
             self._launcher.wait()
         gone_by = time.monotonic() + 3.0
-        while time.monotonic() < gone_by and any(self._signal(pid, 0) for pid in self._pids().values()):
+        while time.monotonic() < gone_by and any(process.signal(0) for process in self._processes().values()):
             time.sleep(0.005)
 
     def _give_up(self, why: str) -> None:
         """Make the ranks that still run show where they are, stop the job, and raise."""
-        running = [rank for rank, pid in self._pids().items() if self._signal(pid, STACKS_SIGNAL)]
+        running = [rank for rank, process in self._processes().items() if process.signal(STACKS_SIGNAL)]
         time.sleep(0.3)
         self.stop()
         ranks = ", ".join(map(str, running)) or "none"
@@ -229,19 +296,9 @@ class Job:
             f"{self.name} on {self.n} ranks: {why}; ranks still running: {ranks}\n{self._read().output}"
         )
 
-    def _pids(self) -> dict[int, int]:
+    def _processes(self) -> dict[int, Process]:
         files = {rank: self._path / f"rank-{rank}.pid" for rank in range(self.n)}
-        return {rank: int(file.read_text()) for rank, file in files.items() if file.exists()}
-
-    def _signal(self, pid: int, signum: int) -> bool:
-        """Signal a process if it still is one of this job's; whether it was."""
-        try:
-            if f"{_MARK}={self._path}".encode() not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                return False
-            os.kill(pid, signum)
-        except OSError:  # it has ended, or the pid is another user's by now
-            return False
-        return True
+        return {rank: Process.parsed(file.read_text()) for rank, file in files.items() if file.exists()}
 
     def _read(self) -> JobResult:
         results = [_read_result(self._path / f"rank-{rank}.result") for rank in range(self.n)]
@@ -264,7 +321,8 @@ def start_ranks(n: int, target: Callable[..., Any] | Path | str, *args: Any, **o
         n: number of ranks.
         target: a top-level function of an importable module, called with ``args`` on every rank (args and return
             values are pickled); or the path of a script, run with ``args`` as its command line.
-        options: ``timeout`` in seconds; ``env``: variables to set, None unsets; ``mpiexec``: another launcher.
+        options: ``timeout`` in seconds; ``env``: variables to set, None unsets; ``mpiexec``: another launcher;
+            ``anew``: ranks in interpreters of their own, that have imported nothing (see nursery.py).
     """
     return Job(n, target, *args, **options)
 

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.mpi.launch import STACKS_SIGNAL
+from tests.mpi.launch import KEEPER, STACKS_SIGNAL, Process
 
 
 def main(directory: Path) -> None:
@@ -27,7 +27,9 @@ def main(directory: Path) -> None:
     os.close(log)
     faulthandler.enable()
     faulthandler.register(STACKS_SIGNAL, all_threads=True)
-    _write_whole(directory / f"rank-{rank}.pid", str(os.getpid()).encode())
+    keeper = Process.running(int(os.environ.pop(KEEPER, os.getppid())))
+    for name, process in {"keeper": keeper, "pid": Process.running(os.getpid())}.items():
+        _write_whole(directory / f"rank-{rank}.{name}", str(process).encode())
     task = pickle.loads((directory / "task.pickle").read_bytes())
     value = _run_script(task) if "script" in task else _call(task)
     _write_whole(directory / f"rank-{rank}.result", pickle.dumps(value))

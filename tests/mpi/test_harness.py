@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import mmap
 import os
+import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.mpi import launch
+from tests.mpi import launch, nurseries
 from tests.mpi.launch import ROOT, JobResult, start_ranks
 
 Run = Callable[..., JobResult]
@@ -69,8 +74,9 @@ def inner_pytest(directory: Path) -> None:
     raise SystemExit(pytest.main([*options, *plugins, str(directory)]))
 
 
-def test_passing_job(run_ranks: Run) -> None:
-    result = run_ranks(3, sums, 10)
+@pytest.mark.parametrize("anew", [False, True], ids=["from nurseries", "anew"])
+def test_passing_job(run_ranks: Run, anew: bool) -> None:
+    result = run_ranks(3, sums, 10, anew=anew)
     assert result.values == [(0, 33), (1, 33), (2, 33)]
     assert result.finished == [True] * 3
     assert [log.strip() for log in result.logs] == ["hello from 0", "hello from 1", "hello from 2"]
@@ -87,7 +93,7 @@ def test_failing_rank_ends_the_job(run_ranks: Run) -> None:
         run_ranks(3, fails_on_one, 2)
     assert "exit code 1, expected 0" in str(failure.value)
     assert "--- rank 2, did not finish" in str(failure.value)
-    result = run_ranks(3, fails_on_one, 0, expect_rc=None)
+    result = run_ranks(3, fails_on_one, 0, expect_rc=None, anew=True)
     assert result.returncode != 0
     assert result.seconds < BUSY_S
     assert not any(result.finished)
@@ -97,12 +103,21 @@ def test_exit_code_of_a_rank(run_ranks: Run) -> None:
     assert run_ranks(2, leaves_with, 7, expect_rc=7).seconds < BUSY_S
 
 
-def test_hanging_job_ends_with_stacks(run_ranks: Run) -> None:
+def test_hanging_job_ends(run_ranks: Run) -> None:
     began = time.monotonic()
-    with pytest.raises(AssertionError, match=r"did not end within 3 s; ranks still running: 0, 1, 2") as failure:
-        run_ranks(3, hangs, timeout=3)
+    with pytest.raises(AssertionError, match="did not end within 2 s"):
+        run_ranks(1, time.sleep, 600, timeout=2)
     assert time.monotonic() - began < BUSY_S
-    assert str(failure.value).count("in hangs") == 3
+
+
+def test_hanging_job_ends_with_stacks(run_ranks: Run, tmp_path: Path) -> None:
+    with start_ranks(3, meets, tmp_path) as job:
+        for rank in range(3):
+            job.wait_for(tmp_path / f"{rank}.ready")
+        job._deadline = time.monotonic()
+        with pytest.raises(AssertionError, match="ranks still running: 0, 1, 2") as failure:
+            job.wait()
+    assert str(failure.value).count("in meets") == 3
 
 
 def test_hanging_condition(run_ranks: Run, tmp_path: Path) -> None:
@@ -142,6 +157,85 @@ def test_environment(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not {"GONE", "DEEPPART_TIMEOUT", "SLURM_JOB_ID"} & env.keys()
 
 
+def what_was_there() -> dict[str, Any]:
+    """What an interpreter that has just started has not, or has of its own."""
+    import numpy
+
+    open_files = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return {
+        "imported": sorted({"mpi4py.MPI", "tests.conftest", "hypothesis", "torch._dynamo"} & sys.modules.keys()),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "leads its session": os.getsid(0) == os.getpid(),
+        "files": sorted(Path(os.readlink(path)).name.partition(":")[0] for path in open_files if path.exists()),
+        "order": list({str(number) for number in range(100)}),
+        "chance": [random.random(), numpy.random.random()],
+        "rank": world().rank,
+    }
+
+
+def test_ranks_from_nurseries_are_like_new(run_ranks: Run) -> None:
+    new, *others = (run_ranks(3, what_was_there, anew=anew).values for anew in (True, False, False))
+    for found in itertools.chain(*others):
+        for what in ("imported", "threads", "leads its session", "files"):
+            assert found[what] == new[found["rank"]][what], what
+    for job in (new, *others):
+        assert len({tuple(found["order"]) for found in job}) == 3, "sets of names come in another order on each rank"
+    chance = [number for job in (new, *others) for found in job for number in found["chance"]]
+    assert len(set(chance)) == len(chance)
+
+
+def naps(directory: Path) -> None:
+    signal.signal(signal.SIGUSR1, lambda *ignored: (directory / "heard").touch())
+    (directory / "ready").touch()
+    for _ in range(6000):
+        time.sleep(0.1)
+
+
+def test_a_rank_hears_the_signals_of_its_stand_in_and_ends_with_it(run_ranks: Run, tmp_path: Path) -> None:
+    with start_ranks(1, naps, tmp_path) as job:
+        job.wait_for(tmp_path / "ready")
+        (stand_in,) = stand_ins(job)
+        os.kill(stand_in, signal.SIGUSR1)
+        job.wait_for(tmp_path / "heard")
+        pid = job.pid(0)
+        os.kill(stand_in, signal.SIGKILL)
+        assert_gone([pid])
+        assert job.wait(expect_rc=None).returncode != 0
+
+
+def test_ranks_end_with_their_nursery(run_ranks: Run, tmp_path: Path) -> None:
+    environment = {"PYTHONHASHSEED": "4711"}  # so that they are nobody else's
+    with start_ranks(1, naps, tmp_path, env=environment) as job:
+        job.wait_for(tmp_path / "ready")
+        (own,) = [each for key, each in nurseries._nurseries.items() if ("PYTHONHASHSEED", "4711") in key]
+        own._processes[0].kill()
+        assert_gone([job.pid(0)])
+        result = job.wait(expect_rc=None)
+        assert result.returncode != 0 and "nursery 0 has ended" in result.launcher
+    assert run_ranks(1, sums, 1, env=environment).values == [(0, 1)], "another one is started"
+
+
+def test_nurseries_of_few_environments_are_kept_and_those_in_use_always(run_ranks: Run, tmp_path: Path) -> None:
+    with start_ranks(1, naps, tmp_path, env={"PYTHONHASHSEED": "0"}) as job:
+        job.wait_for(tmp_path / "ready")
+        for seed in "123":
+            run_ranks(1, time.sleep, 0, env={"PYTHONHASHSEED": seed})
+        seeds = [dict(key)["PYTHONHASHSEED"] for key in nurseries._nurseries]
+        assert seeds == ["0", "3"] and len(seeds) == nurseries._MOST
+        job.kill(0)  # it lives
+
+
+def stand_ins(job: launch.Job) -> list[int]:
+    """What mpirun has started in place of the ranks."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = path.read_bytes().split(b"\0")
+            if words[1:3] == [b"-I", b"-S"] and str(job._path).encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_inner_functions_are_refused() -> None:
     with pytest.raises(ValueError, match="not a top-level function"):
         start_ranks(2, lambda: None)
@@ -168,7 +262,7 @@ import pytest
 from mpi4py import MPI
 
 @pytest.mark.mpi
-@pytest.mark.timeout(2)
+@pytest.mark.timeout(0.2)
 def test_hangs():
     MPI.COMM_WORLD.recv(source=MPI.COMM_WORLD.rank)
 """

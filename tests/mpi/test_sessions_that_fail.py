@@ -240,7 +240,9 @@ def ends_right_away(directory: Path) -> None:
 
 @pytest.mark.parametrize("thread_level", ["multiple", "funneled"])
 def test_a_process_may_end_while_its_background_works(run_ranks: Any, tmp_path: Path, thread_level: str) -> None:
-    run_ranks(2, ends_right_away, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": thread_level}, timeout=JOB_S)
+    """A crash, a hang or an error at the end would be the job's exit code, or in what it printed."""
+    result = run_ranks(2, ends_right_away, tmp_path, env={"MPI4PY_RC_THREAD_LEVEL": thread_level}, timeout=JOB_S)
+    assert result.finished == [True, True] and not any(result.logs), result.output
 
 
 def without_threads(directory: Path) -> tuple[str, dict[str, int]]:

@@ -220,7 +220,9 @@ def test_blocks_longer_than_the_library_can_count(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_wanted_is_nothing_done() -> None:
-    ReedSolomon(3, 2).rebuild([block()] * 3, [0, 1, 3], [], [])
+    blocks = [block() + value for value in (1, 2, 3)]
+    ReedSolomon(3, 2).rebuild(blocks, [0, 1, 3], [], [])  # no error
+    assert [set(each.tolist()) for each in blocks] == [{1}, {2}, {3}]
 
 
 # --- the library is not there -----------------------------------------------------------------------------------------

@@ -39,8 +39,11 @@ def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(t
     done = run(script, str(tmp_path))
     worker = int(done.stdout)
     try:
-        os.kill(worker, 0)
-        DirectoryOwner(tmp_path, "second").close()
+        second = DirectoryOwner(tmp_path, "second")  # an error, if the worker held it
+        with pytest.raises(DirectoryInUseError, match="owned by second"):
+            DirectoryOwner(tmp_path, "third")
+        second.close()
+        os.kill(worker, 0)  # it lives
     finally:
         os.kill(worker, signal.SIGKILL)
 

@@ -299,7 +299,9 @@ def test_writer_refuses_spans_that_the_reader_would(rows: list[tuple[int, ...]])
 
 
 def test_same_bytes_of_leaves_in_different_tables_do_not_overlap() -> None:
-    started().finish(spans_of([(0, 0, 0, 100, 0), (0, 1, 0, 100, 100)]), b"")
+    started().finish(spans_of([(0, 0, 0, 100, 0), (0, 1, 0, 100, 100)]), b"")  # no error
+    with pytest.raises(FormatError, match="span"):  # as there is for the same table
+        started().finish(spans_of([(0, 0, 0, 100, 0), (0, 0, 0, 100, 100)]), b"")
 
 
 def test_writer_refuses_other_arrays_and_long_meta(monkeypatch: pytest.MonkeyPatch) -> None:

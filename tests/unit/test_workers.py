@@ -40,6 +40,7 @@ def test_no_memory_is_held_when_a_call_is_over() -> None:
     workers.submit(len, b"").result(PATIENCE_S)  # it has got to this one: it is through with the one before
     view.release()
     memory.clear()  # a BufferError if there were another view
+    assert not memory
     workers.close()
 
 
