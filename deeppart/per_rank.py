@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from deeppart.errors import ConfigError, PerRankError
+from deeppart.state.naming import Naming
 
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
 PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
@@ -62,4 +63,6 @@ def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (f" ... ({len(names)} in all)" if len(names) > _MOST_NAMES else "")
+    folded = Naming().news(names)
+    more = f" ... ({len(names)} in all)" if len(folded) > _MOST_NAMES else ""
+    return ", ".join(folded[:_MOST_NAMES]) + more
