@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -232,3 +233,60 @@ def test_after_a_capture_that_failed_a_difference_is_found_at_once(run_on: Any, 
     for found, outcomes, _, _ in run_on(2, lacking, shared_path, "failed"):
         assert outcomes == ["done"] * 3 + ["failed"] + ["done"] * 3
         assert [len(each) for each in found] == [0, 0, 0, 0, 1, 0, 0]
+
+
+def interrupted(comm: Any, directory: Path, by: str) -> tuple[int, int]:
+    """One element of a trained embedding differs on the last rank, and what trails a checkpoint is not always had.
+
+    Returns:
+        The checkpoints that were made from then on until it was found, and how often ``by`` came in between.
+    """
+    torch.manual_seed(0)
+    table = nn.Embedding(9000, 16)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1e-3)
+    state = {"table": table, "optimizer": optimizer}
+    settings: dict[str, Any] = {"on_busy": "skip", "flush_bandwidth": 60e6} if by == "skipping" else {}
+    config = deeppart.Config(
+        persistent_dir=str(directory / by), capture="lazy", keep={"persistent": 3}, timeout=60.0, **settings
+    )
+
+    def differ() -> None:
+        if comm.rank == comm.size - 1:
+            with torch.no_grad():
+                table.weight[4321, 5] += 1.0
+
+    made, between = 0, 0
+    with warnings.catch_warnings(), deeppart.Checkpointer(config, comm) as ck:
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        for step in itertools.takewhile(lambda step: made <= 64, itertools.count(1)):
+            if step == 3:
+                differ()
+            pending = ck.checkpoint(state, step)
+            made += step >= 3 and not pending.skipped
+            if pending.report is not None and pending.report.diverged:
+                return made, between
+            between += by == "skipping" and pending.skipped
+            if by == "no step" and step % 3 == 0:
+                between += 1
+                pending.wait(timeout=60)
+                continue
+            optimizer.zero_grad()
+            table.weight.square().sum().backward()
+            optimizer.step()
+            if by != "skipping":
+                pending.wait(timeout=60)
+            if by == "restoring" and step in (4, 5, 9):
+                ck.restore(state)
+                differ()
+                made, between = 0, between + 1
+    return 0, between
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("by", ["skipping", "no step", "restoring"])
+def test_a_difference_is_found_within_64_checkpoints_whatever_comes_in_between(
+    run_on: Any, shared_path: Path, by: str
+) -> None:
+    for made, between in run_on(2, interrupted, shared_path, by):
+        assert 0 < made <= 64, "the stated bound counts checkpoints that were made"
+        assert between >= 2, "what the test is about did not happen"
