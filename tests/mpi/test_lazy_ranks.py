@@ -242,7 +242,7 @@ def interrupted(comm: Any, directory: Path, by: str) -> tuple[int, int]:
         The checkpoints that were made from then on until it was found, and how often ``by`` came in between.
     """
     torch.manual_seed(0)
-    table = nn.Embedding(9000, 16)
+    table = nn.Embedding(2000, 16)
     optimizer = torch.optim.SGD(table.parameters(), lr=1e-3)
     state = {"table": table, "optimizer": optimizer}
     settings: dict[str, Any] = {"on_busy": "skip", "flush_bandwidth": 60e6} if by == "skipping" else {}
@@ -253,12 +253,14 @@ def interrupted(comm: Any, directory: Path, by: str) -> tuple[int, int]:
     def differ() -> None:
         if comm.rank == comm.size - 1:
             with torch.no_grad():
-                table.weight[4321, 5] += 1.0
+                table.weight[1321, 5] += 1.0
 
     made, between = 0, 0
     with warnings.catch_warnings(), deeppart.Checkpointer(config, comm) as ck:
         warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-        for step in itertools.takewhile(lambda step: made <= 64, itertools.count(1)):
+        for step in itertools.count(1):
+            if made > 64:
+                break
             if step == 3:
                 differ()
             pending = ck.checkpoint(state, step)
