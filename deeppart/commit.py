@@ -1,7 +1,7 @@
 """The commit round: how the ranks of a job agree that a level of a step is complete.
 
-One gather of short reports and one broadcast of the outcome. Either every rank learns that the level is complete, or
-every rank learns why it is not.
+One gather of short reports and one broadcast of the verdict. Either every rank learns that the level is complete, or
+every rank learns why it is not, and whether it may turn out to be complete all the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any, Generic, TypeVar
 
 from deeppart.comm.base import Comm, Drive, Operation, rank_names
@@ -24,35 +24,53 @@ T = TypeVar("T")
 LONGEST_GAP_S = 1.0
 
 
-def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | None) -> Operation[str | None]:
-    """All ranks report to rank 0; if all succeeded it commits; all learn the outcome.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a commit round came to.
+
+    Attributes:
+        problem: what went wrong, naming ranks; None for success.
+        may_stand: there is a problem, and yet the commit may be there for the next job to find. Nobody takes anything
+            of the step away then: a step with a manifest is a whole one.
+    """
+
+    problem: str | None
+    may_stand: bool = False
+
+
+class CommitMayStandError(DeeppartError):
+    """A commit failed, and what was to make the step a checkpoint may be there. Its cause says why."""
+
+
+def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | None) -> Operation[Verdict]:
+    """All ranks report to rank 0; if all succeeded it commits; all learn the verdict.
 
     Args:
         report: this rank's part, or what went wrong; None where there is nothing to say of what went well.
-        commit: what rank 0 does with all records, in rank order; None if the level needs no commit.
-
-    Returns:
-        None for success, otherwise what went wrong, naming ranks.
+        commit: what rank 0 does with all records, in rank order; None if the level needs no commit. May raise
+            :class:`CommitMayStandError`.
     """
     document = astuple(report) if isinstance(report, PartRecord) else report
     texts = yield from comm.gather(json.dumps(document).encode())
-    outcome: bytes | None = None
+    verdict: bytes | None = None
     if texts is not None:
-        outcome = (_decide([json.loads(text) for text in texts], commit) or "").encode(errors="backslashreplace")
-    told = yield from comm.broadcast(outcome)
-    return told.decode() or None
+        verdict = json.dumps(astuple(_decide([json.loads(text) for text in texts], commit))).encode()
+    told = yield from comm.broadcast(verdict)
+    return Verdict(*json.loads(told))
 
 
-def _decide(reports: list[Any], commit: Commit | None) -> str | None:
+def _decide(reports: list[Any], commit: Commit | None) -> Verdict:
     failed = {rank: report for rank, report in enumerate(reports) if isinstance(report, str)}
     if failed:
-        return f"{rank_names(failed)} failed: " + str(next(iter(failed.values())))
+        return Verdict(f"{rank_names(failed)} failed: " + str(next(iter(failed.values()))))
     if commit is not None:
         try:
             commit([PartRecord(*report) for report in reports])
         except (DeeppartError, OSError) as error:
-            return f"rank 0 could not commit: {error}"
-    return None
+            if isinstance(error, CommitMayStandError):
+                return Verdict(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
+            return Verdict(f"rank 0 could not commit: {error}")
+    return Verdict(None)
 
 
 class ForegroundRound(Generic[T]):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deeppart.collecting import collection_paused
 from deeppart.comm.base import Comm
-from deeppart.commit import commit_round
+from deeppart.commit import CommitMayStandError, Verdict, commit_round
 from deeppart.driving import Driver
 from deeppart.errors import (
     BackgroundFailureWarning,
@@ -84,12 +84,11 @@ class Completer:
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
         commit = partial(self._commit, job) if level == "persistent" else None
-        known = True
         try:
-            problem = self._driver.drive(channel, commit_round(channel, report, commit), what)
-        except DeeppartError as error:
-            problem, known = str(error), failed
-        complete = problem is None and not failed
+            verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
+        except DeeppartError as error:  # rank 0 may have committed the step, or be about to
+            verdict = Verdict(str(error), may_stand=not failed)
+        complete = verdict.problem is None and not failed
         if complete:
             self._remember(job, level, outcome)
             job.pending.note_level(level, DONE)
@@ -99,9 +98,9 @@ class Completer:
         else:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
-            # Not where the outcome is unknown: rank 0 may have committed the step, or be about to.
-            self._retention.abandon(level, job.attempt.key, self._written(job, level, outcome) if known else [])
-            job.pending.note_level(level, FAILED, error=level_error(job, level, problem or str(outcome)))
+            written = [] if verdict.may_stand else self._written(job, level, outcome)
+            self._retention.abandon(level, job.attempt.key, written)
+            job.pending.note_level(level, FAILED, error=level_error(job, level, verdict.problem or str(outcome)))
         return complete
 
     def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
@@ -128,15 +127,24 @@ class Completer:
         Where another job took the directory over meanwhile without having seen the commit, it is taken back: that job
         goes on from an older step, and this one's must not be found beside its own later.
         """
-        assert self._owner is not None and job.document is not None
+        assert self._owner is not None
         self._owner.check()
+        try:
+            self._put_manifest(job, parts, self._owner)
+        except (DeeppartError, OSError) as error:
+            if self._persistent.may_be_committed(job.attempt.key):
+                raise CommitMayStandError("the manifest may be there, and a restart may take the step") from error
+            raise
+
+    def _put_manifest(self, job: Job, parts: list[PartRecord], owner: DirectoryOwner) -> None:
+        assert job.document is not None
         with collection_paused():
             document = job.document
             manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), document.structure(), document.compared)
             data = encode_manifest(manifest, self._persistent.signing)
         self._persistent.commit(job.attempt.key, data)
         try:
-            self._owner.check_commit(job.attempt.key)
+            owner.check_commit(job.attempt.key)
         except DirectoryInUseError:
             self._persistent.withdraw(job.attempt.key)
             raise

@@ -110,6 +110,13 @@ class PersistentLevel:
         except OSError as error:
             raise storage_error("cannot take a commit back", error, path) from error
 
+    def may_be_committed(self, key: StepKey) -> bool:
+        """Whether a step has a manifest, or that cannot be told."""
+        try:
+            return access.exists(step_directory(self.root, key) / MANIFEST_NAME)
+        except OSError:
+            return True
+
     def retire_suspicions(self, newest: StepKey, kept_elsewhere: set[StepKey]) -> None:
         """Remove the records of suspect steps of which none is left.
 
