@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import deeppart
 from deeppart.inspecting.listing import list_directory
 from deeppart.state.turns import TURNS
+from tests.unit.cli_support import call_json
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
@@ -283,3 +285,35 @@ def no_memory(*arguments: Any) -> Any:
 def test_the_record_is_made_even_if_the_checkpoint_that_found_it_fails(run_on: Any, shared_path: Path) -> None:
     results = run_on(2, failing, shared_path)
     assert results[0] == (3, True, 1)
+
+
+def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
+    """The steps that turn out to be suspect are on nodes alone; another life of the job restores one."""
+    settings = {"local_dir": str(directory / "nodes" / "{node}"), "node_size": 1, "every": {"persistent": 0}}
+    buffer, found = torch.nn.Parameter(torch.zeros(70_000), requires_grad=False), 0
+    keep = {"keep": {"local": 0, "partner": 0, "persistent": 0}}
+    with deeppart.Checkpointer(replace(config(directory / "ckpt"), **settings, **keep), comm) as ck:
+        for step in range(1, 6):
+            if step == 4 and comm.rank == 1:
+                buffer.data[:] = 1  # the next sampled words tell
+            pending = ck.checkpoint({"buffer": buffer}, step)
+            pending.wait("local", timeout=30)
+            found = found or step * bool(pending.report.diverged)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(replace(config(directory / "ckpt"), **settings, **keep), comm) as ck:
+            ck.restore({"buffer": buffer}, step=3)
+            explanation = [line for line in ck.explanation if "suspect" in line]
+    said = [str(each.message) for each in caught if issubclass(each.category, deeppart.SuspectStepWarning)]
+    return found, explanation, said
+
+
+def test_steps_on_nodes_alone_are_suspect_too(run_on: Any, shared_path: Path) -> None:
+    for rank, (found, explanation, said) in enumerate(run_on(2, on_nodes, shared_path)):
+        assert found == 4
+        assert len(explanation) == 1 and "step 3 is suspect: buffer" in explanation[0]
+        assert len(said) == (rank == 0)
+    if run_on(2, lambda comm: comm.rank)[0] == 0:
+        local = [word for node in (shared_path / "nodes").iterdir() for word in ("--local", node)]
+        listed = {step["step"]: step["suspect"] for step in call_json("ls", shared_path / "ckpt", *local)["steps"]}
+        assert [bool(listed[step]) for step in (1, 2, 3, 4)] == [False, True, True, False], listed
