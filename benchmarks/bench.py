@@ -6,7 +6,8 @@ Replicated states of several sizes on 1, 2 and 4 MPI ranks, up to BERT-large by 
 1,564 float32 leaves), and 100,000 tensors of 4 KiB (benchmarks/cases.py). In each case everyone takes turns, round
 after round, and the first round does not count. Then, in this process: the codecs (benchmarks/codecs.py), whether they
 pay on storage of several speeds (benchmarks/auto.py), what is written where only part of the state changes
-(benchmarks/incremental.py), and what serialization costs by size and number of tensors (benchmarks/serialization.py).
+(benchmarks/incremental.py), what serialization costs by size and number of tensors (benchmarks/serialization.py), and
+what plain Python values do (benchmarks/plain_values.py).
 Speeds are shown beside their targets and never fail the run; a restore that does not bring back every byte does.
 
 All ranks run with the C library told to bypass the caches in copies of 1 MiB and more, as docs/quickstart.md advises;
@@ -117,8 +118,8 @@ def _write(options: argparse.Namespace, document: dict[str, Any]) -> None:
 
 
 def _studies(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """The codecs, whether they pay, what is written where little changes, and serialization, in this process."""
-    from benchmarks import auto, codecs, incremental, serialization
+    """What needs one process: codecs, whether they pay, states that change little, serialization, plain values."""
+    from benchmarks import auto, codecs, incremental, plain_values, serialization
 
     rows = codecs.run(options.quick)
     codecs.show(rows, console)
@@ -130,11 +131,14 @@ def _studies(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     serialization.show(study, console)
     if options.png is not None:
         serialization.draw(study, options.png.with_stem(f"{options.png.stem}-serialization"))
+    values = plain_values.study(options.quick, options.tmpfs)
+    plain_values.show(values, console)
     return {
         "codecs": [asdict(row) for row in rows],
         "auto": [asdict(row) for row in choices],
         "incremental": [asdict(row) for row in fine_tuning],
         "serialization": study,
+        "plain_values": values,
     }
 
 

@@ -325,7 +325,7 @@ class Classifier:
         turns = layout.record.turns.copy()
         for index, alias in layout.aliases.items():
             turns[index] = turns[alias.owner]
-        return compared_earlier(turns.tolist(), np.flatnonzero(layout.per_rank).tolist(), turn, self._calls)
+        return compared_earlier(turns, layout.per_rank, turn, self._calls)
 
     def classify(self, flat: FlatState, turn: int, step: int, fresh: bool, what: str) -> Classified:
         """Find the leaves that differ between ranks (collective).

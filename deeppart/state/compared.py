@@ -5,7 +5,7 @@ Counted in turns, the calls of one session at which ranks have compared their st
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -133,20 +133,18 @@ class Calls:
 
 
 def compared_earlier(
-    turns: Sequence[int], skipped: Collection[int], now: int, calls: Calls
+    turns: _Turns, skipped: npt.NDArray[np.bool_], now: int, calls: Calls
 ) -> tuple[ComparedEarlier, ...]:
     """For the manifest: the leaves that were not compared in full at the turn of the checkpoint, by step.
 
     Args:
         turns: of each leaf, when it was last compared.
-        skipped: leaves that are not replicated.
+        skipped: of each leaf, whether it is not replicated.
         now: the checkpoint's turn.
     """
     groups: dict[int | None, list[list[int]]] = {}
-    left_out = frozenset(skipped)
-    for leaf, turn in enumerate(turns):
-        if turn == now or leaf in left_out:
-            continue
+    earlier = np.flatnonzero((turns != now) & ~skipped)
+    for leaf, turn in zip(earlier.tolist(), turns[earlier].tolist(), strict=True):
         ranges = groups.setdefault(calls.step(turn), [])
         if ranges and sum(ranges[-1]) == leaf:
             ranges[-1][1] += 1

@@ -18,6 +18,7 @@ differ, a leaf is compared in full.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -65,13 +66,15 @@ class Comparison:
     ) -> None:
         self.numbers = list(numbers)
         self.remembered = remembered or Remembered()
-        self._types, self._always = types, frozenset(always)
+        self._types = types
         self.small = [number for number in numbers if types[number].nbytes <= SMALL_LEAF_BYTES]
         self.large = [number for number in numbers if types[number].nbytes > SMALL_LEAF_BYTES]
-        self._nbytes = [types[number].nbytes for number in self.large]
+        self._large = np.array(self.large, dtype=np.int64)
+        self._is_always = np.isin(self._large, list(always))
+        self._nbytes = np.array([types[number].nbytes for number in self.large], dtype=np.int64)
         self._small_leaves = SmallLeaves(self.small, flat.data, types)
         # What lies in C order on the host does so in every state of this structure: it need not be asked again.
-        self._c_order = [memory_order(flat.data[number]) == C_ORDER for number in self.large]
+        self._c_order = np.array([memory_order(flat.data[number]) == C_ORDER for number in self.large], dtype=np.bool_)
         #: Of this rank, when it last looked.
         self._own_ways = np.full(len(self.large), -1, dtype=np.int64)
         #: Leaves that turned out to have been written to while torch said that they had not been.
@@ -164,24 +167,25 @@ class Comparison:
     def _look(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""
         trained = {} if watch is None else watch.trained()
-        ways = [0] * len(self.large)
-        pointers, arrays = flat.pointers, frozenset(flat.memory.arrays)
-        for at, (number, in_c_order) in enumerate(zip(self.large, self._c_order, strict=True)):
-            if number in self._always:
-                continue
-            order = C_ORDER if in_c_order else memory_order(flat.data[number])
-            address, nbytes = pointers[number], self._nbytes[at]
-            way = _ORDERS * order
-            if order and trained.get(address) == nbytes:
-                alone = holds_alone(owned.get(address), nbytes, flat.memory.lengths[number])
-                trails = alone and number not in arrays
-                way += _TRAINED + _TRAILS * trails
-            ways[at] = way
-        return np.array(ways, dtype=np.int64)
+        memory = flat.memory
+        addresses = np.asarray(memory.pointers, dtype=np.int64)[self._large].tolist()
+        found = map(trained.get, addresses, repeat(-1))
+        is_trained = np.fromiter(found, dtype=np.int64, count=len(addresses)) == self._nbytes
+        orders = C_ORDER * self._c_order.astype(np.int64)
+        for at in np.flatnonzero(~self._c_order).tolist():
+            orders[at] = memory_order(flat.data[self.large[at]])
+        ways: Digests = _ORDERS * orders + _TRAINED * (is_trained & (orders > 0))
+        if owned:
+            is_array = np.isin(self._large, memory.arrays)
+            lengths = np.asarray(memory.lengths, dtype=np.int64)[self._large].tolist()
+            owners = map(owned.get, addresses)
+            alone = [holds_alone(*each) for each in zip(owners, self._nbytes.tolist(), lengths, strict=True)]
+            ways += _TRAILS * ((ways & _TRAINED > 0) & ~is_array & np.array(alone, dtype=np.bool_))
+        ways[self._is_always] = 0
+        return ways
 
     def _go_by(self, ways: Digests) -> None:
-        self.ways = ways
-        large = np.array(self.large, dtype=np.int64)
+        self.ways, large = ways, self._large
         #: Leaves that are compared in turn, those that are read in full unless they have not changed, and of them those
         #: that were not read the last time.
         self.in_turn = large[ways > 0]

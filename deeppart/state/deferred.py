@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +27,7 @@ from deeppart.errors import CheckpointError
 from deeppart.state.capture import CallCopy, HostCopy
 from deeppart.state.careful import copy_memory, gather_memory
 from deeppart.state.flatten import Path, readable
-from deeppart.state.memory import Holder, place_of
+from deeppart.state.memory import Holder, place_of, without_memory
 from deeppart.state.trailing import TrailingSlices
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
@@ -49,7 +47,7 @@ class Guard:
         alias: shares version counter and storage with the tensor that was captured, whatever becomes of that.
         version: what the counter was.
         owner, owner_version: likewise of the optimizer's tensor, where that is another one: tensors over one memory
-            need not share a counter. None: it is the same. Nothing can write by way of one that is gone.
+            need not share a counter. None: it is the same.
         holders: the leaf's storage, or the array itself and the storage in which it lies.
         places: address and bytes of each holder's memory.
     """
@@ -59,7 +57,7 @@ class Guard:
     version: int
     holders: tuple[Holder, ...]
     places: tuple[tuple[int, int], ...]
-    owner: weakref.ref[torch.Tensor] | None = None
+    owner: torch.Tensor | None = None
     owner_version: int = 0
 
     def stands(self) -> bool:
@@ -74,8 +72,7 @@ class Guard:
 
     def written(self) -> bool:
         """Whether torch has counted a write to it."""
-        owner = None if self.owner is None else self.owner()
-        if owner is not None and owner._version != self.owner_version:
+        if self.owner is not None and self.owner._version != self.owner_version:
             return True
         return bool(self.alias._version != self.version)
 
@@ -278,7 +275,7 @@ class DeferredCopy:
 
 
 def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
-    if isinstance(copy, CallCopy):
+    if isinstance(copy, CallCopy) or copy.length <= PIECE_BYTES:
         return [copy]
     return [
         HostCopy(copy.leaf, copy.target + at, copy.source + at, min(PIECE_BYTES, copy.length - at))
@@ -287,9 +284,10 @@ def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
 
 
 def _without_memory(guard: Guard) -> Guard:
-    """The same version counter, over no memory."""
-    nothing: Any = torch.empty(0, dtype=guard.alias.dtype, device=guard.alias.device)
-    guard.alias.data = nothing
+    """The same version counters, over no memory."""
+    for alias in (guard.alias, guard.owner):
+        if alias is not None:
+            without_memory(alias)
     return replace(guard, holders=(), places=())
 
 

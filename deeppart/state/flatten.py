@@ -11,7 +11,7 @@ import json
 import keyword
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,10 +158,27 @@ class FlatState:
     apart: list[Apart] = field(default_factory=list)
     shared: tuple[int, int, int] = (0, 0, 0)
     common: tuple[int, int] = (0, 0)
+    _objects: list[Branch] | None = None
+
+    @property
+    def objects(self) -> list[Branch]:
+        """The branches that are objects with a ``state_dict()``, outside of ``apart``; the tree stays as it is."""
+        if self._objects is None:
+            self._objects = list(_objects_below(self.root))
+        return self._objects
 
     def sizes(self) -> tuple[int, int, int]:
         """How many arrays, values and tokens there are."""
         return len(self.arrays), len(self.values), len(self.tokens)
+
+
+def _objects_below(node: Node) -> Iterator[Branch]:
+    if isinstance(node, Branch):
+        if node.kind == "object":
+            yield node  # what its state_dict() holds are no objects
+            return
+        for child in node.children:
+            yield from _objects_below(child)
 
 
 def readable(path: Path) -> str:

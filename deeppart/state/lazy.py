@@ -7,7 +7,6 @@ changed by somebody else. Each rank decides for the leaves of its own share.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from deeppart.state.flatten import FlatState, Path, readable
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import LeafType, lies_flat_on_host
 from deeppart.state.memory import place_of
-from deeppart.state.owners import holds_alone, owned_tensors
+from deeppart.state.owners import OwnedTensors, holds_alone
 from deeppart.state.trailing import TrailingSlices
 
 #: A notice is given where more than this much that is large belongs to no optimizer.
@@ -40,6 +39,7 @@ class LazyCapture:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
+        self._owners = OwnedTensors(SMALL_LEAF_BYTES)
         self._large: list[int] = []
         self._sampled: tuple[int, ...] = ()
         self._sampler = Sampler([], [])
@@ -56,7 +56,7 @@ class LazyCapture:
     def owned(self, flat: FlatState) -> dict[int, torch.Tensor]:
         """Address -> tensor, of the large tensors that only an optimizer changes, as far as is known."""
         self._learn()
-        found = owned_tensors(flat, SMALL_LEAF_BYTES)
+        found = self._owners.of(flat)
         for leaf in flat.arrays if self._spoiled else ():
             if leaf.path in self._spoiled:
                 found.pop(flat.pointers[leaf.index], None)
@@ -157,7 +157,7 @@ def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
     if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
         holders.append(alias.untyped_storage())
         places.append(place_of(holders[1]))
-    other = (weakref.ref(owner), owner._version) if is_other else (None, 0)
+    other = (owner.detach(), owner._version) if is_other else (None, 0)
     return Guard(flat.arrays[leaf].path, alias, alias._version, tuple(holders), tuple(places), *other)
 
 

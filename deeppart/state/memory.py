@@ -101,6 +101,13 @@ def place_of(holder: Holder) -> tuple[int, int]:
     return int(holder.__array_interface__["data"][0]), holder.nbytes
 
 
+def without_memory(alias: torch.Tensor) -> torch.Tensor:
+    """An alias that keeps the version counter it shares, and lets go of the memory; returns the same object."""
+    nothing: Any = torch.empty(0, dtype=alias.dtype, device=alias.device)
+    alias.data = nothing
+    return alias
+
+
 class Extents:
     """How far leaves reach in memory: computed once, except for leaves that are not contiguous.
 

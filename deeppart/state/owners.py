@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from deeppart.state.flatten import Branch, FlatState, Node
+from deeppart.state.flatten import FlatState
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
@@ -70,15 +70,57 @@ class _Registry:
 REGISTRY = _Registry()
 
 
-def owned_tensors(flat: FlatState, least_bytes: int) -> dict[int, torch.Tensor]:
-    """Address -> tensor, of the tensors of more than ``least_bytes`` bytes that only a known optimizer changes."""
-    owned: dict[int, torch.Tensor] = {}
-    for optimizer in _known_optimizers(flat):
-        if _gives_word(optimizer):
-            for tensor in _tensors_of(optimizer):
-                if tensor.numel() * tensor.element_size() > least_bytes:
-                    owned[tensor.data_ptr()] = tensor
-    return owned
+class OwnedTensors:
+    """The large tensors that only a known optimizer changes.
+
+    Most checkpoints find an optimizer with the very tensors of the last one: then the small ones are not looked at.
+
+    Args:
+        least_bytes: tensors of at most this many bytes are of no interest.
+    """
+
+    def __init__(self, least_bytes: int) -> None:
+        self._least_bytes = least_bytes
+        self._found: weakref.WeakKeyDictionary[Optimizer, _Found] = weakref.WeakKeyDictionary()
+
+    def of(self, flat: FlatState) -> dict[int, torch.Tensor]:
+        """Address -> tensor."""
+        owned: dict[int, torch.Tensor] = {}
+        for optimizer in _known_optimizers(flat):
+            if _gives_word(optimizer):
+                owned |= self._of(optimizer)
+        return owned
+
+    def _of(self, optimizer: Optimizer) -> dict[int, torch.Tensor]:
+        items = _items_of(optimizer)
+        found = self._found.get(optimizer)
+        if found is not None:
+            large = found.among(items)
+            if large is not None:
+                return {tensor.data_ptr(): tensor for tensor in large}
+        large = [each for each in _plain(items) if each.numel() * each.element_size() > self._least_bytes]
+        self._found[optimizer] = _Found(items, large)
+        return {tensor.data_ptr(): tensor for tensor in large}
+
+
+class _Found:
+    """Which of an optimizer's tensors are large. Keeps none of them alive."""
+
+    def __init__(self, items: list[Any], large: list[torch.Tensor]) -> None:
+        places = {id(item): place for place, item in enumerate(items)}
+        self._ids = list(map(id, items))
+        self._is_flat = all(id(tensor) in places for tensor in large)  # and none in a list among the items
+        self._places = [places[id(tensor)] for tensor in large] if self._is_flat else []
+
+    def among(self, items: list[Any]) -> list[torch.Tensor] | None:
+        """The large ones among the items; None if the items may be others than they were.
+
+        Of something that is gone, another item may have got the id. It is the optimizer's as well; and if it is larger
+        or smaller, it counts as nobody's, as one that has grown, or is told by its bytes.
+        """
+        if not self._is_flat or list(map(id, items)) != self._ids:
+            return None
+        return list(_plain(items[place] for place in self._places))
 
 
 def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
@@ -104,7 +146,8 @@ def trained_leaves(flat: FlatState) -> frozenset[int]:
 
 def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
     """Those that have stepped and those in the state, each once."""
-    return {id(each): each for each in (*REGISTRY.stepped(), *_optimizers_in(flat.root))}.values()
+    in_state = [branch.container for branch in flat.objects if isinstance(branch.container, Optimizer)]
+    return {id(each): each for each in (*REGISTRY.stepped(), *in_state)}.values()
 
 
 def _gives_word(optimizer: Optimizer) -> bool:
@@ -120,23 +163,19 @@ def _gives_word(optimizer: Optimizer) -> bool:
     return bool(wrapped) and not any(group.get("capturable") for group in optimizer.param_groups)
 
 
-def _optimizers_in(node: Node) -> Iterator[Optimizer]:
-    if not isinstance(node, Branch):
-        return
-    if node.kind == "object":
-        if isinstance(node.container, Optimizer):
-            yield node.container
-        return  # what its state_dict() holds are no objects
-    for child in node.children:
-        yield from _optimizers_in(child)
-
-
 def _tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+    return _plain(_items_of(optimizer))
+
+
+def _items_of(optimizer: Optimizer) -> list[Any]:
+    """What an optimizer has in its parameter groups and its state."""
+    items: list[Any] = []
     for group in optimizer.param_groups:
-        yield from _plain(group["params"])
+        items += group["params"]
     for values in optimizer.state.values():
         if isinstance(values, dict):
-            yield from _plain(values.values())
+            items += values.values()
+    return items
 
 
 def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:

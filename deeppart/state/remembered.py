@@ -8,12 +8,13 @@ where they are frozen. Even so this saves time and is no proof: what is remember
 (:mod:`deeppart.state.turns`).
 
 A counter and an address alone say nothing: after a tensor is freed, another gets its address and begins to count at 0.
-Here both belong to one tensor object with one storage object, which weak references tell from all others.
+Here both belong to one storage, which a weak reference tells from all others, and to a tensor object with the same id
+(:mod:`deeppart.state.identity`). What that does not tell is a parameter that was made anew over the memory of the old
+one, twice since then, written to in between by way of ``.data``, and has got the old one's id: this is found in turn.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,14 +23,14 @@ import torch
 
 from deeppart.state.fingerprint import full_digest
 from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node
+from deeppart.state.identity import TensorIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     """What a digest was computed of."""
 
-    tensor: weakref.ref[torch.Tensor]
-    storage: weakref.ref[torch.UntypedStorage]
+    tensor: TensorIdentity
     place: tuple[Any, ...]
     digest: int
 
@@ -62,12 +63,12 @@ class Remembered:
             if tensor is None:
                 found[number] = full_digest(flat.data[number])
                 continue
-            storage, place = tensor.untyped_storage(), _place(tensor)
-            if known is not None and known.tensor() is tensor and known.storage() is storage and known.place == place:
+            place = _place(tensor)
+            if known is not None and known.tensor.is_of(tensor) and known.place == place:
                 unread.add(number)
             else:
                 digest = full_digest(flat.data[number])
-                known = _Known(weakref.ref(tensor), weakref.ref(storage), place, digest)
+                known = _Known(TensorIdentity(tensor), place, digest)
             self._known[number] = known
             found[number] = known.digest
         return found, frozenset(unread)

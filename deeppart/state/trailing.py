@@ -11,7 +11,6 @@ meanwhile. A rank that has no outcome says that it lacks one.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
@@ -20,7 +19,7 @@ import torch
 
 from deeppart.state.fingerprint import hash63
 from deeppart.state.flatten import FlatState, Path
-from deeppart.state.memory import Holder, place_of
+from deeppart.state.memory import Holder, place_of, without_memory
 from deeppart.state.turns import Digests, Turns
 
 #: Bytes of slices that are read at a time: little enough to be hashed in the processor's cache.
@@ -45,8 +44,9 @@ class TrailingSlices:
         self._paths = [flat.arrays[number].path for number in numbers]
         self._starts = np.asarray(flat.pointers, dtype=np.int64)[turns.numbers]
         owners = [owned[address] for address in self._starts.tolist()]
+        #: Share the version counters of the owners, whatever becomes of them.
+        self._aliases = [owner.detach() for owner in owners]
         self._versions = [owner._version for owner in owners]
-        self._owners = list(map(weakref.ref, owners))
         self._holders: list[Holder] = [memory.holders[number] for number in numbers]
         self._places = [(memory.bases[number], memory.lengths[number]) for number in numbers]
         self._found = np.zeros(len(numbers), dtype=np.int64)
@@ -79,6 +79,7 @@ class TrailingSlices:
                 self._left += 1
             self._look_at_versions()
             self._checked = True
+            self._aliases = list(map(without_memory, self._aliases))
 
     def settle(self) -> None:
         """Look once more for writes: an operation that was writing while its leaf was read is counted when it ends.
@@ -88,13 +89,13 @@ class TrailingSlices:
         with self._guard:
             if self._checked and not self._settled:
                 self._look_at_versions()
-                self._settled, self._owners, self._versions = True, [], []
+                self._settled, self._aliases, self._versions = True, [], []
 
     def drop(self) -> None:
         """What has not been read by now will not be the same any more."""
         with self._guard:
             if not self._checked:
-                self._dropped, self._holders = True, []
+                self._dropped, self._holders, self._aliases, self._versions = True, [], [], []
 
     @property
     def lacks(self) -> bool:
@@ -125,12 +126,11 @@ class TrailingSlices:
             self._left -= 1
 
     def _look_at_versions(self) -> None:
-        tensors = [owner() for owner in self._owners]
         spoiled = [
             path
-            for path, tensor, version in zip(self._paths, tensors, self._versions, strict=True)
-            if tensor is not None and tensor._version != version
+            for path, alias, version in zip(self._paths, self._aliases, self._versions, strict=True)
+            if alias._version != version
         ]
-        if spoiled or any(tensor is None for tensor in tensors):
+        if spoiled:
             self._left += 1
         self.spoiled += tuple(spoiled)

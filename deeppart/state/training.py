@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from deeppart.state.fingerprint import memory_over
+from deeppart.state.identity import TensorIdentity
 from deeppart.state.owners import not_compiled
 
 #: Words of a tensor that are looked at where its version counter does not tell.
@@ -36,16 +37,16 @@ class _Owned:
     """A tensor of an optimizer.
 
     Attributes:
-        tensor: not kept alive.
-        parameter: the parameter that it belongs to, which may be itself.
+        tensor: by which it is known again.
+        parameter_id: of the parameter that it belongs to, which may be itself.
         key: its key in the parameter's state; None for the parameter.
         address: where it was when it was seen to be written to.
         version: of its counter, before the step; later, at the last checkpoint.
         words: of it, before the step; None where the version counter tells.
     """
 
-    tensor: weakref.ref[torch.Tensor]
-    parameter: weakref.ref[torch.Tensor]
+    tensor: TensorIdentity
+    parameter_id: int
     key: Any
     address: int
     version: int
@@ -93,15 +94,13 @@ class TrainingWatch:
         """
         found: dict[int, int] = {}
         for optimizer, watched in list(self._optimizers.items()):
-            owned = {id(each) for group in optimizer.param_groups for each in group["params"]}
             kept = []
-            for each in watched.seen:
-                tensor = _still_owned(optimizer, each, owned)
-                if tensor is None or (not watched.fresh and tensor._version != each.version):
-                    continue
-                each.version = tensor._version
-                kept.append(each)
-                found[each.address] = tensor.numel() * tensor.element_size()
+            for each, tensor in _still_owned(optimizer, watched.seen):
+                version = tensor._version
+                if watched.fresh or version == each.version:
+                    each.version = version
+                    kept.append(each)
+                    found[each.address] = tensor.numel() * tensor.element_size()
             watched.seen, watched.before = kept, []
             watched.armed, watched.fresh = True, False
         return found
@@ -110,39 +109,37 @@ class TrainingWatch:
         watched = self._optimizers.setdefault(optimizer, _Watched())
         watched.before = []
         if watched.armed:
-            watched.before = [*self._owned_by(optimizer)]
-            for each, words in zip(watched.before, _words(watched.before), strict=True):
+            found = [*self._owned_by(optimizer)]
+            for (each, _), words in zip(found, _words([tensor for _, tensor in found]), strict=True):
                 each.words = words
+            watched.before = [each for each, _ in found]
 
     def _after_step(self, optimizer: Optimizer) -> None:
         watched = self._optimizers.get(optimizer)
         if watched is None or not watched.armed:
             return
+        still = [*_still_owned(optimizer, watched.before)]
         seen = []
-        for each, words in zip(watched.before, _words(watched.before), strict=True):
-            tensor = each.tensor()
-            if tensor is None or tensor.data_ptr() != each.address:
-                continue
+        for (each, tensor), words in zip(still, _words([tensor for _, tensor in still]), strict=True):
             if tensor._version != each.version or words != each.words:
                 seen.append(each)
         # Once more where this step has made new tensors, as the first of all does.
         watched.armed = sum(1 for _ in self._owned_by(optimizer)) != len(watched.before)
         watched.seen, watched.before, watched.fresh = seen, [], True
 
-    def _owned_by(self, optimizer: Optimizer) -> Iterator[_Owned]:
+    def _owned_by(self, optimizer: Optimizer) -> Iterator[tuple[_Owned, torch.Tensor]]:
         """Its large host tensors: parameters with dense gradients, and what it keeps for them."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                grad = parameter.grad
+                grad, mine = parameter.grad, id(parameter)
                 if grad is None or grad.layout is not torch.strided or not parameter.requires_grad:
                     continue
-                mine = weakref.ref(parameter)
                 if self._is_of_interest(parameter):
-                    yield _Owned(mine, mine, None, parameter.data_ptr(), parameter._version)
+                    yield _owned(parameter, mine, None), parameter
                 state = optimizer.state.get(parameter)
                 for key, value in state.items() if isinstance(state, dict) else ():
                     if isinstance(value, torch.Tensor) and self._is_of_interest(value):
-                        yield _Owned(weakref.ref(value), mine, key, value.data_ptr(), value._version)
+                        yield _owned(value, mine, key), value
 
     def _is_of_interest(self, tensor: torch.Tensor) -> bool:
         return (
@@ -165,26 +162,30 @@ def _hook(
     return uncompiled
 
 
-def _still_owned(optimizer: Optimizer, each: _Owned, parameters: set[int]) -> torch.Tensor | None:
-    """The tensor, if the optimizer still has it where it was, and still trains its parameter."""
-    tensor, parameter = each.tensor(), each.parameter()
-    if tensor is None or parameter is None or id(parameter) not in parameters or not parameter.requires_grad:
-        return None
-    if each.key is not None:
-        state = optimizer.state.get(parameter)
-        if not isinstance(state, dict) or id(state.get(each.key)) != id(tensor):
-            return None
-    return tensor if tensor.data_ptr() == each.address else None
+def _owned(tensor: torch.Tensor, parameter_id: int, key: Any) -> _Owned:
+    return _Owned(TensorIdentity(tensor), parameter_id, key, tensor.data_ptr(), tensor._version)
 
 
-def _words(owned: list[_Owned]) -> list[bytes | None]:
+def _still_owned(optimizer: Optimizer, seen: list[_Owned]) -> Iterator[tuple[_Owned, torch.Tensor]]:
+    """Those that the optimizer still has where they were, and of which it still trains the parameter."""
+    parameters = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+    states: dict[int, Any] = {id(parameter): values for parameter, values in optimizer.state.items()}
+    for each in seen:
+        parameter = parameters.get(each.parameter_id)
+        if parameter is None or not parameter.requires_grad:
+            continue
+        tensor: Any = parameter
+        if each.key is not None:
+            values = states.get(each.parameter_id)
+            tensor = values.get(each.key) if isinstance(values, dict) else None
+        if each.tensor.is_of(tensor) and tensor.data_ptr() == each.address:
+            yield each, tensor
+
+
+def _words(tensors: list[torch.Tensor]) -> list[bytes | None]:
     """A few words of each tensor, by which a step shows that advances no version counter (``fused=True``)."""
-    found: list[bytes | None] = [None] * len(owned)
-    flat: list[tuple[int, torch.Tensor]] = []
-    for at, each in enumerate(owned):
-        tensor = each.tensor()
-        if tensor is not None and tensor.is_contiguous():
-            flat.append((at, tensor))
+    found: list[bytes | None] = [None] * len(tensors)
+    flat = [(at, tensor) for at, tensor in enumerate(tensors) if tensor.is_contiguous()]
     if not flat:
         return found
     lengths = np.array([tensor.numel() * tensor.element_size() for _, tensor in flat], dtype=np.int64)

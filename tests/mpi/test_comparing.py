@@ -317,3 +317,53 @@ def test_steps_on_nodes_alone_are_suspect_too(run_on: Any, shared_path: Path) ->
         local = [word for node in (shared_path / "nodes").iterdir() for word in ("--local", node)]
         listed = {step["step"]: step["suspect"] for step in call_json("ls", shared_path / "ckpt", *local)["steps"]}
         assert [bool(listed[step]) for step in (1, 2, 3, 4)] == [False, True, True, False], listed
+
+
+def converting(comm: Any, directory: Path, capture: str) -> tuple[list[str], list[int]]:
+    """The user's own conversions, in the way in which torch exchanges the tensors in a module, at every moment."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.Linear(200, 300))
+    net[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(net[1].parameters(), lr=1e-3)
+    restored: list[str] = []
+    diverged: list[int] = []
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(torch.ones(2, 300)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def convert() -> None:
+        net.double()
+        net.float()
+
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with deeppart.Checkpointer(config(directory, capture=capture), comm) as ck:
+            state = {"net": net, "optimizer": optimizer, "parameters": dict(net.named_parameters())}
+            for number in range(1, 9):
+                step()
+                pending = ck.checkpoint(state, number)
+                diverged.append(len(pending.report.diverged))
+                saved = {name: value.clone() for name, value in net.state_dict().items()}
+                if number % 2:
+                    step()
+                if number % 3:
+                    pending.wait(timeout=30)
+                convert()
+                pending.wait(timeout=30)
+                convert()
+                found = deeppart.load(directory, step=number)["net"] if comm.rank == 0 else saved
+                restored += [name for name in saved if not torch.equal(saved[name], found[name])]
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    return restored, diverged
+
+
+@pytest.mark.parametrize("capture", ["eager", "lazy"])
+def test_modules_can_be_converted_at_any_moment(run_on: Any, shared_path: Path, capture: str) -> None:
+    """torch.utils.swap_tensors refuses tensors that anybody has a weak reference to."""
+    for differing, diverged in run_on(2, converting, shared_path, capture):
+        assert differing == [] and diverged == [0] * 8

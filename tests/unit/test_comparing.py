@@ -400,8 +400,8 @@ def test_what_a_manifest_says_of_leaves_compared_earlier() -> None:
     calls = Calls()
     for turn, number in ((0, 100), (1, 110), (2, 120)):
         calls.note(turn, number, saved=True)
-    turns = [2, 1, 1, 0, NEVER, 1, 2, 0]
-    found = compared_earlier(turns, [7], 2, calls)
+    turns = np.array([2, 1, 1, 0, NEVER, 1, 2, 0])
+    found = compared_earlier(turns, np.arange(8) == 7, 2, calls)
     assert [(each.step, each.ranges) for each in found] == [
         (None, ((4, 1),)),
         (100, ((3, 1),)),

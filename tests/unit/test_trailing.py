@@ -10,7 +10,7 @@ import torch
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.flatten import FlatState, flatten
 from deeppart.state.leaves import leaf_type
-from deeppart.state.owners import owned_tensors
+from deeppart.state.owners import OwnedTensors
 from deeppart.state.trailing import TrailingSlices
 from deeppart.state.turns import Turns
 
@@ -27,7 +27,7 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer, FlatState]:
 def slices(flat: FlatState, turn: int) -> tuple[Turns, TrailingSlices]:
     types = [leaf_type(data) for data in flat.data]
     turns = Turns([each for each, kind in enumerate(types) if kind.nbytes > SMALL_LEAF_BYTES], types)
-    return turns, TrailingSlices(turns, turn, flat, owned_tensors(flat, SMALL_LEAF_BYTES))
+    return turns, TrailingSlices(turns, turn, flat, OwnedTensors(SMALL_LEAF_BYTES).of(flat))
 
 
 @pytest.mark.parametrize("turn", [0, 7, 62, 63, 1000])
