@@ -235,9 +235,8 @@ class Checkpointer:
         self._known_steps.add(recovered.attempt.step)
         committed = {entry.attempt.step for entry in inventory.committed}
         newer = sorted(step for step in committed if step > recovered.attempt.step)
-        self._tell_suspects(
-            recovered.attempt
-        )  # from here on where warnings are errors, no other rank waits for this one
+        # From here on, where warnings are errors, no other rank waits for this one.
+        self._tell_suspects(recovered.attempt)
         for notice in notices if self.rank == 0 else ():
             warn_caller(str(notice), type(notice))
         if newer and self.rank == 0:

@@ -186,7 +186,7 @@ class _Restoring:
         if self._way == DROP and not self._same_world and self._any_own:
             notice = dropped_notice(self._own_names(), attempt.world_size, self._comm.size, attempt.step)
             found.append(PerRankNotice(notice))
-        unreached = unreached_optimizers(self._structure.tree, self._flat.root)
+        unreached = unreached_optimizers(self._structure.tree, self._flat.root, self._target.values)
         if unreached:
             found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))
         return found

@@ -6,10 +6,11 @@ names of its parameters. Both trees are walked along the keys that they share, d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from deeppart.state.flatten import Branch, Key, Node, Path, id_key, readable
-from deeppart.state.structure import DICTS, SavedBranch, SavedNode
+from deeppart.state.flatten import Branch, Key, Node, Path, ValueLeaf, id_key, readable
+from deeppart.state.structure import DICTS, SavedBranch, SavedNode, SavedValue
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {
@@ -58,10 +59,14 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
     return None
 
 
-def unreached_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[Path]:
-    """Where the live state has what ``state_dict()`` of an optimizer without state gave, and some was saved.
+def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], path: Path = ()) -> list[Path]:
+    """Where the live state has what ``state_dict()`` of an optimizer gave, and more comes back than reaches it.
 
-    The optimizer has nothing to do with the dict that it gave then: what is created in it stays there.
+    The dict is not the optimizer's. If that has stepped, their tensors are the same; what is created in the dict stays
+    there, and so do settings such as the learning rate.
+
+    Args:
+        values: the saved values, by number.
     """
     theirs, mine = _inside(saved), live
     if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
@@ -69,21 +74,34 @@ def unreached_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[
     ours, others = _children(mine), _children(theirs)
     if set(mine.keys) == {"state", "param_groups"} and ours.keys() == others.keys():
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
-        return [path] if before is not None and after is not None and not before.keys and after.keys else []
+        if before is None or after is None or not after.keys:
+            return []
+        groups = id_key("param_groups")
+        return [path] if not before.keys or _values_differ(others[groups], ours[groups], values) else []
     return [
         found
         for key, each in ours.items()
         if key in others
-        for found in unreached_optimizers(others[key], each, (*path, key[1]))
+        for found in unreached_optimizers(others[key], each, values, (*path, key[1]))
     ]
+
+
+def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
+    if isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
+        return bool(values[saved.index] != live.value)
+    if isinstance(saved, SavedBranch) and isinstance(live, Branch):
+        ours, others = _children(live), _children(saved)
+        return any(_values_differ(others[key], each, values) for key, each in ours.items() if key in others)
+    return False
 
 
 def unreached_notice(paths: list[Path]) -> str:
     """What to do about :func:`unreached_optimizers`."""
     names = ", ".join(map(readable, paths))
     return (
-        f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it. Put the "
-        "optimizer itself into the state, or call its load_state_dict() with what is there now"
+        f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it: not of its "
+        "learning rate, and not of its state unless it had stepped. Put the optimizer itself into the state, or call "
+        "its load_state_dict() with what is there now"
     )
 
 

@@ -154,7 +154,7 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> None:
-    """Neither of a state dict, alone, in a list, or saved as an object; of one that has stepped, tensors do."""
+    """Neither of a state dict, alone, in a list, or saved as an object; of one that has stepped all but settings do."""
     (_, saved), (model, stepped) = trained(), trained()
     fresh = torch.optim.Adam(model.parameters())
     ck.checkpoint({"one": saved, "more": [saved.state_dict()]}, 1).wait()
@@ -412,3 +412,35 @@ def test_one_directory_for_both_levels_is_a_checkpoint_directory(tmp_path: Path)
     with deeppart.Checkpointer(persistent_dir=str(both), local_dir=str(both), timeout=30.0) as ck:
         ck.checkpoint({"a": 1}, 1).wait()
     assert deeppart.load(both)["a"] == 1
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("way", ["dict", "object", "nested dict"])
+def test_what_the_optimizer_does_not_know_of(way: str, steps: int, tmp_path: Path) -> None:
+    """The learning rate that comes back into a dict is not the optimizer's, stepped or not."""
+
+    def make(lr: float, steps: int) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.Adam([parameter], lr=lr)
+        for _ in range(steps):
+            parameter.grad = torch.ones(4)
+            optimizer.step()
+        state: dict[str, Any] = {"p": parameter, "optimizer": optimizer if way == "object" else optimizer.state_dict()}
+        return optimizer, {"run": state} if way == "nested dict" else state
+
+    config = deeppart.Config(persistent_dir=str(tmp_path), timeout=20.0)
+    with deeppart.Checkpointer(config) as ck:
+        ck.checkpoint(make(0.5, 2)[1], 1).wait(timeout=20)
+    optimizer, state = make(0.1, steps)
+    with warnings.catch_warnings(record=True) as caught, deeppart.Checkpointer(config) as ck:
+        warnings.simplefilter("always")
+        assert ck.restore(state) == 1
+    told = [str(each.message) for each in caught if issubclass(each.category, deeppart.DeeppartWarning)]
+    if way == "object":
+        assert optimizer.param_groups[0]["lr"] == 0.5 and not told
+        return
+    assert optimizer.param_groups[0]["lr"] == 0.1, "nobody can reach it from the dict"
+    (text,) = told
+    assert ("run/optimizer" if way == "nested dict" else "optimizer") in text and "learning rate" in text
+    optimizer.load_state_dict((state["run"] if way == "nested dict" else state)["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == 0.5 and len(optimizer.state) == 1
