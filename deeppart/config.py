@@ -7,20 +7,25 @@ the only module that reads the environment.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from deeppart import access
 from deeppart.errors import ConfigError
 from deeppart.misspelt import no_such_setting, settings_by_name
 from deeppart.model import DEFAULT_KEEP, LEVELS, REDUNDANT_LEVELS
 from deeppart.units import read_bytes, read_rate, read_seconds
+
+T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "DEEPPART_"
 CONFIG_FILE = "deeppart.toml"
@@ -48,10 +53,35 @@ _LEAST_ZSTD, _MOST_ZSTD = -7, 22
 
 def _setting(name: str, default: Any) -> Any:
     """A dataclass field that asks the environment and the file when the argument is left out."""
-    return field(default_factory=lambda: _configured().get(name, default))
+    return field(default_factory=lambda: _reading.found.get(name, default))
+
+
+class _Reading(threading.local):
+    """What the environment and the file say while a configuration is made: read once, they cannot change in between."""
+
+    found: Mapping[str, Any] = MappingProxyType({})
+
+
+_reading = _Reading()
+
+
+def _read_once(kind: type[T]) -> type[T]:
+    create = kind.__init__
+
+    @functools.wraps(create)
+    def __init__(self: T, *args: Any, **settings: Any) -> None:
+        _reading.found = _configured()
+        try:
+            create(self, *args, **settings)
+        finally:
+            _reading.found = {}
+
+    kind.__init__ = __init__  # type: ignore[assignment, method-assign]
+    return kind
 
 
 @settings_by_name
+@_read_once
 @dataclass(frozen=True, slots=True)
 class Config:
     """What a :class:`deeppart.Checkpointer` does, and where.
@@ -124,7 +154,6 @@ class Config:
     sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
 
     def __post_init__(self) -> None:
-        _check_known_keys()
         for name in ("persistent_dir", "local_dir"):
             object.__setattr__(self, name, _check_directory(name, getattr(self, name)))
         object.__setattr__(self, "every", _check_every(self.every, self.local_dir))
@@ -224,17 +253,16 @@ def node_name() -> str:
 
 
 def _configured() -> dict[str, Any]:
-    return {**_found_file(), **_read_environment(os.environ)}
-
-
-def _check_known_keys() -> None:
     known = {f.name for f in fields(Config)}
+    found: dict[str, Any] = {}
     for source, values in (
         (CONFIG_FILE, _found_file()),
         (f"{ENVIRONMENT_PREFIX}* environment variables", _read_environment(os.environ)),
     ):
         for name in sorted(set(values) - known):
             raise no_such_setting(name, known, source)
+        found |= values
+    return found
 
 
 def _found_file() -> dict[str, Any]:

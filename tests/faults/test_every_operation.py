@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 import warnings
 from pathlib import Path
@@ -192,15 +193,16 @@ def test_an_error_that_passes_is_got_over_or_reported(memory: Path, code: str) -
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> None:
     """A start that fails says so with a typed error and leaves the directory free for the next."""
+    for level in LEVELS:
+        (memory / "new" / level).mkdir(parents=True)
+    with deeppart.Checkpointer(config(memory / "old")) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=30)
     for old in (False, True):
         for level in LEVELS:
             number, stride = PLACES[code]
             while True:
                 directory = memory / f"{old}{level}{number}"
-                (directory / level).mkdir(parents=True)
-                if old:
-                    with deeppart.Checkpointer(config(directory)) as ck:
-                        ck.checkpoint(state(1), 1).wait(timeout=30)
+                shutil.copytree(memory / ("old" if old else "new"), directory)
                 with StorageFaults(directory / level) as faults:
                     faults.refuse(number, ERRORS[code], count=None if lasting else 1)
                     try:

@@ -384,3 +384,16 @@ def test_rules_that_cannot_be_read_from_the_environment(monkeypatch: pytest.Monk
     monkeypatch.setenv("DEEPPART_REPLICATED", "x=none,y")
     with pytest.raises(ConfigError, match="GLOB=MODE"):
         Config()
+
+
+def test_the_file_and_the_environment_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are of one moment: none of them is from before a change, and another from after it."""
+    from deeppart import config
+
+    read = config._read_environment
+    calls = []
+    monkeypatch.setattr(config, "_read_environment", lambda found: calls.append(1) or read(found))
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "7")
+    assert Config(persistent_dir=str(tmp_path)).timeout == 7 and len(calls) == 1
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "8")
+    assert Config(persistent_dir=str(tmp_path)).timeout == 8 and len(calls) == 2
