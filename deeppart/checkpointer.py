@@ -221,6 +221,8 @@ class Checkpointer:
             session.lineage,
             lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
         )
+        if session.owner is not None:
+            session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))
         what = (inventory, step, self._staging, self._arena, timeout, session.persistent.signing)
         recovered, self.explanation = recover(self._comm, *what, session.processors.threads)
         if recovered is None:

@@ -27,7 +27,6 @@ from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
-from deeppart.levels.timestamps import now
 from deeppart.model import REDUNDANT_LEVELS, Manifest, PartRecord, StepKey
 from deeppart.part import PartSummary, encode_manifest
 from deeppart.pending import DONE, FAILED
@@ -140,7 +139,8 @@ class Completer:
         assert job.document is not None
         with collection_paused():
             document = job.document
-            manifest = Manifest(job.attempt, now(), LIBRARY, tuple(parts), document.structure(), document.compared)
+            created = owner.clock.now()
+            manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)
             data = encode_manifest(manifest, self._persistent.signing)
         self._persistent.commit(job.attempt.key, data)
         try:

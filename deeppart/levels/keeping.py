@@ -134,9 +134,7 @@ def in_order_of_commits(steps: Collection[CommittedStep]) -> list[CommittedStep]
     latest: dict[str, str] = {}
     ordered = sorted(steps, key=lambda each: (each.manifest.attempt.session, each.manifest.attempt.sequence))
     times: dict[StepKey, str] = {}
-    for (
-        each
-    ) in ordered:  # a clock that was set back during a session: the time of a commit is at least the one's before
+    for each in ordered:  # the clock may have been set back during a session of an earlier version of the library
         session, created = each.manifest.attempt.session, each.manifest.created
         latest[session] = times[each.key] = max(created, latest.get(session, ""))
     return sorted(steps, key=lambda each: (times[each.key], each.manifest.attempt.sequence, each.key.step))

@@ -28,7 +28,7 @@ from deeppart.levels.files import DurableFile, create_file, make_directory, read
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
-from deeppart.levels.timestamps import now
+from deeppart.levels.timestamps import CommitClock, now
 from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import Signing, decode_manifest, is_hex32, part_file_name
 from deeppart.part.format import short
@@ -231,10 +231,17 @@ class DirectoryOwner:
     Raises:
         DirectoryInUseError: a running job has it.
         StorageError: the directory cannot be created or written, or others could write to it too.
+
+    Attributes:
+        directory: as given.
+        session: 32 hex digits that name this run of the job.
+        lineage: 32 hex digits that name the directory.
+        clock: gives the times of commits.
     """
 
     def __init__(self, directory: Path, who: str, permissions: str = PERMISSIONS[0]) -> None:
         self.directory = directory
+        self.clock = CommitClock()
         self._fd = -1
         self.session = uuid.uuid4().hex
         make_directory(directory, access.persistent_rules(permissions))

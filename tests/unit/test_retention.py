@@ -12,6 +12,7 @@ import pytest
 import deeppart
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.steps import list_steps, step_directory
+from deeppart.levels.timestamps import CommitClock
 from deeppart.model import StepKey
 from deeppart.retention import Retention
 from tests.unit.cli_support import steps_in
@@ -116,8 +117,7 @@ def test_a_clock_that_is_set_between_runs_and_in_a_run(
                 checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
         kept = steps_in(tmp_path)
         assert kept[-3:] == [first, first + 1, first + 2] and len(kept) == min(4, first + 2)
-        if hours >= 0:  # docs/failure-model.md: of earlier runs, a clock set back may keep an older step
-            assert kept[0] == max(first - 1, 1)
+        assert kept[0] == max(first - 1, 1), "the newest step of the run before"
         assert deeppart.load(tmp_path)["x"] == first + 2
 
 
@@ -150,3 +150,14 @@ def test_of_two_commits_of_one_step_all_take_the_later(
     with deeppart.Checkpointer(config) as checkpointer:
         assert checkpointer.restore(live) == 5
     assert live["x"] == deeppart.load(root)["x"] == 100 * later + 5
+
+
+@pytest.mark.parametrize("created", ["9999-12-31T23:59:59.999999Z", "2026-13-45T99:99:99.000000Z", ""])
+def test_times_of_commits_grow_whatever_is_there(created: str) -> None:
+    clock = CommitClock()
+    first = clock.now()
+    clock.saw(created)
+    second, third = clock.now(), clock.now()
+    assert first <= second <= third
+    if created < first:
+        assert second >= first and third > second
