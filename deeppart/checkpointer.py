@@ -206,7 +206,6 @@ class Checkpointer:
         refuse_in_fork(self._process, self.rank)
         check_state(state)
         step = None if step is None else check_step(step, "restore(state, step)")
-        self._restored = True
         refusal = refusal_of(per_rank)
         undrained = self._undrained()
         self._saver.agree_on_restore(step, way_of(per_rank))
@@ -228,8 +227,10 @@ class Checkpointer:
         if recovered is None:
             self._warn_unfinished(self.explanation)
             raise_together(self._comm, refusal_of_state(state), "restore", timeout)
+            self._restored = True
             return None
         notices = restore_state(self._comm, recovered, state, per_rank, timeout)
+        self._restored = True  # not before: who goes on after a restore that failed begins anew
         self._retention.went_on()
         if self._auto is not None:
             self._auto.restored(recovered.dearest_level)

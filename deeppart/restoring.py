@@ -33,6 +33,7 @@ from deeppart.recovery import Recovered
 from deeppart.state.advice import advice, unreached_notice, unreached_optimizers
 from deeppart.state.apart import OwnTree, insert, without_apart
 from deeppart.state.document import OwnDocument, decode_meta
+from deeppart.state.filling import detached
 from deeppart.state.flatten import ExactPath, FlatState, Path, exact, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import build, put, tie
@@ -275,7 +276,7 @@ class _Restoring:
     def _ask(self, path: Path, old: list[Any]) -> Any:
         """What this rank gets, of what the old ranks had: rank 0 alone, where its values are meant for all."""
         if callable(self._per_rank):
-            return self._per_rank(readable(path), old, self._comm.rank, self._comm.size)
+            return detached(self._per_rank(readable(path), old, self._comm.rank, self._comm.size))
         return old[0]
 
     def _map_apart(self, old: list[dict[int, Array]]) -> None:

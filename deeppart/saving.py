@@ -35,7 +35,7 @@ from deeppart.state.document import Own, PartDocument
 from deeppart.state.flatten import Cuts, ExactPath, FlatState, readable
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.lazy import LazyCapture
-from deeppart.state.naming import Naming, some_names
+from deeppart.state.naming import Naming, pattern_of, some_names
 from deeppart.state.owners import trained_leaves
 from deeppart.state.reconciling import reconcile
 from deeppart.state.structure import encode_path
@@ -303,7 +303,9 @@ class Saver:
         if found.diverged:
             warn_caller(
                 f"{what}: leaves that all ranks held alike differ now. Where ranks are not meant to differ, this is a "
-                "bug in training or silent data corruption. From now on they are saved per rank"
+                "bug in training or silent data corruption; where they are, say so, "
+                f"replicated={{{pattern_of(found.diverged[0].path)!r}: 'none', '*': 'auto'}}. From now on they are "
+                "saved per rank"
                 f"{_SUSPECT * any(each.interval is not None for each in found.diverged)}:"
                 f"\n  {some_names([str(each) for each in self.diverged], chr(10) + '  ')}",
                 ReplicaDivergenceWarning,

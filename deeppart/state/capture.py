@@ -42,7 +42,7 @@ class Staging:
     """One reusable buffer of bytes outside the Python heap."""
 
     def __init__(self) -> None:
-        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._pinned = False
 
     @property
@@ -57,21 +57,21 @@ class Staging:
             MemoryError: the operating system has no more memory.
         """
         if nbytes > self.nbytes or (pinned and not self._pinned):
-            self._tensor = torch.empty(0, dtype=torch.uint8)  # give the old one back first: never hold both
+            self.release()  # give the old one back first: never hold both
             self._tensor = _allocate(nbytes, pinned)
             self._pinned = pinned
         return self._tensor[:nbytes]
 
     def release(self) -> None:
         """Give the memory back."""
-        self._tensor = torch.empty(0, dtype=torch.uint8)
+        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
     if pinned:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
     if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
         # Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -5,10 +5,13 @@ What has another kind of container in its place, or none, is replaced. The order
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, compress
 from typing import Any
+
+import numpy as np
+import torch
 
 from deeppart.state.columns import CONTAINERS, SEQUENCES, TABLES
 from deeppart.state.runs import same_leaf_value
@@ -28,6 +31,20 @@ def fill(live: Any, saved: Any) -> Any:
     while level:
         level = _fill_level(level)
     return live
+
+
+def detached(item: Any) -> Any:
+    """A copy of containers and arrays, to put into live ones that may be, or hold, some of these."""
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone()
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    kind = type(item)
+    if kind in SEQUENCES:
+        return kind(map(detached, item))
+    if kind in TABLES:
+        return kind(zip(item, map(detached, item.values()), strict=True)) if kind is not Counter else Counter(item)
+    return item
 
 
 def places(live: Any, saved: Any) -> Iterator[tuple[Any, Any]]:

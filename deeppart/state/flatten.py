@@ -345,10 +345,15 @@ class _Walk:
                 if key in apart:
                     apart[key].place = place
             shared = [key for key in keys if key not in apart]
-        self.flat.tokens += (kind, len(shared), *shared)
-        if not all(type(key) is str for key in shared):
-            # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0
-            self.flat.tokens += [type(key) if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in shared]
+        self.flat.tokens += (kind, len(shared))
+        if all(type(key) is str for key in shared):
+            self.flat.tokens += shared
+        else:
+            # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0. And
+            # numpy's numbers do not compare with tuples.
+            texts = [None if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in shared]
+            self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
+            self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
         if list(container) != keys:
             self.flat.orders.append((len(self.flat.tokens), list(container)))
         self._enter(container, path)

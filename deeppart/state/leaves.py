@@ -200,7 +200,11 @@ def new_array(kind: LeafType) -> Array:
     try:
         if kind.kind == "torch":
             # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
-            return torch.empty(kind.nbytes, dtype=torch.uint8).view(TORCH_DTYPES[kind.dtype]).view(kind.shape)
+            return (
+                torch.empty(kind.nbytes, dtype=torch.uint8, device="cpu")
+                .view(TORCH_DTYPES[kind.dtype])
+                .view(kind.shape)
+            )
         return np.empty(kind.shape, dtype=kind.dtype)
     except (MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError where memory is short
         raise RestoreError(

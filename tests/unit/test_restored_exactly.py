@@ -1,0 +1,201 @@
+"""What comes back is what was saved, where torch or a live state of an odd shape would make something else of it."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import StructureMismatchError
+
+State = dict[str, Any]
+
+
+def config(directory: Path) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), timeout=30.0)
+
+
+def save(directory: Path, *states: State) -> None:
+    with deeppart.Checkpointer(config(directory)) as ck:
+        for step, state in enumerate(states, start=1):
+            ck.checkpoint(state, step).wait(timeout=30)
+
+
+def restore(directory: Path, live: State) -> int | None:
+    with deeppart.Checkpointer(config(directory)) as ck:
+        return ck.restore(live)
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+KEPT: dict[str, Callable[[], Any]] = {
+    "a tensor": lambda: torch.full((3,), 1.0 + 2**-20),
+    "a list": lambda: [torch.full((3,), 1.0 + 2**-20), torch.tensor(16777217)],
+    "a tuple": lambda: (torch.full((3,), 1.0 + 2**-20), 3, "text"),
+    "a dict": lambda: {"at": torch.tensor(16777217), "inner": [torch.full((2,), 1.0 + 2**-20)]},
+    "an ordered dict": lambda: collections.OrderedDict(b=torch.tensor(16777217), a=[1, 2]),
+    "a text": lambda: "warm-up",
+    "bytes": lambda: b"\x00\xff",
+    "a list of numbers": lambda: [0.1, 3, None],
+}
+
+
+class Keeps(torch.optim.SGD):
+    """Has more in its state than torch's own optimizers."""
+
+    def __init__(self, parameters: Any, kept: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["kept"] = kept()
+
+
+def alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("has_state", [True, False], ids=["with state", "without"])
+@pytest.mark.parametrize("name", KEPT)
+def test_state_of_an_optimizer_keeps_its_types(name: str, has_state: bool, tmp_path: Path) -> None:
+    """torch casts what it loads to the parameter's dtype, in containers too, and a text to a generator's."""
+    save(tmp_path, {"optimizer": Keeps([torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))], KEPT[name])})
+    optimizer = Keeps([torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))], KEPT[name])
+    if not has_state:
+        optimizer.state.clear()
+    assert restore(tmp_path, {"optimizer": optimizer}) == 1
+    (values,) = optimizer.state.values()
+    assert alike(KEPT[name](), values["kept"]), values
+
+
+def test_lbfgs_of_low_precision_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    def make() -> tuple[list[torch.nn.Parameter], torch.optim.LBFGS]:
+        torch.manual_seed(0)
+        parameters = [torch.nn.Parameter(torch.randn(5, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)]
+        return parameters, torch.optim.LBFGS(parameters, lr=0.3, max_iter=3)
+
+    def train(parameters: list[torch.nn.Parameter], optimizer: torch.optim.LBFGS) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = sum(((parameter.float() - 1) ** 2).sum() for parameter in parameters)
+            assert isinstance(loss, torch.Tensor)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    parameters, optimizer = make()
+    train(parameters, optimizer)
+    save(tmp_path, {"parameters": parameters, "optimizer": optimizer})
+    train(parameters, optimizer)
+    again, other = make()
+    assert restore(tmp_path, {"parameters": again, "optimizer": other}) == 1
+    train(again, other)
+    assert all(map(torch.equal, parameters, again))
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["module", "child"])
+def test_a_module_with_a_state_dict_of_its_own(where: str, tmp_path: Path) -> None:
+    """Not of its class's: what the function gives are copies, so filling them alone changes nothing."""
+
+    def make(value: float) -> torch.nn.Module:
+        net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(value)
+        owner: Any = net if where == "module" else net[0]
+        whole = owner.state_dict
+
+        def copies(*arguments: Any, **options: Any) -> Any:
+            return collections.OrderedDict((key, each.clone()) for key, each in whole(*arguments, **options).items())
+
+        owner.state_dict = copies
+        return net
+
+    save(tmp_path, {"net": make(1.0)})
+    net = make(0.0)
+    assert restore(tmp_path, {"net": net}) == 1
+    assert all(bool((parameter == 1.0).all()) for parameter in net.parameters())
+
+
+# --- live containers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("empty", [list, dict])
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "numbers"])
+def test_one_live_container_at_several_places_is_refused(kind: str, empty: type, tmp_path: Path) -> None:
+    """``dict.fromkeys(names, [])``: the last place's contents would be at all of them."""
+
+    def content(value: int) -> Any:
+        item = {"tensors": torch.full((3,), value), "arrays": np.full(3, value), "numbers": value}[kind]
+        return [item] if empty is list else {"w": item}
+
+    save(tmp_path, {"history": {name: content(number) for number, name in enumerate(("train", "val"))}})
+    live = {"history": dict.fromkeys(("train", "val"), empty())}
+    with pytest.raises(StructureMismatchError, match="stands at several places"):
+        restore(tmp_path, live)
+    assert not live["history"]["train"]
+
+
+def test_one_live_container_whose_contents_were_one_is_filled(tmp_path: Path) -> None:
+    shared = [torch.full((3,), 7.0)]
+    save(tmp_path, {"a": shared, "b": shared})
+    one: list[Any] = []
+    live: State = {"a": one, "b": one}
+    assert restore(tmp_path, live) == 1
+    assert live["a"] is live["b"] and torch.equal(live["a"][0], shared[0]) and len(live["a"]) == 1
+
+
+# --- keys and devices -------------------------------------------------------------------------------------------------
+
+
+def test_keys_that_do_not_compare_are_other_keys(tmp_path: Path) -> None:
+    """numpy's numbers against tuples: the comparison gives an array."""
+    states: list[State] = [{"visits": {np.int64(3): 1}}, {"visits": {(0, 1): 1}}, {"visits": {(np.int64(0), 1): 2}}]
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for step, state in enumerate([*states, *states], start=1):
+            ck.checkpoint(state, step).wait(timeout=30)
+            assert deeppart.load(tmp_path / "ckpt", step=step) == state
+
+
+def test_the_default_device_is_the_callers_business(tmp_path: Path) -> None:
+    save(tmp_path, {"w": torch.arange(5.0)})
+    live: State = {}
+    with torch.device("meta"):
+        loaded = deeppart.load(tmp_path / "ckpt")
+        with deeppart.Checkpointer(config(tmp_path)) as ck:
+            assert ck.restore(live) == 1
+            ck.checkpoint(live, 2).wait(timeout=30)
+    for found in (loaded["w"], live["w"], deeppart.load(tmp_path / "ckpt")["w"]):
+        assert found.device.type == "cpu" and torch.equal(found, torch.arange(5.0))
+
+
+def test_namedtuples_of_one_kind_are_of_one_class(tmp_path: Path) -> None:
+    row = collections.namedtuple("row", "a b")
+    save(tmp_path, {"rows": [row(torch.zeros(1), number) for number in range(5)]})
+    rows = deeppart.load(tmp_path / "ckpt")["rows"]
+    assert len(set(map(type, rows))) == 1 and [each.b for each in rows] == list(range(5))
+    for again in (pickle.loads(pickle.dumps(rows)), copy.deepcopy(rows)):
+        assert type(again[0]) is type(rows[0]) and alike(again, rows)
+    save(tmp_path / "again", {"rows": rows})
+    assert type(deeppart.load(tmp_path / "again" / "ckpt")["rows"][0]) is type(rows[0])
+    torch.save(rows, tmp_path / "model.pt")  # as docs/commands.md says
+    assert alike(torch.load(tmp_path / "model.pt", weights_only=False), rows)
