@@ -10,6 +10,7 @@ differ stays per rank as long as the structure stands. It is on record when all 
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -439,7 +440,7 @@ class Classifier:
         return _in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
 
     def _unequal_values(self, flat: FlatState, what: str) -> Flags:
-        """Values that differ between ranks (collective); the order of a dict's entries is no difference."""
+        """Values that differ between ranks (collective); the order of a plain dict's entries is no difference."""
         layout = self.layout
         assert layout is not None
         skipped = layout.per_rank_values | layout.trusted_values
@@ -503,7 +504,7 @@ class Classifier:
 
 
 def _in_order(value: Any) -> Encoded:
-    """A value's encoding, that of dicts with their entries in canonical order."""
+    """A value's encoding, that of dicts with their entries in canonical order, of ordered dicts in their own."""
     return encode_leaf_value(_ordered(value), "")
 
 
@@ -511,7 +512,10 @@ def _ordered(value: Any) -> Any:
     kind = run_kind(value)
     if kind is None:
         return value
-    keys = canonical_order(value) if isinstance(value, dict) else range(len(value))
+    if isinstance(value, OrderedDict):
+        keys: Any = list(value)  # two of them in other orders are not equal
+    else:
+        keys = canonical_order(value) if isinstance(value, dict) else range(len(value))
     return make_run(kind, keys, [_ordered(value[key]) for key in keys])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +386,39 @@ def test_a_function_may_give_live_values(run_on: Any, shared_path: Path) -> None
     for live, expected in run_on(3, live_values, shared_path):
         assert torch.equal(live.pop("square"), expected.pop("square"))
         assert live == expected
+
+
+def recent(rank: int) -> dict[str, Any]:
+    """As a cache that forgets what was used least recently: each rank has used others last."""
+    used = OrderedDict((f"k{item}", item) for item in range(300))
+    rows = [OrderedDict(a=row, b=1) for row in range(300)]
+    for item in range(rank, 300, 7):
+        used.move_to_end(f"k{item}")
+        rows[item].move_to_end("a", last=rank > 0)
+    return {"used": used, "rows": rows, "plain": {f"k{(item + rank) % 300}": 1 for item in range(300)}}
+
+
+def test_the_order_of_ordered_tables_is_each_ranks_own(run_on: Any, shared_path: Path) -> None:
+    """Of plain dicts in another order nothing differs for Python, and so they are one leaf for all."""
+
+    def save(comm: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with deeppart.Checkpointer(config(shared_path), comm) as ck:
+                ck.checkpoint(recent(comm.rank), 1).wait()
+        return [str(each.message).partition("now on: ")[2] for each in caught]
+
+    def restore(comm: Any) -> Any:
+        live = recent(5)
+        with deeppart.Checkpointer(config(shared_path), comm) as ck:
+            ck.restore(live)
+        return live
+
+    (told,), _ = run_on(2, save)
+    assert set(told.split(", ")) == {"used", "rows"}
+    for rank, live in enumerate(run_on(2, restore)):
+        assert live == recent(rank)
+        assert list(live["used"]) == list(recent(rank)["used"])
 
 
 def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
