@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +224,27 @@ def test_the_lineage_stays_and_sessions_change(tmp_path: Path) -> None:
         owner.close()
         owner.close()
     assert len({lineage for lineage, _ in seen}) == 1 and len({session for _, session in seen}) == 2
+
+
+def test_a_copy_without_its_lineage_record(tmp_path: Path) -> None:
+    """A run is branched: the copy keeps its steps, and has parts on nodes of its own."""
+
+    def life(name: str, *save: float) -> tuple[int | None, float]:
+        local = str(tmp_path / "local")
+        with deeppart.Checkpointer(config(tmp_path / name, local_dir=local, keep={"local": 3})) as ck:
+            live = {"w": torch.zeros(100_000)}
+            restored = ck.restore(live)
+            for value in save:
+                ck.checkpoint({"w": torch.full((100_000,), value)}, (restored or 0) + 1).wait(timeout=20)
+        return restored, float(live["w"][-1])
+
+    life("a", 1.0)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "deeppart.json").unlink()
+    assert life("a", 2.0) == (1, 1.0)
+    assert life("b", 20.0) == (1, 1.0)
+    assert life("a") == (2, 2.0) and life("b") == (2, 20.0)
+    assert len(list((tmp_path / "local").iterdir())) == 2
 
 
 def test_several_processes_without_mpi_never_act_as_several_jobs(
