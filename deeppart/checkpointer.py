@@ -25,6 +25,7 @@ from deeppart.errors import (
     DeeppartWarning,
     StepExistsError,
     warn_caller,
+    warns_at_the_end,
 )
 from deeppart.exchange.memory import Arena
 from deeppart.hanging import hanging
@@ -121,6 +122,7 @@ class Checkpointer:
         """Number of ranks."""
         return self._comm.size
 
+    @warns_at_the_end
     def checkpoint(self, state: Any, step: int, *, force: bool = False) -> Pending:
         """Save a state; returns as soon as it may change again.
 
@@ -181,6 +183,7 @@ class Checkpointer:
         pending.note_returned()
         return pending
 
+    @warns_at_the_end
     def restore(self, state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
         """Bring a state back, in place; on any number of ranks.
 
@@ -254,6 +257,7 @@ class Checkpointer:
         """Advance the exchange between ranks where the MPI library leaves that to the training thread."""
         self._pipeline.poll()
 
+    @warns_at_the_end
     def close(self) -> None:
         """Finish what is in the background, report failures, give the directory back. A second call does nothing."""
         if self._closed or self._process != os.getpid():  # a forked process has nothing of it

@@ -11,8 +11,16 @@ This module knows nothing of the rest of the package.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+import threading
 import warnings
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class DeeppartError(Exception):
@@ -199,8 +207,50 @@ class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 
 
+class _Held(threading.local):
+    """What is said when a block has ended; None outside of one."""
+
+    texts: list[tuple[str, type[DeeppartWarning]]] | None = None
+
+
+_held = _Held()
+
+
+def warns_at_the_end(call: Callable[P, T]) -> Callable[P, T]:
+    """Decorator: what the function warns of is said when it is over.
+
+    Where warnings are errors (``python -W error``), one in the middle of a call that other ranks take part in would
+    break it off on this rank alone, and they would wait for it.
+    """
+
+    @functools.wraps(call)
+    def calling(*arguments: P.args, **options: P.kwargs) -> T:
+        if _held.texts is not None:  # within another one
+            return call(*arguments, **options)
+        _held.texts = []
+        try:
+            result = call(*arguments, **options)
+        except BaseException:
+            with contextlib.suppress(DeeppartWarning):  # there is an error that says more
+                _say_held()
+            raise
+        _say_held()
+        return result
+
+    return calling
+
+
+def _say_held() -> None:
+    texts, _held.texts = _held.texts or [], None
+    for text, category in texts:
+        warn_caller(text, category)
+
+
 def warn_caller(text: str, category: type[DeeppartWarning]) -> None:
     """Warn, with the line that called the library as the place, however deep inside this is noticed."""
+    if _held.texts is not None:
+        _held.texts.append((text, category))
+        return
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
         level, frame = level + 1, frame.f_back

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import deeppart
+from deeppart.inspecting.listing import list_directory
 
 #: For waits that are to end in a timeout.
 TIMEOUT_S = 3.0
@@ -332,3 +333,38 @@ def test_world_size_of_launcher_and_library_differ(run_ranks: Any, tmp_path: Pat
     met = run_ranks(2, launched_without_mpi, tmp_path).values
     assert {kind for kind, _, _ in met} == {"LaunchError"}
     assert "5 processes" in met[0][1] and "2" in met[0][1]
+
+
+def with_errors_for_warnings(comm: Any, directory: Path) -> tuple[list[str], list[int]]:
+    """As with ``python -W error``: what rank 0 alone warns of, at a checkpoint and a restore."""
+    said = []
+
+    def outcome(call: Callable[[], Any]) -> str:
+        try:
+            call()
+        except Warning as warning:
+            return type(warning).__name__
+        return "ok"
+
+    settings = deeppart.Config(persistent_dir=str(directory), timeout=20.0, keep={"persistent": 0})
+    alike = torch.zeros(50_000)
+    with warnings.catch_warnings(), deeppart.Checkpointer(settings, comm) as ck:
+        warnings.simplefilter("error")
+        for step in range(1, 5):
+            if step == 3:
+                alike[comm.rank] = 1
+            state = {"own": comm.rank, "alike": alike, "step": step}
+            said.append(outcome(lambda state=state, step=step: ck.checkpoint(state, step)))
+        ck.checkpoint({"own": comm.rank, "alike": alike, "step": 5}, 5).wait(timeout=20)
+        said.append(outcome(lambda: ck.restore({"own": 9, "alike": alike, "step": 0}, 2)))
+        said.append(outcome(lambda: ck.checkpoint({"own": comm.rank, "alike": alike, "step": 6}, 6)))
+        ck.checkpoint({"own": comm.rank, "alike": alike, "step": 7}, 7).wait(timeout=20)
+    return said, sorted(step.step for step in list_directory(directory).steps if step.state == "complete")
+
+
+@pytest.mark.mpi(min_size=4)
+def test_a_warning_that_is_an_error_leaves_no_rank_waiting(run_on: Any, shared_path: Path) -> None:
+    for rank, (said, complete) in enumerate(run_on(2, with_errors_for_warnings, shared_path)):
+        told = ["PerRankNotice", "ok", "ReplicaDivergenceWarning", "ok", "DeeppartWarning", "ok"]
+        assert said == (told if rank == 0 else ["ok"] * 6)
+        assert complete == [1, 2, 3, 4, 5, 6, 7], "those that a warning came from too"
