@@ -207,6 +207,10 @@ class BackgroundFailureWarning(DeeppartWarning):
     """An earlier checkpoint failed in the background; training goes on and the last good checkpoint stays."""
 
 
+class WaitingNotice(DeeppartWarning):
+    """A call waits for other ranks, and has done so for a while; it goes on waiting."""
+
+
 class _Held(threading.local):
     """What is said when a block has ended; None outside of one."""
 
@@ -244,6 +248,17 @@ def _say_held() -> None:
     texts, _held.texts = _held.texts or [], None
     for text, category in texts:
         warn_caller(text, category)
+
+
+def warn_now(text: str, category: type[DeeppartWarning]) -> None:
+    """As :func:`warn_caller`, in the middle of a call, which goes on even where warnings are errors."""
+    texts, _held.texts = _held.texts, None
+    try:
+        warn_caller(text, category)
+    except category:
+        print(f"{category.__name__}: {text}", file=sys.stderr)
+    finally:
+        _held.texts = texts
 
 
 def warn_caller(text: str, category: type[DeeppartWarning]) -> None:

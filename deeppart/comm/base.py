@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import CommError, PeerTimeoutError
+from deeppart.errors import CommError, PeerTimeoutError, WaitingNotice, warn_now
 
 T = TypeVar("T")
 #: An operation under way: advance it with ``next``; its result is the generator's return value. One that takes several
@@ -39,6 +39,8 @@ SLEEP_MOST_S = 2e-3
 #: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
 PATIENCE_SHARE = 0.25
 PATIENCE_MOST_S = 2.0
+#: After so long the training thread says whom it waits for, once: hours before the timeout, where that is long.
+NOTICE_S = 30.0
 
 
 class Comm(Protocol):
@@ -159,12 +161,15 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
     began = time.monotonic()
     drive = Drive(comm, operation, what, timeout)
     polling, sleep_s = not background, SLEEP_FIRST_S
-    waited = 0.0
+    waited, is_told = 0.0, background
     while not drive.advance(waited):
         now = time.monotonic()
         if drive.moved:
             began, sleep_s = now, SLEEP_FIRST_S
         waited = now - began
+        if waited > NOTICE_S and not is_told:
+            is_told = True
+            _tell(comm, what, waited, timeout)
         if polling:
             polling = waited < POLL_S
             time.sleep(0)
@@ -172,6 +177,18 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
             time.sleep(sleep_s)
             sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
     return drive.result
+
+
+def _tell(comm: Comm, what: str, waited_s: float, timeout: float) -> None:
+    """Say who is waited for; of all the ranks that wait, one does."""
+    heard = comm.heard()
+    missing = set(range(comm.size)) - heard
+    if missing and comm.rank == min(heard):
+        warn_now(
+            f"{what}: waiting for {rank_names(sorted(missing))} for {waited_s:.0f} s, up to {timeout:g} s. Every rank "
+            "has to make this call: is it under `if rank == 0`, or does a rank hang elsewhere?",
+            WaitingNotice,
+        )
 
 
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:

@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeppart.comm import Comm, connect, finish
+from deeppart.comm import Comm, base, connect, finish
 from deeppart.comm.agreement import agree, raise_together
 from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
 
@@ -60,6 +61,25 @@ def test_broadcasts_to_few_ranks_and_to_many(comm: Comm, direct_ranks: int, monk
     for operation in operations:  # all of them under way at once
         do(comm, operation)
     assert all((buffer == root).all() for root, buffer in enumerate(buffers))
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_who_waits_long_says_for_whom(
+    own_channel: Comm, action: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, one rank for all that wait; and it goes on waiting, where warnings are errors too."""
+    monkeypatch.setattr(base, "NOTICE_S", 1.0)
+    monkeypatch.setattr(base, "PATIENCE_MOST_S", 0.1)
+    rank, late = own_channel.rank, own_channel.size - 1
+    if rank == late:
+        time.sleep(3.0)
+    with warnings.catch_warnings(record=action == "always") as caught:
+        warnings.simplefilter(action)
+        texts = finish(own_channel, own_channel.allgather(b"x"), "checkpoint(step=7)", LIMIT_S)
+    assert texts == [b"x"] * own_channel.size
+    said = [str(each.message) for each in caught] if caught is not None else capsys.readouterr().err.splitlines()
+    assert len(said) == (rank == 0)
+    assert all(f"checkpoint(step=7): waiting for rank {late} for 1 s" in text for text in said)
 
 
 def test_transfers(comm: Comm) -> None:
