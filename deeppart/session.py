@@ -29,9 +29,10 @@ from deeppart.errors import (
 )
 from deeppart.levels.files import make_directory, storage_error
 from deeppart.levels.key_files import read_key_files
+from deeppart.levels.lineage import read_lineage
 from deeppart.levels.mapped import forget_all
 from deeppart.levels.node import NODE_FOLDERS, NodeLevel
-from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps, read_lineage
+from deeppart.levels.persistent import DirectoryOwner, PersistentLevel, committed_steps
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import note_protection
@@ -192,6 +193,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     if rank == 0:
         _tell_protection(directory, welcome["session"], protection)
         _tell_foreign(directory)
+        _tell_copy(directory, owner)
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     committed = {StepKey(*key) for key in welcome["committed"]}
@@ -231,6 +233,18 @@ def _tell_foreign(directory: Path) -> None:
     if foreign:
         text = f"{len(foreign)} step directories of other users are not used, such as {foreign[0]}"
         warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)
+
+
+def _tell_copy(directory: Path, owner: DirectoryOwner | None) -> None:
+    """On rank 0: what lies on nodes belongs to the directory that this one is a copy of."""
+    if owner is not None and owner.copy_of:
+        warn_caller(
+            f"{directory} is a copy of a checkpoint directory, or was brought back: it has lineage {owner.lineage} "
+            f"from now on, and parts on nodes that lie below {owner.copy_of} are not used. If it takes the place of "
+            "the original and they are wanted, end the job, put that lineage back into deeppart.json and remove "
+            ".deeppart.lock",
+            DeeppartWarning,
+        )
 
 
 def _tell_protection(root: Path, session: str, protection: Protection) -> None:

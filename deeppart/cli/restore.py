@@ -16,7 +16,7 @@ from deeppart.config import expand_directory, job_name, launcher_world, node_nam
 from deeppart.errors import FormatError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
-from deeppart.levels.persistent import read_lineage
+from deeppart.levels.lineage import read_lineage
 from deeppart.part import Signing
 from deeppart.restart import Source, explain, explain_parts
 from deeppart.suspecting import suspect_lines

@@ -16,8 +16,9 @@ from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
+from deeppart.levels.lineage import read_lineage
 from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
-from deeppart.levels.persistent import UNFINISHED, read_lineage, read_manifest
+from deeppart.levels.persistent import UNFINISHED, read_manifest
 from deeppart.levels.presence import file_length, part_problem
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import reduced_runs

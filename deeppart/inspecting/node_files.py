@@ -8,8 +8,8 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError
+from deeppart.levels.lineage import read_lineage
 from deeppart.levels.node import Found, file_problem, take_stock
-from deeppart.levels.persistent import read_lineage
 from deeppart.levels.steps import parse_step_directory_name
 from deeppart.part import Signing
 

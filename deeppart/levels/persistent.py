@@ -20,21 +20,21 @@ import uuid
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
 from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error
+from deeppart.levels.lineage import LINEAGE_NAME, take_lineage
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
 from deeppart.levels.timestamps import CommitClock, now
 from deeppart.model import Attempt, Manifest, StepKey
-from deeppart.part import Signing, decode_manifest, is_hex32, part_file_name
-from deeppart.part.format import short
+from deeppart.part import Signing, decode_manifest, part_file_name
 from deeppart.part.json_text import parse_json
 
-LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
 MANIFEST_LIMIT_BYTES = 1 << 30
 _SMALL_FILE_BYTES = 64 << 10
@@ -236,6 +236,7 @@ class DirectoryOwner:
         directory: as given.
         session: 32 hex digits that name this run of the job.
         lineage: 32 hex digits that name the directory.
+        copy_of: the lineage of the directory that this one turned out to be a copy of; "" if it is none.
         clock: gives the times of commits.
     """
 
@@ -253,12 +254,14 @@ class DirectoryOwner:
         _owners.add(self)
         try:
             self._lock()
-            owner = {"session": self.session, "who": who, "since": now(), "found": _newest_commits(directory)}
+            lineage = take_lineage(directory, self._fd, self._recorded().get("place", ""))
+            self.lineage, self.copy_of = lineage.name, lineage.copy_of
+            owner: dict[str, Any] = {"session": self.session, "who": who, "since": now(), "place": lineage.place}
+            owner["found"] = _newest_commits(directory)
             os.ftruncate(self._fd, 0)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
             os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0)
             os.fsync(self._fd)
-            self.lineage = _lineage(directory)
         except OSError as error:
             self.close()
             raise storage_error("persistent_dir is not writable", error, directory) from error
@@ -427,49 +430,3 @@ def _newest_commits(root: Path) -> dict[str, int]:
         if key.session and (key.session in newest or len(newest) < _MOST_FOUND):
             newest[key.session] = max(key.sequence, newest.get(key.session, 0))
     return newest
-
-
-def _lineage(directory: Path) -> str:
-    """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them."""
-    with contextlib.suppress(CorruptFileError):  # perhaps claimed by another job; the last look tells
-        if (found := read_lineage(directory)) is not None:
-            return found
-    record = {"format": "deeppart", "version": 1, "lineage": uuid.uuid4().hex, "created": now()}
-    try:
-        create_file(directory / LINEAGE_NAME, json.dumps(record, indent=1).encode() + b"\n")
-    except StorageError as error:
-        if error.errno != errno.EEXIST:
-            raise
-    for _ in range(_LOOKS):
-        with contextlib.suppress(CorruptFileError):  # claimed by another job, which is about to fill it
-            if (found := read_lineage(directory)) is not None:
-                return found
-        time.sleep(_LOCK_PAUSE_S)
-    found = read_lineage(directory)
-    if found is None:
-        raise StorageError("persistent_dir has lost its lineage record", where=str(directory / LINEAGE_NAME))
-    return found
-
-
-def read_lineage(directory: Path) -> str | None:
-    """The lineage recorded in a directory, or None where there is no record.
-
-    Raises:
-        CorruptFileError: the record cannot be read.
-        StorageError: the operating system refused.
-    """
-    path = directory / LINEAGE_NAME
-    try:
-        lineage = parse_json(read_file(path, _SMALL_FILE_BYTES))["lineage"]
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptFileError(
-            "the directory's lineage record cannot be read",
-            found=str(error),
-            where=str(path),
-            todo="remove the file to begin a new lineage: local copies of earlier checkpoints are then not found",
-        ) from error
-    if not is_hex32(lineage):
-        raise CorruptFileError("the directory's lineage record is not sound", found=short(lineage), where=str(path))
-    return str(lineage)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from deeppart.levels.persistent import LINEAGE_NAME
+from deeppart.levels.lineage import LINEAGE_NAME
 from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.part import is_hex32, parse_part_file_name
 

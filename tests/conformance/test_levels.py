@@ -14,8 +14,9 @@ import pytest
 
 from deeppart.levels.base import Level
 from deeppart.levels.files import DurableFile
+from deeppart.levels.lineage import LINEAGE_NAME
 from deeppart.levels.node import NodeLevel
-from deeppart.levels.persistent import LINEAGE_NAME, PersistentLevel
+from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.testing.levels import LEVEL_CHECKS
 

@@ -25,7 +25,7 @@ from deeppart.errors import DeeppartError, StateError
 from deeppart.exporting.archive import export
 from deeppart.inspecting.node_files import verify_nodes
 from deeppart.inspecting.ownership import read_owner
-from deeppart.levels.persistent import read_lineage
+from deeppart.levels.lineage import read_lineage
 from deeppart.part import FileSource, PartReader, decode_manifest
 from deeppart.restart import Inventory, survey
 
