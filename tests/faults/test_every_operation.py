@@ -202,7 +202,9 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
             number, stride = PLACES[code]
             while True:
                 directory = memory / f"{old}{level}{number}"
-                shutil.copytree(memory / ("old" if old else "new"), directory)
+                shutil.copytree(
+                    memory / ("old" if old else "new"), directory, ignore=shutil.ignore_patterns(".deeppart.lock")
+                )
                 with StorageFaults(directory / level) as faults:
                     faults.refuse(number, ERRORS[code], count=None if lasting else 1)
                     try:

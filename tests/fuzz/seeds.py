@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import deeppart
-from deeppart.levels import persistent, timestamps
+from deeppart.levels import lineage, persistent, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.unit import cli_support
 
@@ -184,9 +184,12 @@ def make_seeds() -> Mapping[str, Seed]:
     clock = mock.Mock(time=lambda: 1.8e9)
     # Only the library's: torch draws identities, too, when its modules are imported.
     known = mock.Mock(uuid4=lambda: uuid.UUID(int=next(numbers)))
-    identity = mock.patch.object(persistent, "uuid", known)
     try:
-        with identity, mock.patch.object(timestamps, "time", clock):
+        with (
+            mock.patch.object(persistent, "uuid", known),
+            mock.patch.object(lineage, "uuid", known),
+            mock.patch.object(timestamps, "time", clock),
+        ):
             made = _Made(scratch)
             made.add("odd", lambda root: _save(root, _odd(3.0), compression="none"), lambda: _odd(0.0))
             made.add("module", lambda root: _save(root, _module(2.0), compression="none"), lambda: _module(1.0))

@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def job(trained: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
-    return Path(shutil.copytree(trained, tmp_path / "job"))
+    return Path(shutil.copytree(trained, tmp_path / "job", ignore=shutil.ignore_patterns(".deeppart.lock")))
 
 
 def show(root: Path, *keys: str) -> dict[str, Any]:

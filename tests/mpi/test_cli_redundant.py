@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def job(trained: Path, tmp_path: Path) -> Path:
     """A copy to damage: step 1 is on the persistent level, step 2 only on the nodes."""
-    return Path(shutil.copytree(trained, tmp_path / "job"))
+    return Path(shutil.copytree(trained, tmp_path / "job", ignore=shutil.ignore_patterns(".deeppart.lock")))
 
 
 def nodes(job: Path) -> list[object]:

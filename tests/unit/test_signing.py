@@ -407,7 +407,7 @@ def test_local_parts_alone(tmp_path: Path) -> None:
 def deeppart_restores_anything(root: Path, more: dict[str, Any]) -> bool:
     """Without a key, the forged step is taken."""
     copy = root / "copy"
-    shutil.copytree(root / "ckpt", copy / "ckpt")
+    shutil.copytree(root / "ckpt", copy / "ckpt", ignore=shutil.ignore_patterns(".deeppart.lock"))
     shutil.copytree(root / "local", copy / "local")
     restored = live()
     config = settings(copy, **{**more, "local_dir": str(copy / "local")}, sign_key_file=None)
