@@ -19,6 +19,8 @@ from deeppart.scrubbing import Scrubber
 from deeppart.session import Session
 from deeppart.state.capture import Staging
 
+#: How long a thread that is giving a session's things back is waited for where that should take no time.
+_PATIENCE_S = 5.0
 #: Of this process, those that are not over. Guarded by the interpreter: single operations on a list.
 _left: list[Background] = []
 
@@ -34,6 +36,8 @@ class Background:
         self._session, self._pipeline, self._scrubber, self._staging = session, pipeline, scrubber, staging
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        self._giving_back = threading.Lock()  # guards _is_given_back
+        self._is_given_back = False
 
     def finish(self, timeout: float) -> bool:
         """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
@@ -47,6 +51,20 @@ class Background:
         self._session.drop_spares()
         self._staging.release()
         self._session.close()
+
+    def _give_back_once(self) -> None:
+        """Whoever comes second waits for the first.
+
+        A thread that is in torch's code when the interpreter ends takes the process down with it (``std::terminate``).
+        """
+        if not self._giving_back.acquire(timeout=_PATIENCE_S):
+            return
+        try:
+            if not self._is_given_back:
+                self._is_given_back = True
+                self.give_back()
+        finally:
+            self._giving_back.release()
 
     def leave(self) -> None:
         """Let it come to its end by itself; returns at once. In a forked process there is nothing of it."""
@@ -77,7 +95,7 @@ class Background:
     def _end(self, timeout: float) -> None:
         try:
             self.finish(timeout)
-            self.give_back()
+            self._give_back_once()
         finally:
             with contextlib.suppress(ValueError):  # the next start may have given up waiting for it
                 _left.remove(self)

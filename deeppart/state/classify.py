@@ -31,7 +31,7 @@ from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatS
 from deeppart.state.leaves import LeafType, leaf_type
 from deeppart.state.replication import ALL, NONE, VERIFY, Replication
 from deeppart.state.runs import encode_leaf_value, make_run, run_kind
-from deeppart.state.structure import Alias, encode_tree
+from deeppart.state.structure import Alias, encode_path, encode_tree
 from deeppart.state.ties import find_aliases
 from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
@@ -64,6 +64,7 @@ class Layout:
         forced, forced_values: leaves and values that are per rank whatever the ranks hold.
         trusted, trusted_values: those that are taken to be equal, and not compared.
         verified: leaves that are compared in full every time.
+        replication: what the user says may differ.
     """
 
     tokens: list[Any]
@@ -86,6 +87,7 @@ class Layout:
     trusted: Flags
     trusted_values: Flags
     verified: frozenset[int]
+    replication: Replication
     unordered: set[int] = field(default_factory=set)
 
     def stands_for(self, flat: FlatState) -> bool:
@@ -100,7 +102,9 @@ class Layout:
                 return False
             self.pointers = flat.pointers
         if flat.orders != self.orders:
-            self.tree, self.orders = encode_tree(flat.root), flat.orders  # only the order that `load` gives its dicts
+            # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
+            self.tree, self.orders = encode_tree(flat.root), flat.orders
+            self.structure_digest = _structure_digest(flat, self.replication)
         return True
 
 
@@ -117,7 +121,7 @@ def describe(flat: FlatState, replication: Replication) -> Layout:
         tree=encode_tree(flat.root),
         types=types,
         aliases=find_aliases(flat, types),
-        structure_digest=hash_json(_skeleton(flat.tokens[: flat.shared[2]])),
+        structure_digest=_structure_digest(flat, replication),
         type_digests=np.zeros(0, dtype=np.int64),
         per_rank=modes == NONE,
         per_rank_values=value_modes == NONE,
@@ -130,6 +134,7 @@ def describe(flat: FlatState, replication: Replication) -> Layout:
         trusted=modes == ALL,
         trusted_values=value_modes == ALL,
         verified=frozenset(np.flatnonzero(modes == VERIFY).tolist()),
+        replication=replication,
     )
     _refresh(layout, flat)
     return layout
@@ -155,6 +160,17 @@ def _refresh(layout: Layout, flat: FlatState) -> None:
     compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
     verified = layout.verified.intersection(compared)
     layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
+
+
+def _structure_digest(flat: FlatState, replication: Replication) -> int:
+    """Of what must be equal on all ranks."""
+    shared = flat.shared[2]
+    orders = [
+        [encode_path(path), [encode_key(key, "a dict key") for key in keys]]
+        for place, path, keys in flat.ordered
+        if place <= shared and replication.mode(path) != ALL
+    ]
+    return hash_json([_skeleton(flat.tokens[:shared]), orders] if orders else _skeleton(flat.tokens[:shared]))
 
 
 def _skeleton(tokens: list[Any]) -> list[Any]:

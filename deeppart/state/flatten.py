@@ -140,6 +140,8 @@ class FlatState:
         pointers: memory address of each array.
         memory: what keeps the bytes at these addresses.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
+        ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
+            of the keys that all ranks share.
         apart: what is not in the structure that all ranks share; rank 0's first, then what is this rank's own. Their
             leaves follow those of the shared structure, in this order.
         shared: how many arrays, values and tokens are in the structure that all ranks share.
@@ -155,6 +157,7 @@ class FlatState:
     pointers: array[int] = field(default_factory=lambda: array("q"))
     memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
     orders: list[Any] = field(default_factory=list)
+    ordered: list[tuple[int, Path, list[Key]]] = field(default_factory=list)
     apart: list[Apart] = field(default_factory=list)
     shared: tuple[int, int, int] = (0, 0, 0)
     common: tuple[int, int] = (0, 0)
@@ -356,6 +359,9 @@ class _Walk:
             self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
         if list(container) != keys:
             self.flat.orders.append((len(self.flat.tokens), list(container)))
+            if kind == "odict" and path:
+                mine = [key for key in container if key not in apart] if apart else list(container)
+                self.flat.ordered.append((len(self.flat.tokens), path, mine))
         self._enter(container, path)
         if apart:
             children: list[Node] = [

@@ -13,7 +13,7 @@ from typing import Any
 
 from deeppart.comm.base import Comm, finish
 from deeppart.errors import StructureMismatchError
-from deeppart.state.flatten import Apart, ArrayLeaf, ExactPath, Node, Path, ValueLeaf, exact, readable
+from deeppart.state.flatten import Apart, ArrayLeaf, ExactPath, Node, Path, ValueLeaf, exact, id_key, readable
 from deeppart.state.replication import ALL, NONE, Replication
 from deeppart.state.runs import run_kind
 from deeppart.state.structure import DICTS, decode_path, encode_path
@@ -100,13 +100,11 @@ def _describe(node: Node) -> list[Any]:
     kind = node.kind
     if kind == "namedtuple":
         kind += f" {type(node.container).__name__}"
-    return [
-        kind,
-        [
-            [encode_key(key, "a dict key"), _describe(child)]
-            for key, child in zip(node.keys, node.children, strict=True)
-        ],
-    ]
+    items = [(key, _describe(child)) for key, child in zip(node.keys, node.children, strict=True)]
+    if kind == "odict":
+        place = {id_key(key): at for at, key in enumerate(node.container)}
+        items.sort(key=lambda item: place[id_key(item[0])])
+    return [kind, [[encode_key(key, "a dict key"), item] for key, item in items]]
 
 
 def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:
@@ -121,6 +119,9 @@ def _differences(reference: list[Any], mine: list[Any], path: Path, replication:
                 yield from _differences(one, other, (*path, place), replication)
             return
     elif reference[0] == mine[0]:
+        if mine[0] == "odict" and path and replication.mode(path) != ALL and _order_differs(reference[1], mine[1]):
+            yield Difference(path, True, f"has the keys of {readable(path)} in another order than rank 0")
+            return
         yield from _key_differences(reference[1], mine[1], path, replication)
         return
     text = f"has {_name(mine)} at {readable(path)}, rank 0 {_name(reference)}"
@@ -141,6 +142,12 @@ def _key_differences(
         elif item[0] != _APART:
             verb = "has" if text in ours else "lacks"
             yield Difference(inner, replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}")
+
+
+def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
+    """Whether an OrderedDict has the keys of rank 0's, in another order."""
+    theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _APART] for items in (reference, mine))
+    return theirs != ours and sorted(theirs) == sorted(ours)
 
 
 def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:

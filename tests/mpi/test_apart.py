@@ -234,6 +234,45 @@ def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
     assert not find_step(shared_path / "ckpt", 6, None).manifest.structure["apart"]
 
 
+def recent(rank: int, step: int) -> dict[str, Any]:
+    """Caches: the order of their entries is that in which they were used. All ranks' is the same at steps 1 and 4."""
+    names = [f"k{place * (1 + rank * ((step - 1) % 3)) % 7}" for place in range(7)]
+    rows = OrderedDict((name, torch.full((3,), float(name[1]))) for name in names)
+    counts = OrderedDict((name, int(name[1]) + step) for name in names)
+    return {"w": torch.ones(9), "counts": counts, "rows": rows, "plain": dict(counts), "trusted": OrderedDict(counts)}
+
+
+def in_other_orders(comm: Any, directory: Path) -> Any:
+    settings = config(directory, replicated={"trusted": "all", "*": "auto"}, keep={"persistent": 9})
+    with deeppart.Checkpointer(settings, comm) as ck:
+        found = []
+        for step in range(1, 6):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ck.checkpoint(recent(comm.rank, step), step=step).wait(timeout=20)
+            live = blank_tensors(recent(0, 1))
+            assert ck.restore(live, step=step) == step
+            found.append(([str(each.message) for each in caught], live))
+    return found
+
+
+def test_the_order_of_ordered_dicts(run_on: Any, shared_path: Path) -> None:
+    """Each rank gets back its own, from the checkpoint on at which it differs first."""
+    of_0, of_1 = run_on(2, in_other_orders, shared_path)
+    for rank, found in enumerate((of_0, of_1)):
+        for step, (_, live) in enumerate(found, 1):
+            saved = recent(rank, step)
+            assert difference(saved, live, ordered=False) is None
+            for name in ("counts", "rows"):
+                assert list(live[name]) == list(saved[name]), (rank, step, name)
+            assert list(live["trusted"]) == list(recent(0, step)["trusted"])
+            apart = find_step(shared_path / "ckpt", step, None).manifest.structure["apart"]
+            assert apart == (step > 1)
+    notices = [text for texts, _ in of_0 for text in texts]
+    assert len(notices) == 1 and "per rank from now on: counts, rows" in notices[0]
+    assert not any(texts for texts, _ in of_1)
+
+
 def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:
     rules = {"replay/*": "none", "best/*": "rank0", "tpyo/*": "none"}
     notices = run_on(2, save, shared_path, ruled_state, rules)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import reading
+from deeppart import leaving, reading
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -26,6 +26,7 @@ from deeppart.levels import persistent
 from deeppart.levels.files import DurableFile
 from deeppart.levels.steps import list_steps
 from deeppart.part import FileSource
+from deeppart.state.capture import Staging
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block, step_dir
 
@@ -462,6 +463,25 @@ def test_leaving_the_with_block_closes(memory: Path) -> None:
         pending = ck.checkpoint(state(1), 1)
     assert pending.done()
     deeppart.Checkpointer(config(memory)).close()
+
+
+def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the interpreter ends while a thread is in torch's code, and the process with a signal."""
+    over = threading.Event()
+
+    def release(self: Staging) -> None:
+        time.sleep(0.5)
+        over.set()
+
+    monkeypatch.setattr(Staging, "release", release)
+    with pytest.raises(ZeroDivisionError):
+        with deeppart.Checkpointer(config(memory)):
+            1 / 0  # noqa: B018
+    assert not over.is_set()
+    leaving.break_off()
+    assert over.is_set()
 
 
 def test_close_reports_what_failed_last(memory: Path) -> None:
