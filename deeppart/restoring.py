@@ -336,10 +336,15 @@ class _Restoring:
         try:
             self._arrays = self._target.arrays()
             live = {index: self._arrays[index] for index in self._target.live if index in self._arrays}
-            self._alone = {index: new_array(self._target.types[index]) for index in overlapping(live)}
+            aliases = self._target.structure.aliases
+            untied = {index: data for index, data in self._target.live.items() if index in aliases}
+            untied = {index: data for index, data in untied.items() if index not in self._target.tied}
+            found = overlapping(live | untied)
+            self._alone = {index: new_array(self._target.types[index]) for index in found if index not in untied}
         except DeeppartError as error:
             return error
-        return None
+        wrong = [index for index in found if index in untied]
+        return self._overlap_error(wrong, found) if wrong else None
 
     def any_overlaps(self) -> bool:
         """Whether there are such leaves on any rank (collective)."""
@@ -361,10 +366,13 @@ class _Restoring:
         conflicts = conflicting({index: self._arrays[index] for index in wanted}, wanted)
         if not conflicts:
             return None
+        return self._overlap_error(conflicts, list(wanted))
+
+    def _overlap_error(self, conflicts: list[int], among: list[int]) -> StructureMismatchError:
         names = [readable(self._paths[index]) for index in conflicts]
-        others = [readable(self._paths[index]) for index in wanted if index not in conflicts]
+        others = [readable(self._paths[index]) for index in among if index not in conflicts]
         return StructureMismatchError(
-            "leaves that share some of their memory in the live state were saved with different bytes there",
+            "live leaves that share some of their memory did not share it in this way when they were saved",
             found=f"{', '.join(names[:8])} would be overwritten by {', '.join(others[:8]) or 'one another'}",
             where=f"path {names[0]}",
             todo="build the live state so that they have memory of their own, as when it was saved",

@@ -86,12 +86,10 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
     if node.kind in DICTS:
         items = [(key, child) for key, child in zip(node.keys, children, strict=True) if child is not DROPPED]
         return _new_dict(node, items)
-    kept = [child for child in children if child is not DROPPED]
+    kept = [None if child is DROPPED else child for child in children]  # the others stay where they were
     if node.kind == "list":
         return kept
-    if node.kind == "namedtuple" and len(kept) == len(children):
-        return _namedtuple(node.name, tuple(node.keys))(*children)
-    return tuple(kept)
+    return _namedtuple(node.name, tuple(node.keys))(*kept) if node.kind == "namedtuple" else tuple(kept)
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,9 +130,9 @@ class _Putting:
             return self._live_item(live)
         if self._target.replaced and exact(path) in self._target.replaced:
             return build(self._target, self._arrays, saved)
-        if is_lacking(saved, live):
+        if is_lacking(saved, live, self._target.structure.types):
             created = build(self._target, self._arrays, saved)
-            return None if created is DROPPED else created
+            return self._live_item(live) if created is DROPPED else created
         saved, live = meet(saved, live, self._target.values)
         if isinstance(saved, SavedArray):
             assert isinstance(live, ArrayLeaf)
@@ -160,8 +158,8 @@ class _Putting:
                 merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))
             else:
                 created = build(self._target, self._arrays, child)
-                if created is not DROPPED:
-                    merged_items.append((key, created))
+                if created is not DROPPED or live.kind not in DICTS:
+                    merged_items.append((key, None if created is DROPPED else created))
         return _copied(live, merged_items) if copy else _filled(live, merged_items)
 
     def _live_item(self, live: Node) -> Any:

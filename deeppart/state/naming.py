@@ -10,6 +10,7 @@ _NUMBER = re.compile(r"(?<![^/])-?[0-9]+(?![^/])", re.ASCII)
 #: So many names that differ in numbers only are given one by one; then their pattern is.
 _ONE_BY_ONE = 3
 _MOST_NAMES = 8
+_KINDS = {"odict": "an OrderedDict", "counter": "a Counter", "object": "an object"}
 
 
 class Naming:
@@ -35,6 +36,11 @@ class Naming:
             told[pattern if folds else name] = f"{pattern} ({counts[pattern]})" if folds else name
         self._said.update(told)
         return list(told.values())
+
+
+def name_kind(kind: str) -> str:
+    """A kind of container, for people, with its article."""
+    return _KINDS.get(kind, f"a {kind}")
 
 
 def pattern_of(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from deeppart.comm.base import Comm, finish
 from deeppart.errors import StructureMismatchError
 from deeppart.state.flatten import Apart, ArrayLeaf, ExactPath, Node, Path, ValueLeaf, exact, id_key, readable
+from deeppart.state.naming import name_kind
 from deeppart.state.replication import ALL, NONE, Replication
 from deeppart.state.runs import run_kind
 from deeppart.state.structure import DICTS, decode_path, encode_path
@@ -174,5 +175,5 @@ def _is_plain(described: list[Any]) -> bool:
 def _name(described: list[Any]) -> str:
     kind = described[0]
     if len(described) == 2:
-        return f"a {kind} of {len(described[1])}"
+        return f"{name_kind(kind)} of {len(described[1])}"
     return {_ARRAY: "an array", _VALUE: "a small value", _NONE: "None"}.get(kind, f"a {kind}")

@@ -31,6 +31,7 @@ from deeppart.state.columns import (
     encode_column,
     make_table,
 )
+from deeppart.state.naming import name_kind
 from deeppart.state.values import (
     Encoded,
     decode_value,
@@ -195,11 +196,11 @@ def describe_leaf_value(value: Any) -> str:
     texts = [_short_kind(item) if type(item) in CONTAINERS else describe_value(item) for item in items[:4]]
     if isinstance(value, dict):
         texts = [f"{describe_value(key)}: {text}" for key, text in zip(keys, texts, strict=False)]
-    return f"{', '.join(texts):.50} ... ({len(value)} in a {kind})"
+    return f"{', '.join(texts):.50} ... ({len(value)} in {name_kind(kind)})"
 
 
 def _short_kind(container: Any) -> str:
-    return f"a {run_kind(container)} of {len(container)}"
+    return f"{name_kind(run_kind(container) or '')} of {len(container)}"
 
 
 def decode_leaf_value(encoded: Encoded, where: str) -> Any:

@@ -1,14 +1,18 @@
 """Restoring into a live state: where every saved leaf goes, checked before anything is touched.
 
 Live tensors and arrays are written in place. What the live state lacks is created: keys of dicts, items of lists,
-what was saved where it has None, state of an optimizer that has not stepped. What the checkpoint lacks, or what has
-another kind, shape or dtype, is an error that names the path.
+what was saved where it has None (an array of one element also where it has a number), state of an optimizer that has
+not stepped. What the checkpoint lacks, or what has another kind, shape or dtype, is an error that names the path.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from deeppart.collecting import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
@@ -27,6 +31,7 @@ from deeppart.state.flatten import (
 )
 from deeppart.state.leaves import Array, LeafType, leaf_type, new_array
 from deeppart.state.live_objects import check_object, some
+from deeppart.state.naming import name_kind
 from deeppart.state.runs import (
     RUN_KINDS,
     decode_leaf_value,
@@ -39,6 +44,7 @@ from deeppart.state.runs import (
 from deeppart.state.structure import DICTS, Alias, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.ties import contiguous_strides, find_aliases
 
+_NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -131,7 +137,7 @@ class _Matching:
             self._target.replaced.add(exact(path))
 
     def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
-        if is_lacking(saved, live) and not fixed:
+        if is_lacking(saved, live, self._target.structure.types) and not fixed:
             return
         saved, live = meet(saved, live, self._target.values)
         if isinstance(saved, SavedBranch):
@@ -275,11 +281,17 @@ class _Matching:
         )
 
 
-def is_lacking(saved: SavedNode, live: Node) -> bool:
-    """Whether the live state has None where an array or container was saved: it has none yet, and one is created."""
+def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
+    """Whether the live state has nothing yet where an array or container was saved, so that one is created.
+
+    That is None; or a number where an array of one element was saved: a best loss begins as 1e9, and is a tensor later.
+    """
+    if not isinstance(live, ValueLeaf):
+        return False
+    if isinstance(saved, SavedArray) and type(live.value) in _NUMBERS:
+        return math.prod(types[saved.index].shape) == 1
     kind = saved.kind if isinstance(saved, SavedBranch) else ""
-    nothing = isinstance(live, ValueLeaf) and live.value is None
-    return nothing and not isinstance(saved, SavedValue) and kind != "object"
+    return live.value is None and not isinstance(saved, SavedValue) and kind != "object"
 
 
 def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
@@ -354,10 +366,13 @@ def _is_plain(live: Node) -> bool:
 
 def _describe(node: SavedNode | Node, value: Any) -> str:
     if isinstance(node, (SavedBranch, Branch)):
-        return f"a {node.kind} of {len(node.children)}"
+        return f"{name_kind(node.kind)} of {len(node.children)}"
     if isinstance(node, (SavedArray, ArrayLeaf)):
         return "an array"
-    return "a small value" if run_kind(value) is None else f"a {run_kind(value)} of {len(value)}"
+    kind = run_kind(value)
+    if kind is not None:
+        return f"{name_kind(kind)} of {len(value)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
@@ -372,7 +387,9 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
         saved, owner = places.get(index), places.get(alias.owner)
         if saved is None or owner is None:
             continue
-        if not _tied_alike(target, saved, owner, alias):
+        if _reads_as(flat.data[index]) != _reads_as(flat.data[alias.owner]) or not _tied_alike(
+            target, saved, owner, alias
+        ):
             if rank0.get(saved) != rank0.get(owner):  # rank 0 has other memory there: so it is to be here
                 target.replaced.update(path for path in (rank0.get(saved), rank0.get(owner)) if path is not None)
                 continue
@@ -385,6 +402,11 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
                 todo="untie them in the live state, or remove one of them from the state given to restore",
             )
         target.tied.add(saved)
+
+
+def _reads_as(data: Array) -> tuple[bool, bool]:
+    """Whether a leaf is its memory conjugated or negated (``z.conj()``, ``z.conj().imag``)."""
+    return (data.is_conj(), data.is_neg()) if isinstance(data, torch.Tensor) else (False, False)
 
 
 def _tied_alike(target: Target, saved: int, owner: int, live: Alias) -> bool:

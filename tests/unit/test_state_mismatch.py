@@ -44,13 +44,15 @@ CASES: dict[str, Callable[[], Case]] = {
     "text width": lambda: (np.array(["ab"]), np.array(["a"]), LeafMismatchError, "bad", ["<U2", "<U1"]),
     "numpy for torch": lambda: (ones(3), np.zeros(3, "f4"), LeafMismatchError, "bad", ["float32[3]", "numpy <f4[3]"]),
     "torch for numpy": lambda: (np.ones(3), zeros(3).double(), LeafMismatchError, "bad", ["numpy <f8", "float64"]),
-    "value for array": lambda: (ones(3), 5, LeafMismatchError, "bad", ["an array", "a small value"]),
-    "array for value": lambda: (5, zeros(3), LeafMismatchError, "bad", ["a small value", "an array"]),
-    "array for none": lambda: (None, zeros(3), LeafMismatchError, "bad", ["a small value", "an array"]),
+    "number for two elements": lambda: (ones(2), 5.0, LeafMismatchError, "bad", ["an array", "type float"]),
+    "text for an element": lambda: (ones(()), "5", LeafMismatchError, "bad", ["an array", "type str"]),
+    "value for array": lambda: (ones(3), 5, LeafMismatchError, "bad", ["an array", "type int"]),
+    "array for value": lambda: (5, zeros(3), LeafMismatchError, "bad", ["type int", "an array"]),
+    "array for none": lambda: (None, zeros(3), LeafMismatchError, "bad", ["None", "an array"]),
     "container for array": lambda: (ones(3), [zeros(3)], StructureMismatchError, "bad", ["an array", "a list of 1"]),
     "array for container": lambda: ([ones(3)], zeros(3), StructureMismatchError, "bad", ["a list of 1", "an array"]),
-    "container for value": lambda: (5, {"a": 5}, StructureMismatchError, "bad", ["a small value", "a dict of 1"]),
-    "value for container": lambda: ({"a": 5}, 5, StructureMismatchError, "bad", ["a dict of 1", "a small value"]),
+    "container for value": lambda: (5, {"a": 5}, StructureMismatchError, "bad", ["type int", "a dict of 1"]),
+    "value for container": lambda: ({"a": 5}, 5, StructureMismatchError, "bad", ["a dict of 1", "type int"]),
     "list for dict": lambda: ({0: ones(1)}, [zeros(1)], StructureMismatchError, "bad", ["dict of 1", "list of 1"]),
     "tuple for list": lambda: ([ones(1)], (zeros(1),), StructureMismatchError, "bad", ["list of 1", "tuple of 1"]),
     "list for tuple": lambda: ((ones(1),), [zeros(1)], StructureMismatchError, "bad", ["tuple of 1", "list of 1"]),
@@ -94,6 +96,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "tied at another place": lambda: tied_otherwise(lambda base: base[1:5], lambda base: base[2:6]),
     "tied transposed": lambda: tied_otherwise(lambda base: base.view(2, 4).T, lambda base: base.view(4, 2)),
     "tied conjugate": lambda: tied_conjugate(),
+    "tied, and conjugate here": lambda: conjugate_here(lambda base: (base, base), lambda base: (base, base.conj())),
+    "tied, and negative here": lambda: conjugate_here(
+        lambda base: (base.imag, base.imag), lambda base: (base.imag, base.conj().imag)),
+    "tied, and overlapping here": lambda: overlapping_here(),
     "one list twice": lambda: one_container_twice([0], [1], [2]),
     "one dict twice": lambda: one_container_twice({"a": 0}, {"a": 1}, {"a": True}),
     "one object twice": lambda: one_container_twice(Box({"a": 0.5}), Box({"a": 0.0}), Box({"a": -0.0})),
@@ -131,6 +137,16 @@ def tied_conjugate() -> Case:
     base = zeros(3, dtype=torch.complex64)
     saved = [ones(3, dtype=torch.complex64), 2j * ones(3, dtype=torch.complex64)]
     return saved, [base, base.conj()], StructureMismatchError, "bad/1", ["bad/0"]
+
+
+def conjugate_here(saved: Callable[[Any], tuple[Any, Any]], live: Callable[[Any], tuple[Any, Any]]) -> Case:
+    base = torch.tensor([1 + 2j, 3 + 4j])
+    return list(saved(base)), list(live(zeros(2, dtype=torch.complex64))), StructureMismatchError, "bad/1", ["bad/0"]
+
+
+def overlapping_here() -> Case:
+    saved, base = torch.tensor([1.0, 2.0]), zeros(3)
+    return [saved, saved], [base[:2], base[1:]], StructureMismatchError, "bad/1", ["bad/0"]
 
 
 def one_container_twice(live: Any, first: Any, second: Any) -> Case:
@@ -171,7 +187,7 @@ ROOTS: dict[str, tuple[Any, Any, list[str]]] = {
     "zero's sign": ((0.0,), (-0.0,), ["-0.0 here, 0.0 in"]),
     "deep": (((ones(1), Point(1, (2,))),), ((zeros(1), Point(1, (3,))),), ["path 0/1/y/0"]),
     "huge": ((HUGE,), (HUGE + 1,), ["an int of "]),
-    "none for array": ((ones(2),), (None,), ["an array", "a small value"]),
+    "none for array": ((ones(2),), (None,), ["an array", "None"]),
     "root value": (42, 43, ["43 here, 42 in"]),
     "root none": (ones(2), None, ["an array"]),
 }
@@ -197,6 +213,8 @@ GOOD: dict[str, Callable[[], tuple[Any, Any]]] = {
     "missing items are created": lambda: ([ones(2), 5, [ones(1)]], [zeros(2)]),
     "extra values at the end of a list go": lambda: ([1, 2], [9, 9, 9, 9]),
     "values of any type": lambda: ([1, "a", None, 2.5], ["x", 0, b"", True]),
+    "a number is nothing yet": lambda: ({"best": ones(()), "b": [ones(1, 1)], "n": np.float32(2.0) * np.ones(1)},
+                                        {"best": 1e9, "b": [0], "n": True}),
     "none is nothing yet": lambda: ({"a": ones(2), "b": [1, {}], "c": (ones(1),)}, dict.fromkeys("abc")),
     "none in a tuple": lambda: ((ones(2), Point(1, ones(1))), (None, Point(0, None))),
     "none in an object": lambda: (Box({"a": [ones(2)], "b": None}), Box({"a": None, "b": 3})),
