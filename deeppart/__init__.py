@@ -162,5 +162,7 @@ def _checkpointer() -> Checkpointer:
         _default = Checkpointer()
         # Registered after mpi4py's own handler, so it runs before MPI is finalized.
         atexit.register(_close_at_exit)
+        if "mpi4py.MPI" in sys.modules:  # a script may finalize MPI itself, before its end
+            import_module("deeppart.comm.mpi").before_finalize(close)
         os.register_at_fork(after_in_child=_forget_in_child)
     return _default

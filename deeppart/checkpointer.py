@@ -92,6 +92,8 @@ class Checkpointer:
         self._sequence = 0
         self._known_steps = {key.step for key in self._session.committed}
         self._used_steps: set[int] = set()
+        self._largest_step = -1  # restored, or saved since
+        self._told_counting_down = False
         self._recent: list[Pending] = []
         self._closed, self._restored = False, False
         self.failures = 0
@@ -154,6 +156,7 @@ class Checkpointer:
             return Pending(step, due, self._pipeline.poll)
         refusal = self._refusal_of(step)
         self._warn_not_restored(step)
+        self._warn_counting_down(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
         looking, sequence = time.monotonic(), self._sequence
@@ -239,6 +242,7 @@ class Checkpointer:
             self._auto.restored(recovered.dearest_level)
         self._heal(recovered, inventory)
         self._known_steps.add(recovered.attempt.step)
+        self._largest_step = recovered.attempt.step
         committed = {entry.attempt.step for entry in inventory.committed}
         newer = sorted(step for step in committed if step > recovered.attempt.step)
         # From here on, where warnings are errors, no other rank waits for this one.
@@ -345,9 +349,10 @@ class Checkpointer:
     def _refusal_of(self, step: int) -> DeeppartError | None:
         """Why there cannot be a checkpoint of that step, or None."""
         active = [pending for pending in self._recent if pending.step == step]
-        if step in self._known_steps or step in self._used_steps or any(_counts(pending) for pending in active):
+        used = step in self._used_steps or any(_counts(pending) for pending in active)
+        if used or step in self._known_steps:
             return StepExistsError(
-                f"step {step} is already in the checkpoint directory",
+                f"step {step} was already saved in this run" if used else f"step {step} is already in the directory",
                 expected="a step that has not been committed",
                 where=f"step {step}, {self._session.persistent.root}",
                 todo=("" if self._restored else "call restore(state) before the loop, and ")
@@ -414,7 +419,9 @@ class Checkpointer:
         for note, category in self._pipeline.ledger.take_notes():
             warn_caller(note, category)
         self._recent = [pending for pending in self._recent if pending not in finished]
-        self._used_steps.update(pending.step for pending in finished if _counts(pending))
+        counted = [pending.step for pending in finished if _counts(pending)]
+        self._used_steps.update(counted)
+        self._largest_step = max([self._largest_step, *counted])
 
     def _warn_not_restored(self, step: int) -> None:
         """Training that has begun anew beside what an earlier run has left, once."""
@@ -427,6 +434,19 @@ class Checkpointer:
                 f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
                 "restored: that step stays, and the next restore takes it. Call restore(state) before the loop; or "
                 "give this run a directory of its own, or remove the old steps with `deeppart prune --after`",
+                DeeppartWarning,
+            )
+
+    def _warn_counting_down(self, step: int) -> None:
+        """``restore`` and ``load`` take the largest step number, which is not the newest checkpoint then; once."""
+        last = max([self._largest_step, *(pending.step for pending in self._recent if _counts(pending))])
+        if step >= last or self._told_counting_down:
+            return
+        self._told_counting_down = True
+        if self.rank == 0:
+            warn_caller(
+                f"checkpoint(step={step}) after step {last}: of the checkpoints in the directory, restore takes that "
+                "with the largest step number, not the one that was made last. Count steps up",
                 DeeppartWarning,
             )
 

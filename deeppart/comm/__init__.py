@@ -68,6 +68,9 @@ def _import_mpi(launcher: str, rank: int, size: int) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise _mismatch(launcher, rank, size, found=f"mpi4py does not load: {error}") from error
+    if MPI.Is_finalized():
+        todo = "call MPI.Finalize() after all else, or not at all: the process does it when it ends"
+        raise LaunchError("MPI is finalized in this process", where=f"rank {rank}", todo=todo)
     return MPI
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -275,6 +276,16 @@ def _pool_between(comm: MPI.Comm) -> Pool:
 def _starts_key() -> int:
     """Under which :class:`_Starts` is attached to the caller's communicator, so that it goes with it."""
     return MPI.Comm.Create_keyval()
+
+
+@functools.cache
+def before_finalize(call: Callable[[], None]) -> None:
+    """Have something called, once, at the beginning of ``MPI_Finalize``, while MPI can still be used.
+
+    By an attribute of ``COMM_SELF``: MPI 4.1, section 11.2.4, "Allowing User Functions at MPI Finalization".
+    """
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: call()), None)
 
 
 #: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it

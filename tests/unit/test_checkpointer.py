@@ -260,10 +260,10 @@ def test_a_step_number_may_go_backwards(memory: Path) -> None:
     """After a rollback the job saves lower numbers: the most recent commits are kept, not the highest numbers."""
     with deeppart.Checkpointer(config(memory, keep={"local": 1, "persistent": 2})) as ck:
         for step in (100, 200, 10, 20):
-            ck.checkpoint(state(step), step).wait(timeout=200)
             live = state(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeeppartWarning)
+                ck.checkpoint(state(step), step).wait(timeout=200)
                 assert ck.restore(live, step=step) == step
     assert persistent_steps(memory) == [10, 20] and local_steps(memory) == [20]
 
@@ -372,7 +372,9 @@ def test_skipping_while_a_slow_level_is_busy(memory: Path, monkeypatch: pytest.M
             with pytest.raises(LevelNotRunError, match="skipped"):
                 pending.wait(timeout=1)
         step = skipped[0].step
-        ck.checkpoint(state(step, BIG), step).wait(timeout=200)  # its number is still free
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeeppartWarning)  # that it counts down
+            ck.checkpoint(state(step, BIG), step).wait(timeout=200)  # its number is still free
     kept = {p.step for p in pendings if not p.skipped} | {step}
     assert set(persistent_steps(memory)) == kept and ck.failures == 0
     for number in kept:
@@ -482,6 +484,20 @@ def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
     assert not over.is_set()
     leaving.break_off()
     assert over.is_set()
+
+
+def test_counting_down_is_told_once(memory: Path) -> None:
+    """What is restored is the largest step, and not the newest."""
+    with deeppart.Checkpointer(config(memory)) as ck:
+        ck.checkpoint(state(5), 5).wait(timeout=200)
+        with pytest.warns(DeeppartWarning, match=r"checkpoint\(step=4\) after step 5") as told:
+            for step in (4, 3):
+                ck.checkpoint(state(step), step).wait(timeout=200)
+        assert len(told) == 1
+    with deeppart.Checkpointer(config(memory)) as ck, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ck.restore(state(0)) == 5
+        ck.checkpoint(state(6), 6)
 
 
 def test_close_reports_what_failed_last(memory: Path) -> None:
@@ -669,7 +685,7 @@ def test_leftovers_are_never_restored_and_go_with_the_next_commit(memory: Path) 
 def test_a_leftover_step_number_may_be_used_again(memory: Path) -> None:
     leave_behind(memory)
     with deeppart.Checkpointer(config(memory, keep={"persistent": 0})) as ck:
-        for step in (3, 2):
+        for step in (2, 3):
             ck.checkpoint(state(step * 10), step).wait(timeout=200)
     assert persistent_steps(memory) == [1, 2, 3]
     assert [deeppart.load(memory / "p", step)["step"] for step in (1, 2, 3)] == [1, 20, 30]

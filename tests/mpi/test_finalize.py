@@ -1,0 +1,43 @@
+"""Scripts that finalize MPI themselves: the last checkpoint is finished before."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+
+SCRIPT = """
+    import sys
+    import torch, deeppart
+    from mpi4py import MPI
+
+    state = {"x": torch.zeros(2_000_000), "rank": 0}
+    first = (deeppart.restore(state) or 0) + 1
+    for step in range(first, first + 3):
+        state["x"] += 1
+        state["rank"] = MPI.COMM_WORLD.rank
+        deeppart.checkpoint(state, step)
+    MPI.Finalize()
+    try:
+        deeppart.checkpoint(state, 99)
+    except deeppart.LaunchError as error:
+        assert "MPI is finalized" in str(error)
+    else:
+        sys.exit("a checkpoint without MPI")
+"""
+
+
+@pytest.mark.parametrize("thread_level", ["multiple", "funneled"])
+def test_the_last_checkpoint_is_finished(run_ranks: Callable[..., Any], tmp_path: Path, thread_level: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    env = {"DEEPPART_PERSISTENT_DIR": str(tmp_path / "p"), "MPI4PY_RC_THREAD_LEVEL": thread_level}
+    for last in (3, 6):
+        run_ranks(2, script, env=env)
+        assert deeppart.load(tmp_path / "p", rank=1)["rank"] == 1
+        assert deeppart.load(tmp_path / "p")["x"][-1] == last
