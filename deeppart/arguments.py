@@ -28,7 +28,7 @@ def check_step(step: Any, call: str) -> int:
     except TypeError:
         raise TypeError(f"{call}: step must be a whole number, not {_what(step)}{_hint(step)}") from None
     if isinstance(step, bool) or not 0 <= number < LAST_STEP:
-        raise ValueError(f"{call}: step must be a whole number from 0 to {LAST_STEP}, not {step!r}")
+        raise ValueError(f"{call}: step must be a whole number from 0 to {LAST_STEP - 1}, not {step!r}")
     return number
 
 

@@ -57,7 +57,7 @@ def is_value(value: object) -> bool:
 
 def is_value_type(kind: type) -> bool:
     """Whether objects of this type are small values."""
-    return kind in _VALUE_TYPES or issubclass(kind, np.generic)
+    return kind in _VALUE_TYPES or (issubclass(kind, np.generic) and kind.__module__ == np.__name__)
 
 
 def encode_value(value: Any, where: str) -> Encoded:

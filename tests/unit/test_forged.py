@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,22 @@ def test_a_run_that_no_writer_means(encoded: Any) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_leaf_value(encoded, "here")
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", ["dict", "odict", "counter"])
+@pytest.mark.parametrize("levels", [1, 4, 16])
+def test_memory_of_nested_values(levels: int, kind: str) -> None:
+    """As docs/failure-model.md bounds it: what is forged takes no more than what is honest."""
+    column: list[Any] = ["bool", base64.b64encode(bytes(20_000)).decode()]
+    for _ in range(levels):
+        column = ["records", kind, ["items", ["a"]], [column]]
+    encoded = ["run", "list", column]
+    tracemalloc.start()
+    try:
+        decode_leaf_value(encoded, "somewhere")
+        assert tracemalloc.get_traced_memory()[1] < 300 * levels * len(json.dumps(encoded))
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_imported_that_a_file_names() -> None:

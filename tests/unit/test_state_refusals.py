@@ -32,6 +32,10 @@ class Words(str):
     pass
 
 
+class Celsius(np.float64):
+    pass
+
+
 class MyDict(dict):  # type: ignore[type-arg]
     pass
 
@@ -127,6 +131,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "type": lambda: dict,
     "torch.nn.modules.linear.Linear": lambda: object(),  # replaced below: a class, not an object
     "Colour": lambda: Colour.RED,
+    "Celsius": lambda: Celsius(3.0),
     "Words": lambda: Words("a"),
     "bytearray": lambda: bytearray(b"a"),
     "memoryview": lambda: memoryview(b"a"),
