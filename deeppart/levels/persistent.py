@@ -286,7 +286,7 @@ class DirectoryOwner:
                         [f"owned by {self._recorded().get('who', 'an unknown process')}", *_holders(self._path)]
                     ),
                     where=str(self.directory),
-                    todo="end that job (or let `deeppart prune` come to its end), or give this one another persistent_dir",
+                    todo="end that job (or let `deeppart prune` end), or give this one another persistent_dir",
                 ) from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:

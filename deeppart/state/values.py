@@ -92,7 +92,7 @@ def encode_value(value: Any, where: str) -> Encoded:
         return ["device", str(value)]
     if kind is torch.Size:
         return ["size", list(value)]
-    if isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
+    if is_value_type(kind) and isinstance(value, np.generic) and value.dtype.kind in _NUMPY_KINDS:
         return ["numpy", value.dtype.str, value.tobytes().hex()]
     raise UnsupportedLeafError(
         f"the state holds a {kind.__module__}.{kind.__qualname__}, which cannot be stored exactly",
