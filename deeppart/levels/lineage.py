@@ -5,7 +5,8 @@ two jobs would take each other's parts on nodes for their own. A copy is told by
 directory leaves in the lock file: the inode numbers of the lock file and of the record, and the time of the record's
 last change of status, which nobody can set. Where all three are others, the directory is a copy, and gets a lineage of
 its own. Some of them change without that: where the record alone is brought back, by ``chmod``, and on file systems
-that give out inode numbers as they like.
+that give out inode numbers as they like. A copy made of hard links (``cp -al``) has a lock file with two names, which
+is refused; without it, a record of two names is taken for a copy's.
 """
 
 from __future__ import annotations
@@ -60,25 +61,28 @@ def take_lineage(directory: Path, lock_fd: int, place: str) -> Lineage:
     """
     found = _look(directory)
     name = found or _make(directory)
-    here = _place(directory, lock_fd)
-    if not found or not _is_copy(place, here):
+    here, names = _place(directory, lock_fd)
+    if not found or not _is_copy(place, here, names):
         return Lineage(name, here)
     fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(copy_of=name)])
-    return Lineage(_look(directory) or _make(directory), _place(directory, lock_fd), copy_of=name)
+    return Lineage(_look(directory) or _make(directory), _place(directory, lock_fd)[0], copy_of=name)
 
 
-def _place(directory: Path, lock_fd: int) -> str:
+def _place(directory: Path, lock_fd: int) -> tuple[str, int]:
+    """The place, and how many names the record has."""
     path = directory / LINEAGE_NAME
     try:
         status = access.look(path)
     except OSError as error:
         raise storage_error("persistent_dir has lost its lineage record", error, path) from error
-    return f"{os.fstat(lock_fd).st_ino}:{status.st_ino}:{status.st_ctime_ns}"
+    return f"{os.fstat(lock_fd).st_ino}:{status.st_ino}:{status.st_ctime_ns}", status.st_nlink
 
 
-def _is_copy(before: str, here: str) -> bool:
+def _is_copy(before: str, here: str, names: int) -> bool:
     parts = before.split(":"), here.split(":")
-    return all(len(each) == 3 for each in parts) and all(one != other for one, other in zip(*parts, strict=True))
+    if len(parts[0]) != len(parts[1]):  # not known
+        return names > 1
+    return all(one != other for one, other in zip(*parts, strict=True))
 
 
 def _record(**more: str) -> bytes:

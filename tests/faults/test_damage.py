@@ -19,6 +19,9 @@ from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageErr
 from deeppart.part import FileSource, PartReader
 from deeppart.testing.states import difference
 
+#: One worker runs all of these, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("damage")
+
 STEPS = (1, 2)
 
 

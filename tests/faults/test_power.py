@@ -9,6 +9,9 @@ import pytest
 from tests.faults.power.recording import Event
 from tests.faults.power.trial import Plan, cut_everywhere, record
 
+#: One worker runs all of these, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("power")
+
 PLAN = Plan(seed=1, local=True, keep_local=1, keep_persistent=1, steps=3, capture="eager", elements=300)
 WAYS = 12
 

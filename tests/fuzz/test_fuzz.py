@@ -12,6 +12,9 @@ from tests.fuzz.campaign import Campaign, Case, campaign
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.fuzz.seeds import SIGNED, Files, make_seeds
 
+#: One worker runs all of these, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("fuzz")
+
 KEPT = Path(__file__).parents[1] / "golden" / "forged"
 
 

@@ -13,6 +13,9 @@ import deeppart
 from tests.mpi import launch
 from tests.unit.cli_support import call, call_json, flip, part_path
 
+#: One worker runs all of these, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("cli_mpi")
+
 
 def train(root: Path) -> int:
     """Steps 1 to 3 of a model with a tie, and a generator and a position per rank."""

@@ -15,6 +15,9 @@ import deeppart
 from tests.mpi import launch
 from tests.unit.cli_support import call, call_json, flip
 
+#: One worker runs all of these, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("cli_redundant")
+
 NODES = ("node0", "node1", "node2")
 
 

@@ -27,6 +27,7 @@ from deeppart.errors import (
     DeeppartWarning,
     DirectoryInUseError,
     LaunchError,
+    StorageError,
 )
 from deeppart.levels import persistent
 from deeppart.levels.persistent import LOCK_NAME, DirectoryOwner
@@ -248,8 +249,8 @@ def life(directory: Path, name: str, *save: float) -> tuple[int | None, float]:
 
 def copied(directory: Path, way: str) -> None:
     """A run is branched."""
-    if way == "cp -a":
-        subprocess.run(["cp", "-a", directory / "a", directory / "b"], check=True)
+    if way in ("cp -a", "cp -al"):
+        subprocess.run(["cp", way[3:], directory / "a", directory / "b"], check=True)
     else:
         shutil.copytree(directory / "a", directory / "b")
     if way == "without its record":
@@ -314,6 +315,20 @@ def test_what_is_no_copy(change: Callable[[Path], None], tmp_path: Path) -> None
         warnings.simplefilter("error")
         with deeppart.Checkpointer(local) as ck:
             assert ck.restore(live) == 3
+
+
+def test_a_copy_of_hard_links_has_the_lock_file_too(tmp_path: Path) -> None:
+    """What one job writes there would tell the other that it was overtaken: it is refused until it is removed."""
+    life(tmp_path, "a", 1.0)
+    copied(tmp_path, "cp -al")
+    for name in "ab":
+        with pytest.raises(StorageError, match=r"found: 2 names[^$]*to do: remove the file"):
+            life(tmp_path, name)
+    (tmp_path / "b" / LOCK_NAME).unlink()
+    assert life(tmp_path, "a", 2.0) == (1, 1.0)
+    with pytest.warns(DeeppartWarning, match="is a copy of"):
+        assert life(tmp_path, "b", 20.0) == (1, 1.0)
+    assert life(tmp_path, "a") == (2, 2.0) and life(tmp_path, "b") == (2, 20.0)
 
 
 def test_a_directory_that_takes_the_place_of_the_original(tmp_path: Path) -> None:

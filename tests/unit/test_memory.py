@@ -31,6 +31,9 @@ from deeppart.state.template import Template
 from deeppart.testing.states import difference
 from tests.unit.memory_ways import WAYS, Slow
 
+#: One worker runs all of these, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("memory")
+
 PROGRAM = Path(__file__).with_name("memory_ways.py")
 CASES = [("lazy", "before"), ("lazy", "middle"), ("eager", "before")]
 
