@@ -31,7 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from deeppart.access.rules import READING, Complaint, Identity, Rules, planted
+from deeppart.access.lists import status_of
+from deeppart.access.rules import READING, Complaint, Identity, Rules, Status, planted
 from deeppart.hanging import storage_operation
 
 #: As many symbolic links as the kernel follows.
@@ -214,7 +215,7 @@ class _Way:
         """
         ahead = _components(path)
         while ahead:
-            here = os.fstat(self.fd)
+            here = status_of(self.fd, self._who)
             _refuse(self.path, self._rules.above(here, self._who))
             name = ahead.pop()
             try:
@@ -226,9 +227,9 @@ class _Way:
                 ahead += _components(target)
                 if target.startswith("/"):
                     self._go_to(os.open("/", _STEP), "/")
-        _refuse(self.path, self._rules.root(os.fstat(self.fd), self._who))
+        _refuse(self.path, self._rules.root(status_of(self.fd, self._who), self._who))
 
-    def _read_link(self, name: str, here: os.stat_result) -> str:
+    def _read_link(self, name: str, here: Status) -> str:
         """Where a symbolic link leads; what is neither one nor a directory is refused."""
         path = self._join(name)
         status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
@@ -335,7 +336,7 @@ class Folder:
                 raise NotRegularError(self.path / name) from error
             raise
         try:
-            status = os.fstat(descriptor)
+            status = status_of(descriptor, _who())
             if not stat.S_ISREG(status.st_mode):
                 raise NotRegularError(self.path / name)
             writes = over and flags & os.O_ACCMODE != os.O_RDONLY
@@ -406,7 +407,7 @@ class Folder:
         path = self.path / name
         descriptor = os.open(name, _STEP, dir_fd=self._fd)
         try:
-            _refuse(str(path), self.rules.inside(os.fstat(descriptor), _who()))
+            _refuse(str(path), self.rules.inside(status_of(descriptor, _who()), _who()))
         except BaseException:
             _close(descriptor)
             raise
@@ -518,7 +519,7 @@ def _descend(descriptor: int, path: str, names: list[str], rules: Rules) -> int:
             if opened >= 0:
                 _close(opened)
             opened = found
-            _refuse(path, rules.inside(os.fstat(opened), _who()))
+            _refuse(path, rules.inside(status_of(opened, _who()), _who()))
     except BaseException:
         if opened >= 0:
             _close(opened)

@@ -15,6 +15,7 @@ from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.config import expand_directory, job_name, launcher_world, node_name
 from deeppart.errors import FormatError
 from deeppart.inspecting.listing import require_directory
+from deeppart.inspecting.node_files import lineage_on_nodes
 from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
 from deeppart.levels.lineage import read_lineage
 from deeppart.part import Signing
@@ -54,6 +55,8 @@ def restore(
     lineage = read_lineage(directory)
     if lineage is None:
         raise FormatError("the directory has no lineage record: no job has checkpointed here", where=str(directory))
+    if local_dirs:
+        lineage = lineage_on_nodes(directory)
     launched = launcher_world()
     if launched is not None and launched[2] > 1:
         return _on_nodes(directory, lineage, local_dirs, step, signing, as_json)

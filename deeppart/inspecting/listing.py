@@ -16,7 +16,7 @@ from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
-from deeppart.levels.lineage import read_lineage
+from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
 from deeppart.levels.persistent import UNFINISHED, read_manifest
 from deeppart.levels.presence import file_length, part_problem
@@ -270,6 +270,8 @@ def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
 
 def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
     try:
+        if needed and is_copy(root):
+            return None, ["a copy that no job has used yet: what lies on nodes belongs to the original"]
         return read_lineage(root), []
     except (FormatError, StorageError) as error:
         if needed:
@@ -280,7 +282,7 @@ def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
 def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> Found:
     """What a lineage has under a node-local directory."""
     if lineage is None:
-        return Found(problems=[f"{directory}: not searched, because DIR has no lineage record to match it with"])
+        return Found(problems=[f"{directory}: not searched, because DIR has no lineage of its own to match it with"])
     try:
         names = access.directories_in(directory)
     except OSError as error:

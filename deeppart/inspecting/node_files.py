@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError
-from deeppart.levels.lineage import read_lineage
+from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import Found, file_problem, take_stock
 from deeppart.levels.steps import parse_step_directory_name
 from deeppart.part import Signing
@@ -55,7 +55,7 @@ def lineage_on_nodes(root: Path) -> str:
     """The lineage of a checkpoint directory, which says what on nodes belongs to it.
 
     Raises:
-        FormatError: it has no lineage record, or one that is damaged. StorageError: that cannot be read.
+        FormatError: it has no lineage record, or one that is damaged, or is a copy. StorageError: that cannot be read.
     """
     lineage = read_lineage(root)
     if lineage is None:
@@ -63,6 +63,13 @@ def lineage_on_nodes(root: Path) -> str:
             "the directory has no lineage record, so nothing tells which node-local files belong to it",
             where=str(root),
             todo="leave out --local",
+        )
+    if is_copy(root):
+        raise FormatError(
+            "the directory is a copy that no job has used yet: what lies on nodes belongs to the original",
+            found=f"lineage {lineage}",
+            where=str(root),
+            todo="leave out --local, or give the original",
         )
     return lineage
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.levels.files import storage_error
-from deeppart.levels.persistent import LOCK_NAME, lock_record, open_lock_file
+from deeppart.levels.lineage import LOCK_NAME
+from deeppart.levels.persistent import lock_record, open_lock_file
 
 _RECORD_BYTES = 64 << 10
 #: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.

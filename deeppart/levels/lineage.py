@@ -1,12 +1,16 @@
 """The lineage: the name by which what lies on nodes is known to belong to a persistent directory.
 
 It stands in ``deeppart.json``, and so a copy of the directory (``cp -r``, a backup that was brought back) has it too:
-two jobs would take each other's parts on nodes for their own. A copy is told by its *place*, which whoever takes the
-directory leaves in the lock file: the inode numbers of the lock file and of the record, and the time of the record's
-last change of status, which nobody can set. Where all three are others, the directory is a copy, and gets a lineage of
-its own. Some of them change without that: where the record alone is brought back, by ``chmod``, and on file systems
-that give out inode numbers as they like. A copy made of hard links (``cp -al``) has a lock file with two names, which
-is refused; without it, a record of two names is taken for a copy's.
+two jobs would take each other's parts on nodes for their own. A copy is told by the *place* that whoever takes the
+directory leaves in the lock file:
+
+- At the path in it there is another directory of this lineage: it is the original, and this a copy.
+- Its record was changed at another time (``st_ctime``, which nobody can set), and either both files have other inode
+  numbers, or they are on another file system, where the numbers may happen to be the same.
+- Nothing is known, and the record has several names (``cp -al``; a lock file with several names is refused).
+
+A copy gets a lineage of its own. Less than that changes when the record alone is brought back, by ``chmod``, and on
+file systems that give out inode numbers as they like.
 """
 
 from __future__ import annotations
@@ -29,9 +33,28 @@ from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 
 LINEAGE_NAME = "deeppart.json"
+LOCK_NAME = ".deeppart.lock"
 _SMALL_FILE_BYTES = 64 << 10
 #: A record that another job has claimed and is about to fill is looked at so often, with so long in between.
 _LOOKS, _PAUSE_S = 5, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the files of a directory are, by which a copy is told.
+
+    Attributes:
+        path: of the directory, without links.
+        lock, record: inode numbers of the lock file and of the lineage record.
+        changed_ns: when the record's status last changed.
+        filesystem: ``f_fsid``, which two of one kind do not share where there is one.
+    """
+
+    path: str
+    lock: int
+    record: int
+    changed_ns: int
+    filesystem: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +63,20 @@ class Lineage:
 
     Attributes:
         name: 32 hex digits.
-        place: by which a copy of the record is told from it.
+        place: for the lock file.
         copy_of: the lineage that the directory had, of which it is a copy; "" if it is none.
     """
 
     name: str
-    place: str
+    place: Place
     copy_of: str = ""
 
 
-def take_lineage(directory: Path, lock_fd: int, place: str) -> Lineage:
+def take_lineage(directory: Path, lock_fd: int) -> Lineage:
     """The directory's lineage, made on first use; of several jobs that make it at once, all get that of one of them.
 
     Args:
-        lock_fd: the open lock file.
-        place: when a job last took the directory; "" if that is not known.
+        lock_fd: the open lock file, with what the last job has written there.
 
     Raises:
         StorageError, CorruptFileError: the record cannot be read or made.
@@ -62,27 +84,70 @@ def take_lineage(directory: Path, lock_fd: int, place: str) -> Lineage:
     found = _look(directory)
     name = found or _make(directory)
     here, names = _place(directory, lock_fd)
-    if not found or not _is_copy(place, here, names):
+    if not found or not _is_copy(name, _noted_place(lock_fd), here, names):
         return Lineage(name, here)
     fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(copy_of=name)])
     return Lineage(_look(directory) or _make(directory), _place(directory, lock_fd)[0], copy_of=name)
 
 
-def _place(directory: Path, lock_fd: int) -> tuple[str, int]:
+def is_copy(directory: Path) -> bool:
+    """Whether a directory is a copy that no job has used yet: what lies on nodes is the original's.
+
+    Raises:
+        CorruptFileError, StorageError: its record cannot be read.
+    """
+    name = read_lineage(directory)
+    if name is None:
+        return False
+    try:
+        descriptor = access.open_file(directory / LOCK_NAME)
+    except OSError:
+        return access.look(directory / LINEAGE_NAME).st_nlink > 1
+    try:
+        return _is_copy(name, _noted_place(descriptor), *_place(directory, descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _place(directory: Path, lock_fd: int) -> tuple[Place, int]:
     """The place, and how many names the record has."""
     path = directory / LINEAGE_NAME
     try:
-        status = access.look(path)
+        record = access.look(path)
+        lock, filesystem = os.fstat(lock_fd).st_ino, os.fstatvfs(lock_fd).f_fsid
     except OSError as error:
         raise storage_error("persistent_dir has lost its lineage record", error, path) from error
-    return f"{os.fstat(lock_fd).st_ino}:{status.st_ino}:{status.st_ctime_ns}", status.st_nlink
+    where = os.path.realpath(directory)
+    return Place(where, lock, record.st_ino, record.st_ctime_ns, filesystem), record.st_nlink
 
 
-def _is_copy(before: str, here: str, names: int) -> bool:
-    parts = before.split(":"), here.split(":")
-    if len(parts[0]) != len(parts[1]):  # not known
+def _noted_place(lock_fd: int) -> Place | None:
+    """What the last job has noted; None if that cannot be understood."""
+    try:
+        place = Place(**parse_json(os.pread(lock_fd, _SMALL_FILE_BYTES, 0))["place"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    numbers = place.lock, place.record, place.changed_ns, place.filesystem
+    return place if type(place.path) is str and all(type(each) is int for each in numbers) else None
+
+
+def _is_copy(name: str, before: Place | None, here: Place, names: int) -> bool:
+    if before is None:
         return names > 1
-    return all(one != other for one, other in zip(*parts, strict=True))
+    if before.changed_ns == here.changed_ns:
+        return False
+    if before.path != here.path and _is_another(name, Path(before.path), here):
+        return True
+    return (before.lock != here.lock and before.record != here.record) or before.filesystem != here.filesystem
+
+
+def _is_another(name: str, elsewhere: Path, here: Place) -> bool:
+    """Whether there is another directory of this lineage at a path."""
+    try:
+        other, status = read_lineage(elsewhere), access.look(elsewhere / LINEAGE_NAME)
+    except (OSError, CorruptFileError, StorageError):
+        return False
+    return other == name and (status.st_ino, status.st_ctime_ns) != (here.record, here.changed_ns)
 
 
 def _record(**more: str) -> bytes:

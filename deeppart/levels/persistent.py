@@ -15,10 +15,11 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import time
 import uuid
 import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
 from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error
-from deeppart.levels.lineage import LINEAGE_NAME, take_lineage
+from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, take_lineage
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
@@ -35,7 +36,6 @@ from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import Signing, decode_manifest, part_file_name
 from deeppart.part.json_text import parse_json
 
-LOCK_NAME = ".deeppart.lock"
 MANIFEST_LIMIT_BYTES = 1 << 30
 _SMALL_FILE_BYTES = 64 << 10
 #: Length of the lock file, and how many sessions' commits it names at most.
@@ -254,9 +254,13 @@ class DirectoryOwner:
         _owners.add(self)
         try:
             self._lock()
-            lineage = take_lineage(directory, self._fd, self._recorded().get("place", ""))
+            if permissions == PERMISSIONS[0]:  # whoever can read a file can lock it
+                with contextlib.suppress(OSError):  # there are no such permissions here
+                    os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR)
+            lineage = take_lineage(directory, self._fd)
             self.lineage, self.copy_of = lineage.name, lineage.copy_of
-            owner: dict[str, Any] = {"session": self.session, "who": who, "since": now(), "place": lineage.place}
+            owner: dict[str, Any] = {"session": self.session, "who": who, "since": now()}
+            owner["place"] = asdict(lineage.place)
             owner["found"] = _newest_commits(directory)
             os.ftruncate(self._fd, 0)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.

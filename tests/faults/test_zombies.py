@@ -27,7 +27,7 @@ import deeppart
 from deeppart.inspecting.listing import list_directory
 from deeppart.inspecting.verifying import choose_steps, verify
 from deeppart.levels import persistent
-from deeppart.levels.persistent import LOCK_NAME
+from deeppart.levels.lineage import LOCK_NAME
 from deeppart.levels.steps import parse_step_directory_name
 
 #: Where the first job stops: (function, whether after it, what the path it is about must contain).

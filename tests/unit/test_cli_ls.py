@@ -20,7 +20,7 @@ ON_NODES = "on nodes there may be more: --local DIR, with the local_dir of the j
 
 
 def test_complete_steps(tmp_path: Path) -> None:
-    save(tmp_path, 10, 9)
+    save(tmp_path, 9, 10)
     text = call("ls", tmp_path)
     lines = text.splitlines()
     assert lines[0].split() == ["step", "ranks", "size", "raw", "created", "(UTC)", "parts", "at", "state"]
@@ -31,7 +31,7 @@ def test_complete_steps(tmp_path: Path) -> None:
     step = document["steps"][1]
     size = part_path(tmp_path, 10).stat().st_size
     assert (step["step"], step["state"], step["restorable"], step["reasons"]) == (10, "complete", True, [])
-    assert (step["ranks"], step["bytes"], step["sequence"]) == (1, size, 0)
+    assert (step["ranks"], step["bytes"], step["sequence"]) == (1, size, 1)
     assert 0 < step["raw_bytes"] < size
     assert step["library"] == f"deeppart {deeppart.__version__}"
     assert step["places"] == [{"level": "persistent", "directory": str(tmp_path), "parts": [0]}]

@@ -15,7 +15,7 @@ import torch
 import deeppart
 from deeppart.inspecting.ownership import hold_directory, read_owner
 from deeppart.inspecting.pruning import Selection, plan_prune
-from deeppart.levels.persistent import LOCK_NAME
+from deeppart.levels.lineage import LOCK_NAME
 from tests.unit.cli_support import (
     call,
     call_json,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import DirectoryInUseError
-from deeppart.levels.persistent import LOCK_NAME, DirectoryOwner
+from deeppart.levels.lineage import LOCK_NAME
+from deeppart.levels.persistent import DirectoryOwner
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

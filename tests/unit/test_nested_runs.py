@@ -404,7 +404,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "tensors for rows": (NESTED["lists"], [torch.ones(1)] * 300),
     "a tensor in a row": (NESTED["lists"], [[torch.ones(1)]] * 300),
     "rows for tensors": ([torch.ones(1)] * 300, NESTED["lists"]),
-    "rows for rows with tensors": ([[torch.ones(1)]] * 300, NESTED["lists"]),
+    "rows for rows with tensors": ([[torch.ones(2)]] * 300, NESTED["lists"]),
 }
 
 

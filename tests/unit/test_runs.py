@@ -183,7 +183,7 @@ MISMATCHES: dict[str, tuple[Any, Any, type[StateError]]] = {
     "a tuple of another length": ((1,) * 9, (1,) * 10, StateError),
     "a list for a table": (dict.fromkeys(range(300), 1), [1] * 300, StateError),
     "arrays for values": ([1] * 9, [torch.ones(1)] * 9, StateError),
-    "values for arrays": ([torch.ones(1)] * 9, [1] * 9, StateError),
+    "values for arrays": ([torch.ones(2)] * 9, [1] * 9, StateError),
 }
 
 
