@@ -12,9 +12,7 @@ The module-level functions use one Checkpointer, configured by ``DEEPPART_*`` va
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -135,17 +133,6 @@ def close() -> None:
         closing.close()
 
 
-def _close_at_exit() -> None:
-    """Finish the last checkpoint, unless the process ends in an error: other ranks may then never arrive."""
-    global _default
-    error = getattr(sys, "last_value", None)
-    if _default is not None and error is not None:
-        _default.__exit__(type(error), error, None)
-        _default = None
-        import_module("deeppart.leaving").break_off()  # nothing may talk to MPI when it ends, which is next
-    close()
-
-
 def _forget_in_child() -> None:
     """A forked process has none of the threads, and must neither finish nor tidy up what is its parent's."""
     global _default, _inherited
@@ -160,9 +147,5 @@ def _checkpointer() -> Checkpointer:
         from deeppart.checkpointer import Checkpointer
 
         _default = Checkpointer()
-        # Registered after mpi4py's own handler, so it runs before MPI is finalized.
-        atexit.register(_close_at_exit)
-        if "mpi4py.MPI" in sys.modules:  # a script may finalize MPI itself, before its end
-            import_module("deeppart.comm.mpi").before_finalize(close)
         os.register_at_fork(after_in_child=_forget_in_child)
     return _default

@@ -18,6 +18,7 @@ from deeppart.collecting import collection_paused
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import Comm, finish
 from deeppart.config import Config
+from deeppart.ending import close_at_the_end
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -88,6 +89,7 @@ class Checkpointer:
         # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
+        close_at_the_end(self)
         self._auto = cadence_for(self._session)
         self._sequence = 0
         self._known_steps = {key.step for key in self._session.committed}
@@ -295,7 +297,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
         # The other ranks may never arrive: do not wait for them, and do not hide the error that is on its way.

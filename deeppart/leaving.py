@@ -8,7 +8,6 @@ training thread may talk to MPI, at the next start.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
@@ -38,6 +37,11 @@ class Background:
         self._process = os.getpid()
         self._giving_back = threading.Lock()  # guards _is_given_back
         self._is_given_back = False
+
+    @property
+    def timeout(self) -> float:
+        """As of the configuration, in seconds."""
+        return self._session.config.timeout
 
     def finish(self, timeout: float) -> bool:
         """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
@@ -73,8 +77,6 @@ class Background:
         if self._scrubber is not None:
             self._scrubber.abandon()
         _left.append(self)
-        atexit.unregister(break_off)
-        atexit.register(break_off)  # runs before the handler of mpi4py, which was there first: MPI must still be there
         if self._session.comm.threads:
             timeout = self._session.config.timeout
             self._thread = threading.Thread(target=self._end, args=(timeout,), name="deeppart-leave", daemon=True)
@@ -106,6 +108,12 @@ def settle(timeout: float) -> None:
     deadline = time.monotonic() + timeout
     for background in list(_left):
         background.settle(max(0.0, deadline - time.monotonic()))
+
+
+def finish() -> None:
+    """Wait for what they have begun, as long as each has to wait for other ranks at most."""
+    for background in list(_left):
+        background.settle(background.timeout)
 
 
 def break_off() -> None:

@@ -16,28 +16,34 @@ SCRIPT = """
     import torch, deeppart
     from mpi4py import MPI
 
+    saver = deeppart.Checkpointer() if sys.argv[1] == "object" else deeppart
     state = {"x": torch.zeros(2_000_000), "rank": 0}
-    first = (deeppart.restore(state) or 0) + 1
+    first = (saver.restore(state) or 0) + 1
     for step in range(first, first + 3):
         state["x"] += 1
         state["rank"] = MPI.COMM_WORLD.rank
-        deeppart.checkpoint(state, step)
+        saver.checkpoint(state, step)
     MPI.Finalize()
-    try:
-        deeppart.checkpoint(state, 99)
-    except deeppart.LaunchError as error:
-        assert "MPI is finalized" in str(error)
-    else:
-        sys.exit("a checkpoint without MPI")
+    for expected in (deeppart.CheckpointError, deeppart.LaunchError):
+        try:
+            saver.checkpoint(state, 99)
+        except expected as error:
+            assert "closed" in str(error) or "MPI is finalized" in str(error)
+        else:
+            sys.exit("a checkpoint without MPI")
+        deeppart.close()
+        saver = deeppart
 """
 
 
-@pytest.mark.parametrize("thread_level", ["multiple", "funneled"])
-def test_the_last_checkpoint_is_finished(run_ranks: Callable[..., Any], tmp_path: Path, thread_level: str) -> None:
+@pytest.mark.parametrize(("thread_level", "form"), [("multiple", "object"), ("multiple", ""), ("funneled", "object")])
+def test_the_last_checkpoint_is_finished(
+    run_ranks: Callable[..., Any], tmp_path: Path, thread_level: str, form: str
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
     env = {"DEEPPART_PERSISTENT_DIR": str(tmp_path / "p"), "MPI4PY_RC_THREAD_LEVEL": thread_level}
     for last in (3, 6):
-        run_ranks(2, script, env=env)
+        run_ranks(2, script, form, env=env)
         assert deeppart.load(tmp_path / "p", rank=1)["rank"] == 1
         assert deeppart.load(tmp_path / "p")["x"][-1] == last

@@ -123,6 +123,34 @@ def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compres
     assert deeppart.load("ckpt")["n"] == 7
 
 
+ENDS = {
+    "exit in the block": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit()",
+    "exit with 0": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit(0)",
+    "exit with 1": "with deeppart.Checkpointer() as ck:\n    ck.checkpoint(state, 7)\n    sys.exit(1)",
+    "not closed": "ck = deeppart.Checkpointer()\nck.checkpoint(state, 7)",
+    "dropped": "deeppart.Checkpointer().checkpoint(state, 7)",
+    "the default": "deeppart.checkpoint(state, 7)",
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_however_the_process_ends(way: str) -> None:
+    """Without an exception, the last checkpoint is complete."""
+    done = run("import sys, torch, deeppart\nstate = {'x': torch.ones(3_000_000)}\n" + ENDS[way])
+    assert (done.returncode, done.stderr) == (1 if way == "exit with 1" else 0, "")
+    assert deeppart.load("ckpt")["x"][-1] == 1
+
+
+def test_an_interactive_session_goes_on_after_an_error() -> None:
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
+    text = "import torch, deeppart\nunknown\n_ = deeppart.checkpoint({'x': torch.ones(3_000_000)}, 7)\n"
+    done = subprocess.run(
+        [sys.executable, "-i"], input=text, capture_output=True, text=True, timeout=100, env=environment
+    )
+    assert done.returncode == 0 and "NameError" in done.stderr
+    assert deeppart.load("ckpt")["x"][-1] == 1
+
+
 def test_a_failure_at_the_very_end_is_still_told() -> None:
     done = run(
         """

@@ -171,7 +171,8 @@ def test_commands_leave_the_nodes_of_the_original_alone(tmp_path: Path) -> None:
         assert result.exit_code and "is a copy that no job has used" in result.output
     assert "copy that no job has used" in cli_support.call("ls", copy, "--local", local)
     assert life(tmp_path, "a") == (1, 1.0)
-    life(tmp_path, "b", 2.0)
+    with pytest.warns(DeeppartWarning, match="is a copy of"):
+        life(tmp_path, "b", 2.0)
     assert "copy" not in cli_support.call("verify", copy, "--local", local)
 
 
