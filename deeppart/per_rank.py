@@ -57,8 +57,8 @@ def strict_error(names: Sequence[str], saved_by: int, ranks: int, step: int) -> 
 def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -> str:
     """What a restore with ``per_rank="drop"`` has left as it was; arguments as of :func:`strict_error`."""
     return (
-        f'restored step {step} of {saved_by} ranks on {ranks} with per_rank="drop": these leaves hold what they held '
-        f"before: {_listed(names)}"
+        f'restored step {step} of {saved_by} ranks on {ranks} with per_rank="drop": these hold what they held '
+        f"before, None in a list that lacked them, while what is beside them was restored: {_listed(names)}"
     )
 
 

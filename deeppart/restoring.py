@@ -41,7 +41,8 @@ from deeppart.state.overlaps import assign, conflicting, overlapping
 from deeppart.state.runs import encode_leaf_value
 from deeppart.state.scatter import Scatter, check_cover, check_places
 from deeppart.state.structure import SavedArray, SavedValue, Structure, check_aliases, decode_tree, encode_tree
-from deeppart.state.target import Target, decode_values, find_targets
+from deeppart.state.target import DROPPED, Target, decode_values, find_targets
+from deeppart.state.units import Unit, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +186,23 @@ class _Restoring:
         """What did not get to where it was perhaps meant to be."""
         attempt, found = self._recovered.attempt, list[DeeppartWarning]()
         if self._way == DROP and not self._same_world and self._any_own:
-            notice = dropped_notice(self._own_names(), attempt.world_size, self._comm.size, attempt.step)
+            notice = dropped_notice(self._dropped_names(), attempt.world_size, self._comm.size, attempt.step)
             found.append(PerRankNotice(notice))
         unreached = unreached_optimizers(self._structure.tree, self._flat.root, self._target.values)
         if unreached:
             found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))
         return found
+
+    def _dropped_units(self) -> list[Unit]:
+        """What is left alone as a whole, since a part of it is not restored."""
+        if self._way != DROP:
+            return []
+        return units_of(self._structure.tree, self._own_leaves, self._own_values)
+
+    def _dropped_names(self) -> list[str]:
+        units = [readable(unit.path) for unit in self._dropped_units()]
+        inside = tuple(f"{name}/" for name in units)
+        return [name for name in self._own_names() if not name.startswith(inside)] + units
 
     def _own_names(self) -> list[str]:
         names = [readable(self._paths[index]) for index in sorted(self._own_leaves)]
@@ -233,7 +245,12 @@ class _Restoring:
             for index, value in mine.values.items():
                 values[index] = value
         else:
-            dropped = frozenset(self._own_leaves | self._aliases_of(self._own_leaves))
+            leaves = set(self._own_leaves)
+            for unit in self._dropped_units():
+                leaves |= unit.arrays
+                for index in unit.values:
+                    values[index] = DROPPED
+            dropped = frozenset(leaves | self._aliases_of(leaves))
         return Target(structure, types, values, dropped=dropped)
 
     def _aliases_of(self, owners: set[int]) -> set[int]:

@@ -81,6 +81,8 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
     if isinstance(node, SavedApart):
         return DROPPED
     children = [build(target, arrays, child) for child in node.children]
+    if children and all(child is DROPPED for child in children):
+        return DROPPED
     if node.kind == "object":
         return children[0]
     if node.kind in DICTS:
