@@ -137,7 +137,8 @@ class Checkpointer:
             state: any nesting of dicts, lists, tuples and objects with ``state_dict()``, over tensors, arrays and
                 small values.
             step: 0 or more, not yet used in this directory.
-            force: save now, at all levels that are on, whatever ``every`` says: at the end, or when the time is up.
+            force: save now, at all levels that are on, whatever ``every`` says: at the end, or when the time is up. The
+                last step, restored or saved, may be given again: it is saved once more, and that is what is restored.
 
         Returns:
             A handle on what goes on in the background.
@@ -156,7 +157,7 @@ class Checkpointer:
         due = self._due(step, force=force)
         if self._auto is not None and not due:
             return Pending(step, due, self._pipeline.poll)
-        refusal = self._refusal_of(step)
+        refusal = None if force and step == self._last_step() else self._refusal_of(step)
         self._warn_not_restored(step)
         self._warn_counting_down(step)
         pending = Pending(step, due, self._pipeline.poll)
@@ -358,8 +359,9 @@ class Checkpointer:
                 expected="a step that has not been committed",
                 where=f"step {step}, {self._session.persistent.root}",
                 todo=("" if self._restored else "call restore(state) before the loop, and ")
-                + "count on from the restored step, give the job a directory of its own, or remove newer steps with "
-                "`deeppart prune --after` (with --local for the copies on nodes)",
+                + "count on from the restored step; or give the job a directory of its own. To go back on purpose, end "
+                "the job, remove newer steps with `deeppart prune --after` (and --local, for the copies on nodes), and "
+                "start it again",
             )
         return None
 
@@ -439,9 +441,13 @@ class Checkpointer:
                 DeeppartWarning,
             )
 
+    def _last_step(self) -> int:
+        """The largest step that was restored, or saved since; -1 if there is none."""
+        return max([self._largest_step, *(pending.step for pending in self._recent if _counts(pending))])
+
     def _warn_counting_down(self, step: int) -> None:
         """``restore`` and ``load`` take the largest step number, which is not the newest checkpoint then; once."""
-        last = max([self._largest_step, *(pending.step for pending in self._recent if _counts(pending))])
+        last = self._last_step()
         if step >= last or self._told_counting_down:
             return
         self._told_counting_down = True

@@ -486,6 +486,27 @@ def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
     assert over.is_set()
 
 
+@pytest.mark.parametrize("every", [{"persistent": 1}, {"local": 1, "persistent": 2}, "auto"])
+def test_the_last_step_may_be_saved_again_by_force(memory: Path, every: Any) -> None:
+    """At the end one does not know whether it was saved: by ``every``, or before the job was submitted again."""
+    for last in (3, 3, 4):
+        live = state(0)
+        with deeppart.Checkpointer(config(memory, every=every, keep={"persistent": 9})) as ck:
+            restored = ck.restore(live)
+            for step in range((restored or 0) + 1, last + 1):
+                live = state(step)
+                ck.checkpoint(live, step)
+            live["x"] = live["x"] + 7
+            ck.checkpoint(live, last, force=True)
+        assert ck.failures == 0
+        with deeppart.Checkpointer(config(memory, every=every, keep={"persistent": 9})) as ck:
+            again = state(0)
+            assert ck.restore(again) == last and difference(live, again) is None
+            for step, force in ((last, False), (last - 1, True)) if every == {"persistent": 1} else ():
+                with pytest.raises(StepExistsError, match="start it again"):
+                    ck.checkpoint(live, step, force=force)
+
+
 def test_counting_down_is_told_once(memory: Path) -> None:
     """What is restored is the largest step, and not the newest."""
     with deeppart.Checkpointer(config(memory)) as ck:
