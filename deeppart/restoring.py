@@ -287,6 +287,7 @@ class _Restoring:
                 "the per_rank function failed",
                 found=f"{type(error).__name__}: {error}",
                 where=f"rank {self._comm.rank}",
+                todo="it is called as function(path, values of the old ranks, new rank, new world size)",
             )
         return None
 

@@ -48,7 +48,7 @@ _NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 def storage_error(summary: str, error: OSError, path: Path | str, **answers: str) -> StorageError:
     """A StorageError for an OSError, saying what the system said and where."""
     todo = {
-        errno.ENOSPC: "free space there, keep fewer checkpoints (`keep`), or turn compression on",
+        errno.ENOSPC: 'free space there, keep fewer checkpoints (`keep`), or compress them: compression = "zstd"',
         errno.EDQUOT: "the quota is used up: free space or ask for more",
         errno.EACCES: "check the directory's owner and permissions",
         errno.EPERM: "check the directory's owner and permissions",

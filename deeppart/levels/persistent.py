@@ -254,9 +254,8 @@ class DirectoryOwner:
         _owners.add(self)
         try:
             self._lock()
-            if permissions == PERMISSIONS[0]:  # whoever can read a file can lock it
-                with contextlib.suppress(OSError):  # there are no such permissions here
-                    os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR)
+            if permissions == PERMISSIONS[0]:
+                self._keep_others_from_locking()
             lineage = take_lineage(directory, self._fd)
             self.lineage, self.copy_of = lineage.name, lineage.copy_of
             owner: dict[str, Any] = {"session": self.session, "who": who, "since": now()}
@@ -296,6 +295,13 @@ class DirectoryOwner:
                 if error.errno not in _NO_LOCKS:
                     raise
                 return
+
+    def _keep_others_from_locking(self) -> None:
+        """Whoever can read a file can lock it; only a group that may write keeps what it may."""
+        mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+        group = stat.S_IRGRP | stat.S_IWGRP if mode & stat.S_IWGRP else 0
+        with contextlib.suppress(OSError):  # there are no such permissions here
+            os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR | group)
 
     def _recorded(self) -> dict[str, str]:
         try:

@@ -17,10 +17,11 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("argparse.Namespace", "types.SimpleNamespace"), f"save dict(vars(x)); {_A_COPY}"),
     (("builtins.set",), f"save sorted(x): {_NO_ORDER}"),
     (("builtins.frozenset",), f"save tuple(sorted(x)): {_NO_ORDER}"),
-    (("collections.deque", "builtins.range", "builtins.generator"), "save list(x)"),
+    (("collections.deque",), f"save list(x); {_A_COPY}"),
+    (("builtins.range", "builtins.generator"), "save list(x)"),
     (("builtins.dict_keys", "builtins.dict_values", "builtins.dict_items"), "save list(x)"),
-    (("collections.ChainMap", "collections.UserDict", "builtins.mappingproxy"), "save dict(x)"),
-    (("builtins.bytearray", "builtins.memoryview"), "save bytes(x)"),
+    (("collections.ChainMap", "collections.UserDict", "builtins.mappingproxy"), f"save dict(x); {_A_COPY}"),
+    (("builtins.bytearray", "builtins.memoryview"), f"save bytes(x); {_A_COPY}"),
     (("datetime.datetime",), "save x.isoformat(), or x.timestamp()"),
     (("datetime.date", "datetime.time"), "save x.isoformat()"),
     (("datetime.timedelta",), "save x.total_seconds()"),
@@ -35,10 +36,8 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("builtins.type",), "leave it out: a class is code, and the script has it; or save an object of it"),
     # Last: types of people's own that derive from what can be stored.
-    *(
-        ((f"builtins.{name}",), f"save {name}(x)")
-        for name in ("dict", "list", "tuple", "str", "bytes", "int", "float", "complex")
-    ),
+    *(((f"builtins.{name}",), f"save {name}(x); {_A_COPY}") for name in ("dict", "list")),
+    *(((f"builtins.{name}",), f"save {name}(x)") for name in ("tuple", "str", "bytes", "int", "float", "complex")),
 )
 
 

@@ -133,7 +133,10 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
         UnsupportedLeafError: naming the path, the kind and what to do.
     """
     kind, todo = "", ""
-    if not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
+    if torch.nn.parameter.is_lazy(tensor):
+        kind = f"an {type(tensor).__name__}, which has no shape yet"
+        todo = "run the module once, forward, before checkpoint or restore"
+    elif not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
         kind, todo = f"a {type(tensor).__module__}.{type(tensor).__qualname__}", "save its local plain tensor"
     elif tensor.layout is not torch.strided:
         kind, todo = f"a tensor of layout {tensor.layout}", "save its indices and values, or to_dense()"
@@ -163,12 +166,15 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
         UnsupportedLeafError: object, structured or zero-width dtypes, elements larger than a chunk may be, and
             subclasses of ndarray.
     """
-    if type(array) is not np.ndarray or array.dtype.kind not in _NUMPY_KINDS or array.dtype.itemsize == 0:
+    sound = array.dtype.kind in _NUMPY_KINDS and array.dtype.itemsize > 0
+    if type(array) is not np.ndarray or not sound:
         raise UnsupportedLeafError(
             f"the state holds a {type(array).__name__} of dtype {array.dtype}, which cannot be stored",
             expected="numpy.ndarray of a plain number, string or time dtype",
             where=f"path {where}",
-            todo="convert it; fields of a structured array can be saved one by one",
+            todo="save np.array(x); it is a copy: restore does not change x"
+            if sound
+            else "convert it; fields of a structured array can be saved one by one",
         )
     if array.dtype.itemsize > MAX_CHUNK_BYTES:
         raise UnsupportedLeafError(

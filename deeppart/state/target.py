@@ -44,6 +44,10 @@ from deeppart.state.runs import (
 from deeppart.state.structure import DICTS, Alias, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.ties import contiguous_strides, find_aliases
 
+_SHAPED_IN_TRAINING = (
+    "; where a module gives its buffers their shapes in training, train a step before restore, or give what "
+    "deeppart.load gives to its load_state_dict()"
+)
 _NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
@@ -185,7 +189,8 @@ class _Matching:
                 expected=f"{expected} (checkpoint)",
                 found=f"{found} (live)",
                 where=f"path {readable(path)}",
-                todo="build the state as it was when it was saved, or convert what deeppart.load gives",
+                todo="build the state as it was when it was saved, or convert what deeppart.load gives"
+                + (_SHAPED_IN_TRAINING if self._objects else ""),
             )
         self._target.live[index] = data
         self.places[live.index] = index
@@ -272,9 +277,10 @@ class _Matching:
         leaves = (SavedArray, SavedValue, ArrayLeaf, ValueLeaf)
         kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
         value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
+        name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else ""
         return kind(
             f"the live state differs from the checkpoint at {readable(path)}",
-            expected=f"{_describe(saved, value)} (checkpoint)",
+            expected=f"{_describe(saved, value)}{name} (checkpoint)",
             found=f"{_describe(live, live.value if isinstance(live, ValueLeaf) else None)} (live)",
             where=f"path {readable(path)}",
             todo="build the state as it was when it was saved",

@@ -21,6 +21,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError, StorageError
+from deeppart.levels.lineage import LOCK_NAME
 from tests.unit.cli_support import call, call_json
 from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, told_by
 
@@ -188,7 +189,8 @@ def test_nobody_else_can_read_weights_on_a_node(shared: Path) -> None:
     finally:
         os.umask(mask)
     for path in everything(shared / "persistent"):
-        assert mode_of(path) == (0o755 if path.is_dir() else 0o644), path
+        private = path.name == LOCK_NAME  # who could read it could lock it
+        assert mode_of(path) == (0o755 if path.is_dir() else 0o600 if private else 0o644), path
 
 
 @pytest.mark.parametrize(
