@@ -292,7 +292,7 @@ class Saver:
         unused = [pattern for pattern, hit in zip(replication.patterns, used.tolist(), strict=True) if not hit]
         if unused and self._comm.rank == 0:
             names = some_names([repr(each) for each in unused])
-            warn_caller(f"replicated: nothing in the state matches {names}: no path that ranks have", DeeppartWarning)
+            warn_caller(f"replicated: {names} matches nothing: no path in the state of any rank", DeeppartWarning)
 
     def _tell(self, found: Classified, noticed: tuple[str, ...], what: str) -> None:
         """Warn of leaves that turn out to differ between ranks."""

@@ -260,16 +260,19 @@ def _owned(status: Status, reason: str, node: bool) -> Complaint:
 
 
 def _written(status: Status, node: bool, sticky: str = "") -> Complaint:
-    everyone = bool(status.st_mode & stat.S_IWOTH)
-    listed = status.st_gid < 0 and not everyone
-    who = "everyone" if everyone else "somebody in its access control list" if listed else f"group {_group(status)}"
-    what = "local_dir" if node else "persistent_dir"
-    trust = "" if everyone or listed else ', or trust the group: permissions = "group"'
+    what, trust = "local_dir" if node else "persistent_dir", ""
+    if status.st_mode & stat.S_IWOTH:
+        who, undo = "everyone", "chmod o-w"
+    elif status.st_gid < 0:
+        who, undo = "somebody in its access control list", "setfacl -b"
+    else:
+        who, undo = f"group {_group(status)}", "chmod g-w"
+        trust = ', or trust the group: permissions = "group"'
     return Complaint(
         "nobody else to have write permission",
         f"{who} may write to it, mode {stat.S_IMODE(status.st_mode):04o}, owned by {owner(status)}",
-        f"take the permission away ({'setfacl -b' if listed else 'chmod o-w' if everyone else 'chmod g-w'}), {sticky}or give `{what}` another directory"
-        f'{trust}. permissions = "unchecked" goes on all the same',
+        f"take the permission away ({undo}), {sticky}or give `{what}` another directory{trust}. "
+        'permissions = "unchecked" goes on all the same',
     )
 
 
