@@ -86,7 +86,7 @@ class Background:
                 self._thread = None
 
     def settle(self, timeout: float) -> None:
-        """Wait until it is over, about ``timeout`` seconds at most; then it is broken off. Nothing in a forked process."""
+        """Wait until it is over, about ``timeout`` seconds at most; then it is broken off. Not in a forked process."""
         if self._process != os.getpid():
             return
         if self._thread is None:
