@@ -100,10 +100,8 @@ def neglect(directory: Path) -> list[str]:
         late = ck.checkpoint(state(2), 2)
         time.sleep(10.0)
         found = [late.report.levels["persistent"].state]
-        following = ck.checkpoint(state(3), 3)
-        time.sleep(0.5)
+        ck.checkpoint(state(3), 3).wait(timeout=200)
         found.append(late.report.levels["persistent"].state)
-        following.wait(timeout=200)
     return found
 
 
