@@ -59,7 +59,7 @@ LINES = (
     Line("deeppart", "restore_persistent_memory_bytes", "extra memory per rank, restore"),
     *(
         Line(who, metric, label, moves_state)
-        for who in ("deeppart lazy", "deeppart tensor", "deeppart auto")
+        for who in ("deeppart lazy", "deeppart verify", "deeppart tensor", "deeppart auto")
         for metric, label, moves_state in (
             ("blocked_s", "checkpoint(): blocked", True),
             ("local_s", "until local", True),
