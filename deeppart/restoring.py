@@ -354,9 +354,8 @@ class _Restoring:
         try:
             self._arrays = self._target.arrays()
             live = {index: self._arrays[index] for index in self._target.live if index in self._arrays}
-            aliases = self._target.structure.aliases
+            aliases = self._target.structure.aliases.keys() - self._target.tied
             untied = {index: data for index, data in self._target.live.items() if index in aliases}
-            untied = {index: data for index, data in untied.items() if index not in self._target.tied}
             found = overlapping(live | untied)
             self._alone = {index: new_array(self._target.types[index]) for index in found if index not in untied}
         except DeeppartError as error:

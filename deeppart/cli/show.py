@@ -17,6 +17,7 @@ from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.inspecting.listing import name_ranks
 from deeppart.part import Signing
+from deeppart.state.naming import KIND_NAMES
 from deeppart.state.runs import describe_leaf_value, run_kind
 from deeppart.units import show_bytes
 
@@ -25,7 +26,6 @@ _MOST_CHARACTERS = 60
 _MOST_RANKS = 4
 #: Columns that a table of paths is aligned to; a longer path pushes its own line out, and not all others.
 _MOST_PATH_COLUMNS = 160
-_KINDS = {"odict": "OrderedDict", "counter": "Counter"}
 #: JSON readers keep integers of so many bits; Python refuses to write out those of thousands of digits.
 _MOST_BITS = 64
 
@@ -153,7 +153,7 @@ def _grow(tree: Tree, node: Node, key: str | None = None) -> None:
     if node.kind == "object":  # its state_dict() has no path of its own
         inner, name = node.children[0][1], node.name
     else:
-        inner, name = node, " ".join(filter(None, (_KINDS.get(node.kind, node.kind), node.name)))
+        inner, name = node, " ".join(filter(None, (KIND_NAMES.get(node.kind, node.kind), node.name)))
     children = inner.children if isinstance(inner, Container) else ((None, inner),)
     kind = f"{printable(name)} of {len(children)}"
     branch = tree.add(Text.assemble((printable(key), "bold"), "  ", (kind, "dim"))) if key is not None else tree

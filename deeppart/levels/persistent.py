@@ -21,7 +21,6 @@ import uuid
 import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
@@ -258,8 +257,7 @@ class DirectoryOwner:
                 self._keep_others_from_locking()
             lineage = take_lineage(directory, self._fd)
             self.lineage, self.copy_of = lineage.name, lineage.copy_of
-            owner: dict[str, Any] = {"session": self.session, "who": who, "since": now()}
-            owner["place"] = asdict(lineage.place)
+            owner = {"session": self.session, "who": who, "since": now(), "place": asdict(lineage.place)}
             owner["found"] = _newest_commits(directory)
             os.ftruncate(self._fd, 0)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.

@@ -64,7 +64,6 @@ class Layout:
         forced, forced_values: leaves and values that are per rank whatever the ranks hold.
         trusted, trusted_values: those that are taken to be equal, and not compared.
         verified: leaves that are compared in full every time.
-        replication: what the user says may differ.
     """
 
     tokens: list[Any]
@@ -87,11 +86,10 @@ class Layout:
     trusted: Flags
     trusted_values: Flags
     verified: frozenset[int]
-    replication: Replication
     unordered: set[int] = field(default_factory=set)
 
-    def stands_for(self, flat: FlatState) -> bool:
-        """Whether all of this still holds for a state."""
+    def stands_for(self, flat: FlatState, replication: Replication) -> bool:
+        """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
         # the same objects where the template fitted
         if flat.tokens is not self.tokens and flat.tokens != self.tokens:
             return False
@@ -104,7 +102,7 @@ class Layout:
         if flat.orders != self.orders:
             # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
             self.tree, self.orders = encode_tree(flat.root), flat.orders
-            self.structure_digest = _structure_digest(flat, self.replication)
+            self.structure_digest = _structure_digest(flat, replication)
         return True
 
 
@@ -134,7 +132,6 @@ def describe(flat: FlatState, replication: Replication) -> Layout:
         trusted=modes == ALL,
         trusted_values=value_modes == ALL,
         verified=frozenset(np.flatnonzero(modes == VERIFY).tolist()),
-        replication=replication,
     )
     _refresh(layout, flat)
     return layout
@@ -249,7 +246,7 @@ class Classifier:
             UnsupportedLeafError: a value cannot be stored.
         """
         self.values = [encode_value(leaf.value, "") if _scalar(leaf.value) else _encode(leaf) for leaf in flat.values]
-        if self.layout is not None and self.layout.stands_for(flat):
+        if self.layout is not None and self.layout.stands_for(flat, self.replication):
             return False
         self._remember_leaves()
         self.layout = describe(flat, self.replication)

@@ -10,7 +10,8 @@ _NUMBER = re.compile(r"(?<![^/])-?[0-9]+(?![^/])", re.ASCII)
 #: So many names that differ in numbers only are given one by one; then their pattern is.
 _ONE_BY_ONE = 3
 _MOST_NAMES = 8
-_KINDS = {"odict": "an OrderedDict", "counter": "a Counter", "object": "an object"}
+#: Kinds of containers whose name in Python is another one.
+KIND_NAMES = {"odict": "OrderedDict", "counter": "Counter"}
 
 
 class Naming:
@@ -40,7 +41,8 @@ class Naming:
 
 def name_kind(kind: str) -> str:
     """A kind of container, for people, with its article."""
-    return _KINDS.get(kind, f"a {kind}")
+    name = KIND_NAMES.get(kind, kind)
+    return f"{'an' if name[:1] in ('O', 'o') else 'a'} {name}"
 
 
 def pattern_of(name: str) -> str:

@@ -176,4 +176,6 @@ def _name(described: list[Any]) -> str:
     kind = described[0]
     if len(described) == 2:
         return f"{name_kind(kind)} of {len(described[1])}"
-    return {_ARRAY: "an array", _VALUE: "a small value", _NONE: "None"}.get(kind, f"a {kind}")
+    if kind.startswith(_RUN):
+        return f"a run of values in {name_kind(kind.removeprefix(_RUN))}"
+    return {_ARRAY: "an array", _VALUE: "a small value", _NONE: "None"}.get(kind, name_kind(kind))

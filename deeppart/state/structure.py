@@ -134,7 +134,7 @@ class Structure:
 
     def walk(self) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
         """Every leaf and value with its path, in the order of the tree."""
-        yield from _walk(self.tree, ())
+        yield from walk_tree(self.tree, ())
 
     def rank0_leaves(self) -> dict[int, ExactPath]:
         """Leaves that are rank 0's -> the path below which all is."""
@@ -155,14 +155,15 @@ class Structure:
         return paths
 
 
-def _walk(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+    """Every leaf and value of a tree that stands at a path; what stands apart is not among them."""
     if isinstance(node, SavedApart):
         return
     if not isinstance(node, SavedBranch):
         yield path, node
         return
     for key, child in zip(node.keys, node.children, strict=True):
-        yield from _walk(child, path if node.kind == "object" else (*path, key))
+        yield from walk_tree(child, path if node.kind == "object" else (*path, key))
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------

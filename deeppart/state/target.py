@@ -393,9 +393,8 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
         saved, owner = places.get(index), places.get(alias.owner)
         if saved is None or owner is None:
             continue
-        if _reads_as(flat.data[index]) != _reads_as(flat.data[alias.owner]) or not _tied_alike(
-            target, saved, owner, alias
-        ):
+        reads_alike = _reads_as(flat.data[index]) == _reads_as(flat.data[alias.owner])
+        if not (reads_alike and _tied_alike(target, saved, owner, alias)):
             if rank0.get(saved) != rank0.get(owner):  # rank 0 has other memory there: so it is to be here
                 target.replaced.update(path for path in (rank0.get(saved), rank0.get(owner)) if path is not None)
                 continue

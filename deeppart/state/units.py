@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deeppart.state.flatten import Path
-from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 
 _TUPLES = ("tuple", "namedtuple")
 #: numpy/random/bit_generator.pyx: what every bit generator's state has.
@@ -35,7 +35,7 @@ def units_of(tree: SavedNode, arrays: set[int], values: set[int]) -> list[Unit]:
     """The outermost units that hold any of these leaves or values; the state itself is none."""
     found = []
     for path, branch in _outermost(tree, ()):
-        leaves = list(_leaves(branch))
+        leaves = [leaf for _, leaf in walk_tree(branch, path)]
         unit = Unit(
             path,
             frozenset(leaf.index for leaf in leaves if isinstance(leaf, SavedArray)),
@@ -62,11 +62,3 @@ def _has_objects(node: SavedNode) -> bool:
     if not isinstance(node, SavedBranch):
         return False
     return node.kind == "object" or any(map(_has_objects, node.children))
-
-
-def _leaves(node: SavedNode) -> Iterator[SavedArray | SavedValue]:
-    if isinstance(node, SavedBranch):
-        for child in node.children:
-            yield from _leaves(child)
-    elif isinstance(node, (SavedArray, SavedValue)):
-        yield node

@@ -96,9 +96,13 @@ def test_warnings_point_to_the_line_that_called(workplace: Path) -> None:
 
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return python(*options, "-c", textwrap.dedent(script))
+
+
+def python(*options: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
-    command = [sys.executable, *options, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    command = [sys.executable, *options]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.mark.parametrize("local", ["", 'local_dir = "scratch"\n'])
@@ -142,10 +146,8 @@ def test_however_the_process_ends(way: str) -> None:
 
 
 def test_an_interactive_session_goes_on_after_an_error() -> None:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
-    text = "import torch, deeppart\nunknown\n_ = deeppart.checkpoint({'x': torch.ones(3_000_000)}, 7)\n"
-    done = subprocess.run(
-        [sys.executable, "-i"], input=text, capture_output=True, text=True, timeout=100, env=environment
+    done = python(
+        "-i", typed="import torch, deeppart\nunknown\n_ = deeppart.checkpoint({'x': torch.ones(3_000_000)}, 7)\n"
     )
     assert done.returncode == 0 and "NameError" in done.stderr
     assert deeppart.load("ckpt")["x"][-1] == 1
