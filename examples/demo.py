@@ -174,7 +174,9 @@ def interrupt(demo: Demo) -> Kill:
 
 def copy_of(demo: Demo, name: str, *, with_local: bool) -> None:
     """What the interrupted run left, for a restart of its own."""
-    shutil.copytree(demo.disk / "interrupted" / "persistent", demo.disk / name / "persistent")
+    # Without the lock file it passes for the original. Else it would be told from it, and not use its nodes' files.
+    passing = shutil.ignore_patterns(".deeppart.lock")
+    shutil.copytree(demo.disk / "interrupted" / "persistent", demo.disk / name / "persistent", ignore=passing)
     if with_local:
         shutil.copytree(demo.memory / "interrupted", demo.memory / name)
 
