@@ -16,6 +16,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,19 +37,39 @@ PATIENCE = 120.0
 Method = Callable[[Path], dict[str, float]]
 
 
-def make_state(megabytes: int) -> dict[str, Any]:
-    """A transformer and its Adam moments, float32, the same on every rank."""
+@dataclass(frozen=True)
+class Training:
+    """A transformer and Adam, the same on every rank; 12 bytes of state per parameter."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def step(self) -> None:
+        """Every value of the state is another one: what has not changed, deeppart would not write again."""
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the others want it; shares memory with the training."""
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+
+def make_training(megabytes: int) -> Training:
     torch.manual_seed(0)
     width = 512
     layers = max(1, round(megabytes * 1e6 / (3 * 4 * 12 * width**2)))
-    with torch.device("meta"):
-        model = nn.ModuleList(nn.TransformerEncoderLayer(width, 8, 4 * width) for _ in range(layers))
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    state: dict[str, Any] = {}
-    for kind in ("model", "exp_avg", "exp_avg_sq"):
-        state[kind] = {name: torch.randn(shape) for name, shape in shapes.items()}
-    state["step"] = {name: torch.tensor(1.0) for name in shapes}
-    return state
+    model = nn.ModuleList(nn.TransformerEncoderLayer(width, 8, 4 * width) for _ in range(layers))
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    training = Training(model, torch.optim.Adam(model.parameters(), lr=1e-3))
+    training.step()
+    return training
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """Of nested dicts."""
+    if isinstance(value, dict):
+        return [tensor for entry in value.values() for tensor in tensors_of(entry)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def size_of(path: Path) -> int:
@@ -56,10 +77,11 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
 
 
-def by_torch_save(state: dict[str, Any]) -> Method:
+def by_torch_save(training: Training) -> Method:
     """Rank 0 writes everything, the others wait for it. torch.save leaves the data in memory: fsync is added here."""
 
     def save(path: Path) -> dict[str, float]:
+        state = training.state_dict()
         began = time.perf_counter()
         if WORLD.rank == 0:
             torch.save(state, path)
@@ -73,7 +95,7 @@ def by_torch_save(state: dict[str, Any]) -> Method:
     return save
 
 
-def by_dcp(state: dict[str, Any], keep_stager: bool) -> Method | None:
+def by_dcp(training: Training, keep_stager: bool) -> Method | None:
     """torch.distributed.checkpoint.async_save over gloo, as in its tutorial or with its staging memory kept."""
     options: dict[str, Any] = {}
     if keep_stager:
@@ -84,6 +106,7 @@ def by_dcp(state: dict[str, Any], keep_stager: bool) -> Method | None:
         options["async_stager"] = DefaultStager(StagingOptions(False, False, False, False))
 
     def save(path: Path) -> dict[str, float]:
+        state = training.state_dict()
         began = time.perf_counter()
         future = dcp.async_save(state, checkpoint_id=str(path), **options)
         blocked = time.perf_counter() - began
@@ -95,8 +118,9 @@ def by_dcp(state: dict[str, Any], keep_stager: bool) -> Method | None:
     return save
 
 
-def by_deeppart(state: dict[str, Any], checkpointer: deeppart.Checkpointer) -> Method:
+def by_deeppart(training: Training, checkpointer: deeppart.Checkpointer) -> Method:
     """Every rank captures its share and goes on; the levels follow in the background."""
+    state = {"model": training.model, "optimizer": training.optimizer}
     steps = iter(range(1_000_000))
 
     def save(path: Path) -> dict[str, float]:
@@ -115,11 +139,14 @@ def by_deeppart(state: dict[str, Any], checkpointer: deeppart.Checkpointer) -> M
     return save
 
 
-def measure(methods: dict[str, Method], folder: Path, rounds: int) -> dict[str, list[dict[str, float]]]:
+def measure(
+    training: Training, methods: dict[str, Method], folder: Path, rounds: int
+) -> dict[str, list[dict[str, float]]]:
     """Every method in turn, ``rounds`` times after one to warm up; figures of the slowest rank."""
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in methods}
     for number in range(rounds + 1):
         for index, (name, save) in enumerate(methods.items()):
+            training.step()
             WORLD.Barrier()
             taken = save(folder / f"{index}-{number}")
             slowest = {event: WORLD.allreduce(value, op=MPI.MAX) for event, value in taken.items()}
@@ -151,7 +178,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     join_gloo()
-    state = make_state(args.megabytes)
+    training = make_training(args.megabytes)
     config = deeppart.Config(
         persistent_dir=str(args.folder / "deeppart"),
         local_dir=str(args.local),
@@ -161,14 +188,15 @@ def main() -> None:
     )
     with deeppart.Checkpointer(config) as checkpointer:
         methods: dict[str, Method | None] = {
-            "torch.save on rank 0": by_torch_save(state),
-            "dcp.async_save": by_dcp(state, keep_stager=False),
-            "dcp.async_save, warm stager": by_dcp(state, keep_stager=True),
-            "deeppart": by_deeppart(state, checkpointer),
+            "torch.save on rank 0": by_torch_save(training),
+            "dcp.async_save": by_dcp(training, keep_stager=False),
+            "dcp.async_save, warm stager": by_dcp(training, keep_stager=True),
+            "deeppart": by_deeppart(training, checkpointer),
         }
-        figures = measure({name: method for name, method in methods.items() if method}, args.folder, args.rounds)
+        present = {name: method for name, method in methods.items() if method}
+        figures = measure(training, present, args.folder, args.rounds)
     if WORLD.rank == 0:
-        nbytes = sum(tensor.nbytes for tensors in state.values() for tensor in tensors.values())
+        nbytes = sum(tensor.nbytes for tensor in tensors_of(training.state_dict()))
         medians = {
             name: {event: statistics.median(each[event] for each in taken) for event in taken[0]}
             for name, taken in figures.items()

@@ -11,6 +11,7 @@ guess; and levels share them as a Dirichlet distribution says that began with th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,10 +63,12 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
     """
     guess = guessed_rates(nodes)
     total = sum(guess.values())
-    failed = [_class_of(run.needed) for run in runs if run.failed]
-    expected = sum(run.seconds * sum(guessed_rates(run.nodes).values()) for run in runs)
-    factor = (1 + len(failed)) / (1 + expected)
-    shares = {name: (rate / total + failed.count(name)) / (1 + len(failed)) for name, rate in guess.items()}
+    failed = Counter(_class_of(run.needed) for run in runs if run.failed)
+    # The guess is linear in the nodes; asked for at each decision, over thousands of runs.
+    node_s = sum(run.seconds * run.nodes for run in runs)
+    expected = node_s / NODE_MTBF_S + sum(run.seconds for run in runs) / JOB_MTBF_S
+    factor = (1 + failed.total()) / (1 + expected)
+    shares = {name: (rate / total + failed[name]) / (1 + failed.total()) for name, rate in guess.items()}
     return _met_by(levels, {name: total * factor * share for name, share in shares.items()})
 
 

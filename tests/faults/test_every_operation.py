@@ -27,10 +27,10 @@ from deeppart.testing.states import difference
 
 LEVELS = ("local", "persistent")
 ERRORS = {errno.errorcode[code]: code for code in TYPICAL_ERRORS}
-#: Of the operations of a start and a checkpoint, which are many: all with EIO once, and each third one with each of the
+#: Of the operations of a start and a checkpoint, which are many: all with EIO once, and each fifth one with each of the
 #: others. Each is refused from then on with one of the three.
-PLACES = {"EIO": (0, 1), "ENOSPC": (0, 3), "EROFS": (1, 3)}
-LASTING_PLACES = PLACES | {"EIO": (2, 3)}
+PLACES = {"EIO": (0, 1), "ENOSPC": (0, 5), "EROFS": (2, 5)}
+LASTING_PLACES = PLACES | {"EIO": (4, 5)}
 
 
 @pytest.fixture(autouse=True)

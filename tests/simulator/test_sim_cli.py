@@ -85,7 +85,7 @@ def test_campaign(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("campaign", *SMALL, "--ranks", "4096", "--days", "10", "--seeds", "2", "--seed", "5", "--json")
+    arguments = ("campaign", *SMALL, "--ranks", "4096", "--days", "2", "--seeds", "2", "--seed", "5", "--json")
     first, second = (sim(capsys, *arguments)[1] for _ in range(2))
     assert first == second
     other = sim(capsys, *arguments[:-3], "--seed", "6", "--json")[1]

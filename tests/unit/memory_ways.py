@@ -151,7 +151,7 @@ def outcome(name: str, directory: Path, capture: str, moment: str) -> str:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     state = {"params": dict(net.named_parameters()), "optimizer": optimizer}
     before = {key: value.detach().clone() for key, value in net.named_parameters()}
-    config = deeppart.Config(persistent_dir=str(directory), capture=capture, timeout=60.0)
+    config = deeppart.Config(persistent_dir=str(directory), capture=capture, compression="none", timeout=60.0)
     with deeppart.Checkpointer(config) as ck:
         ck.checkpoint(state, 1).wait("persistent", 60)
         with torch.no_grad():
