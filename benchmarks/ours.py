@@ -50,8 +50,7 @@ class _Sweep(torch.optim.Optimizer):
 class Deeppart:
     """Each turn opens a checkpointer, saves a few times to warm it, saves once timed, and restores from both levels.
 
-    Each restore is the
-    first thing a fresh checkpointer does, as after a restart: its memory is cold.
+    Each restore is the first thing a fresh checkpointer does, as after a restart: its memory is cold.
     """
 
     capture = "eager"

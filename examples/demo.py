@@ -250,9 +250,7 @@ def measure_costs(demo: Demo) -> dict[str, Any]:
     demo.say(
         f"{size} of model and Adam moments, the same on {costs['ranks']} ranks. From the call, slowest rank, median"
     )
-    demo.say(
-        f"(least-most) of {plan.rounds} rounds after one to warm up; they take turns, a step of Adam before each."
-    )
+    demo.say(f"(least-most) of {plan.rounds} rounds after one to warm up; they take turns, a step of Adam before each.")
     sizes = [median["bytes"] for median in costs["median"].values()]
     demo.claim(min(sizes) > 0.99 * costs["state_bytes"], "everybody wrote all of it")
     ours = costs["median"]["deeppart"]["blocked"]

@@ -34,7 +34,8 @@ from deeppart.part.json_text import parse_json
 
 LINEAGE_NAME = "deeppart.json"
 LOCK_NAME = ".deeppart.lock"
-_SMALL_FILE_BYTES = 64 << 10
+#: Most that is read of the records of a directory.
+SMALL_FILE_BYTES = 64 << 10
 #: A record that another job has claimed and is about to fill is looked at so often, with so long in between.
 _LOOKS, _PAUSE_S = 5, 0.02
 
@@ -124,7 +125,7 @@ def _place(directory: Path, lock_fd: int) -> tuple[Place, int]:
 def _noted_place(lock_fd: int) -> Place | None:
     """What the last job has noted; None if that cannot be understood."""
     try:
-        place = Place(**parse_json(os.pread(lock_fd, _SMALL_FILE_BYTES, 0))["place"])
+        place = Place(**parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))["place"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     numbers = place.lock, place.record, place.changed_ns, place.filesystem
@@ -186,7 +187,7 @@ def read_lineage(directory: Path) -> str | None:
     """
     path = directory / LINEAGE_NAME
     try:
-        lineage = parse_json(read_file(path, _SMALL_FILE_BYTES))["lineage"]
+        lineage = parse_json(read_file(path, SMALL_FILE_BYTES))["lineage"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:

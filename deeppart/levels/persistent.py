@@ -26,7 +26,7 @@ from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
 from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error
-from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, take_lineage
+from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, SMALL_FILE_BYTES, take_lineage
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
@@ -36,7 +36,6 @@ from deeppart.part import Signing, decode_manifest, part_file_name
 from deeppart.part.json_text import parse_json
 
 MANIFEST_LIMIT_BYTES = 1 << 30
-_SMALL_FILE_BYTES = 64 << 10
 #: Length of the lock file, and how many sessions' commits it names at most.
 _RECORD_BYTES, _MOST_FOUND = 16 << 10, 200
 #: `deeppart ls` holds the lock for microseconds to see whether a job does.
@@ -303,7 +302,7 @@ class DirectoryOwner:
 
     def _recorded(self) -> dict[str, str]:
         try:
-            return lock_record(os.pread(self._fd, _SMALL_FILE_BYTES, 0))
+            return lock_record(os.pread(self._fd, SMALL_FILE_BYTES, 0))
         except OSError:
             return {}
 
@@ -345,7 +344,7 @@ class DirectoryOwner:
         """
         try:
             for _ in range(_LOOKS):
-                data = read_file(self._path, _SMALL_FILE_BYTES)
+                data = read_file(self._path, SMALL_FILE_BYTES)
                 if record := lock_record(data):
                     return record, _found_commits(data)
                 time.sleep(_LOCK_PAUSE_S)

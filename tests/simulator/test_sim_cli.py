@@ -111,7 +111,7 @@ def test_advice_is_a_configuration_that_the_library_loads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, _ = sim(capsys, "advise", *SMALL, "--ranks", "4096", "--step-time", "0.5 s", "--config", "deeppart.toml")
+    code, out, _ = sim(capsys, "advise", *SMALL, "--ranks", "1024", "--step-time", "0.5 s", "--config", "deeppart.toml")
     assert code == 0 and "what survives" in out
     config = deeppart.Config(persistent_dir=str(tmp_path / "p"), local_dir=str(tmp_path / "l"))
     said = tomllib.loads(Path("deeppart.toml").read_text())
@@ -121,11 +121,11 @@ def test_advice_is_a_configuration_that_the_library_loads(
 
 
 def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    document = sim_json(capsys, "advise", *SMALL, "--ranks", "4096")
+    document = sim_json(capsys, "advise", *SMALL, "--ranks", "1024")
     wastes = [choice["waste"] for choice in document["choices"]]
     assert wastes == sorted(wastes)
     assert document["advised"]["waste"] <= 1.05 * wastes[0]
-    worse = sim_json(capsys, "advise", *SMALL, "--ranks", "4096", "--mtbf-factor", "0.1")
+    worse = sim_json(capsys, "advise", *SMALL, "--ranks", "1024", "--mtbf-factor", "0.1")
     assert worse["advised"]["waste"] > document["advised"]["waste"]
     factors = {each["factor"]: each for each in document["sensitivity"]}
     assert factors[0.5]["kept"] >= factors[0.5]["adapted"]
