@@ -30,7 +30,7 @@ from deeppart.errors import (
 )
 from deeppart.exchange.memory import Arena
 from deeppart.hanging import hanging
-from deeppart.healing import Healer, healing_for
+from deeppart.healing import Healer, heal_recovered, healing_for
 from deeppart.leaving import Background, settle
 from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
@@ -325,7 +325,7 @@ class Checkpointer:
 
         def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
             healer = Healer(channel, drive, session.node_levels, session.limit, self._arena)
-            healer.heal(healing, recovered.attempt, recovered.mine, release)
+            heal_recovered(healer, healing, recovered, inventory, session.protection, release)
             self._pipeline.ledger.restored(recovered.attempt)
 
         mine = any(write.rank == self.rank for write in healing.writes)

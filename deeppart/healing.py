@@ -1,14 +1,17 @@
 """Healing: a restored step gets back the copies and the parity that were lost with nodes, or on damaged files.
 
-Three phases, each ended by a commit round, since each works on the files of the one before: parts to their home nodes,
-copies to other nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
+Files that nobody has read yet are checked first, and planned around where they are damaged. Then three phases, each
+ended by a commit round, since each works on the files of the one before: parts to their home nodes, copies to other
+nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
 They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
 name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +83,31 @@ class Healer:
         self._phase(partial(self._transfer, healing.copies, attempt))
         self._phase(partial(self._encode, healing.encodes, attempt))
 
+    def damaged_files(self, healing: Healing, recovered: Recovered) -> set[str]:
+        """Files that a plan reads, that nobody has read yet, and that turn out damaged (collective)."""
+        rank, read = self._comm.rank, {(each.part, each.source.path) for each in recovered.reads}
+        mine = {(each.part, each.path) for each in (*healing.moves, *healing.copies) if each.source == rank}
+        for each in healing.encodes:
+            stored = zip(each.which.members, each.members, each.paths, strict=True)
+            mine |= {
+                (part.part, path) for member, part, path in stored if member.rank == rank and part.part is not None
+            }
+        damaged = []
+        for part, path in sorted((part, path) for part, path in mine - read if path and part is not None):
+            try:
+                self._digest_of(path, part, recovered.attempt)
+            except (DeeppartError, OSError):
+                damaged.append(path)
+        told = self._drive(self._comm.allgather(json.dumps(damaged).encode()))
+        return {path for text in told for path in json.loads(text)}
+
+    def _digest_of(self, path: str, part: int, attempt: Attempt | None) -> tuple[int, str]:
+        """Length and xxh3-128 of a part file (or, without an attempt, of a base), all of which is read and checked."""
+        signing = None if attempt is None else self._levels["local"].signing
+        with FileSource(path) as source:
+            reader = PartReader(source, where=path, expected_attempt=attempt, expected_rank=part, signing=signing)
+            return source.size, reader.verify()
+
     def _phase(self, work: Callable[[], None]) -> None:
         problem: str | None = None
         try:
@@ -130,28 +158,26 @@ class Healer:
         path = transfer.path or str(self._levels["local"].part_path(attempt, transfer.part))
         if base:
             path = str(Path(path).with_name(base))
-        expected = None if base else attempt
-        signing = None if base else self._levels["local"].signing
-        with FileSource(path) as source:
-            reader = PartReader(
-                source, where=path, expected_attempt=expected, expected_rank=transfer.part, signing=signing
-            )
-            return Outgoing(transfer.part, path, source.size, reader.verify(), transfer.target)
+        nbytes, digest = self._digest_of(path, transfer.part, None if base else attempt)
+        return Outgoing(transfer.part, path, nbytes, digest, transfer.target)
 
     def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
         sets: list[tuple[ParitySet, PartFile | None]] = []
         for each in encodes:
             for member, stored, path in zip(each.which.members, each.members, each.paths, strict=True):
                 if member.rank == self._comm.rank:
-                    sets.append((each.which, self._part_file(attempt, stored, path)))
+                    mine = None if stored.part is None else self._part_file(attempt, stored.part, stored, path)
+                    sets.append((each.which, mine))
         opened = partial(self._levels["parity"].open_parity, mend=True)
         self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
 
-    def _part_file(self, attempt: Attempt, stored: ParityMember, path: str) -> PartFile | None:
-        if stored.part is None:
-            return None
-        path = path or str(self._levels["local"].part_path(attempt, stored.part))
-        return PartFile(path, stored.nbytes, stored.index_digest)
+    def _part_file(self, attempt: Attempt, part: int, stored: ParityMember, path: str) -> PartFile:
+        path = path or str(self._levels["local"].part_path(attempt, part))
+        try:
+            digest = self._digest_of(path, part, attempt)[1]
+        except (DeeppartError, OSError):
+            digest = ""  # the others are told in the exchange
+        return PartFile(path, stored.nbytes, stored.index_digest, digest)
 
     def _commit(self, operation: Operation[list[DurableFile]]) -> None:
         files = self._drive(operation)
@@ -185,3 +211,36 @@ def healing_for(
         return Healing((), (), (), ())
     readers = {read.part: read.reader for read in recovered.reads}
     return plan_healing(recovered.candidate, readers, parity, wish, recovered.bases)
+
+
+def heal_recovered(
+    healer: Healer,
+    healing: Healing,
+    recovered: Recovered,
+    inventory: Inventory,
+    protection: Protection,
+    release: Callable[[], None],
+) -> None:
+    """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
+
+    Args:
+        release: called when the parts in memory are of no use any more.
+
+    Raises:
+        CheckpointError: something of it failed, on any rank; what was done before that stays.
+        CommError: from the exchange.
+    """
+    damaged: set[str] = set()
+    writes = set(healing.writes)
+    while worse := healer.damaged_files(healing, recovered) - damaged:
+        damaged |= worse
+        parts = range(recovered.attempt.world_size)
+        candidate = recovered.candidate.without((part, path) for part in parts for path in damaged)
+        if isinstance(candidate, int):
+            raise CheckpointError("redundancy cannot be rebuilt", found=f"no sound source for part {candidate}")
+        recovered = replace(recovered, candidate=candidate)
+        healing = healing_for(protection, recovered, inventory, damaged)
+        if not writes.issuperset(healing.writes):  # their memory may be in use again
+            found = "damaged files: " + ", ".join(sorted(damaged))
+            raise CheckpointError("redundancy cannot be rebuilt from what is left on nodes", found=found)
+    healer.heal(healing, recovered.attempt, recovered.mine, release)

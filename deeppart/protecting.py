@@ -96,6 +96,7 @@ class Protector:
             str(self._levels["local"].part_path(job.attempt, self._rank)),
             job.summary.nbytes,
             job.summary.index_digest,
+            job.summary.digest,
         )
         sets = [
             (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets

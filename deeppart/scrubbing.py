@@ -16,7 +16,7 @@ from typing import Any
 
 from deeppart import access
 from deeppart.comm.base import Comm, Operation
-from deeppart.errors import CommError, ScrubNotice
+from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.exchange.memory import Arena
 from deeppart.healing import Healer, healing_for
 from deeppart.levels.node import NodeLevel, file_problem, take_stock
@@ -123,6 +123,7 @@ class Scrubber:
         self._current: Attempt | None = None
         self._damaged: list[tuple[str, str]] = []
         self._meeting = _Meeting(False, None, False, ())
+        self._told = ""
         self.report = ScrubReport()
         self._thread = threading.Thread(target=self._run, name="deeppart-scrub", daemon=True)
         self._thread.start()
@@ -254,7 +255,10 @@ class Scrubber:
         if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
             found = "; ".join(reason for _, reason in damage) or "files are missing or cannot be opened"
             outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
-            self._pipeline.ledger.note(f"step {attempt.step}: scrubbing found damage: {found}: {outcome}", ScrubNotice)
+            text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome}"
+            if text != self._told:  # each cycle finds it again
+                self._pipeline.ledger.note(text, ScrubNotice)
+            self._told = text if problem else ""
 
     def _repair_from(self, inventory: Inventory, attempt: Attempt, damaged: set[str], staging: Staging) -> str | None:
         """Returns why it cannot be repaired, or None."""
@@ -281,7 +285,12 @@ class Scrubber:
         if not healing:
             return None
         healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
-        healer.heal(healing, attempt, recovered.mine, lambda: None)
+        if worse := healer.damaged_files(healing, recovered) - damaged:  # since they were read
+            return self._repair_from(inventory, attempt, damaged | worse, staging)
+        try:
+            healer.heal(healing, attempt, recovered.mine, lambda: None)
+        except CheckpointError as error:  # all ranks have it; the next cycle may do better
+            return str(error)
         self._note(repaired=1)
         return None
 

@@ -4,7 +4,12 @@ In a row, member s of the set encodes stripe s (:mod:`deeppart.redundancy.stripe
 members, computes m blocks of parity, keeps the first and sends the others on. The blocks of the next row are on their
 way meanwhile. Blocks behind the end of a part are zeros and are not sent.
 
-As with copies, a rank that cannot read or write goes on to the end and raises then.
+What is encoded is what was written, and nothing else: each member digests all that it sends, which together must be
+the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded. Parity of
+other bytes would take the place of good parity, and give nothing back when it is needed.
+
+As with copies, a rank that cannot read or write goes on to the end and raises then; and so do the others, before any
+share of parity has its name.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import xxhash
 
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
-from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
+from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, FormatError, StorageError
 from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.pacing import paced
@@ -29,7 +34,7 @@ from deeppart.part import ParityWriter
 from deeppart.redundancy import ParitySet, Stripes, block_bytes_for
 
 _HEAD_BYTES = 256
-_HEAD_TAG, _DATA_TAG, _PARITY_TAG, _DIGEST_TAG = 0, 1, 2, 3
+_HEAD_TAG, _DATA_TAG, _PARITY_TAG, _DIGEST_TAG, _CHECK_TAG = 0, 1, 2, 3, 4
 #: Encoded and digested so many bytes at a time, while they are in the processor's caches.
 _SLICE_BYTES = 128 << 10
 _DIGEST_BYTES = 16
@@ -37,11 +42,20 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """A part that this rank contributes to a set."""
+    """A part that this rank contributes to a set.
+
+    Attributes:
+        path: the file.
+        nbytes: its length.
+        index_digest: xxh3-128 of its index, 32 hex digits.
+        digest: xxh3-128 of the whole file as it was written or has been checked, 32 hex digits; "" if it could not be:
+            the set is then not encoded, and nobody waits for this member in vain.
+    """
 
     path: str
     nbytes: int
     index_digest: str
+    digest: str
 
 
 def encode_set(
@@ -99,6 +113,7 @@ def encode_sets(
 
     Raises:
         StorageError, CorruptFileError: as of :func:`encode_set`, after the last set; nothing of this rank's is left.
+        CheckpointError: the same on another rank, whose data is in the parity of this one.
     """
     files: list[DurableFile] = []
     problem: DeeppartError | None = None
@@ -108,8 +123,12 @@ def encode_sets(
                 files.append((yield from encode_set(comm, which, attempt, mine, open_parity, arena, limit)))
             except (StorageError, FormatError) as error:
                 problem = problem or error  # the members of the other sets are waiting all the same
+        problems = yield from comm.allgather(str(problem or "").encode())
         if problem is not None:
             raise problem
+        for rank, told in enumerate(problems):
+            if told:
+                raise CheckpointError("parity could not be encoded", found=f"rank {rank}: {told.decode()}")
     except BaseException:
         for file in files:
             file.abort()
@@ -146,6 +165,8 @@ class _Row:
         self.parity, self._kept = memory[2 * k : 2 * k + m], memory[2 * k + m :]
         self.kept, self.in_place = self._kept, False
         self.digests = np.zeros((m, stripes.members * _DIGEST_BYTES), dtype=np.uint8)
+        self.sent: dict[int, bytes] = {}  # this member's blocks that are not all zeros, and what was encoded of them
+        self.encoded = np.zeros((k, _DIGEST_BYTES), dtype=np.uint8)
         self.coming: list[Operation[None]] = []
         self.going: list[Operation[None]] = []
 
@@ -174,6 +195,7 @@ class _Encoding:
         self._code = ReedSolomon(self._stripes.data_blocks, self._stripes.tolerate)
         self._problems: list[DeeppartError] = []
         self._source: Blocks | None = None
+        self._mine, self._digest = mine, xxhash.xxh3_128()
         self._file: DurableFile | None = None
         self._writer: ParityWriter | None = None
         k, m = self._stripes.data_blocks, self._stripes.tolerate
@@ -183,8 +205,9 @@ class _Encoding:
         try:
             if mine is not None:
                 self._source = Blocks(mine.path)
-                if self._source.source.size != mine.nbytes:
-                    raise CorruptFileError("a part file has changed its length", where=mine.path)
+                if self._source.source.size != mine.nbytes or not mine.digest:
+                    what = "cannot be read" if not mine.digest else "has changed its length"
+                    raise CorruptFileError(f"a part file that is to be protected {what}", where=mine.path)
         except (StorageError, CorruptFileError) as error:
             self._lose_source(error)
         try:
@@ -207,8 +230,11 @@ class _Encoding:
             self._encode(number, row)
             yield from self._share(number, row)
             yield from together(row.going)
+            self._compare(row)
             self._store(row)
             yield True
+        if self._mine is not None and self._source is not None and self._digest.hexdigest() != self._mine.digest:
+            self._lose_source(_changed(self._mine, self._digest.hexdigest()))
 
     def result(self) -> DurableFile:
         """The file, finished.
@@ -238,7 +264,7 @@ class _Encoding:
     def _begin(self, number: int) -> Operation[None]:
         """Send this member's blocks of a row, and ask for those of the stripe it encodes."""
         stripes, row, place, length = self._stripes, self._rows[number % 2], self._place, self._stripes.length(number)
-        row.coming, row.going = [], []
+        row.coming, row.going, row.sent = [], [], {}
         for i in range(stripes.data_blocks):
             source = stripes.source(place, i)
             block = row.data[i][:length]
@@ -253,6 +279,7 @@ class _Encoding:
             if filled:
                 block = self._read(stripes.start(number, i), row.own[i][:filled])
                 yield from paced(self._limit, filled)
+                row.sent[i] = self._digested(block, length)
                 to = self._which.members[stripes.stripe_of(place, i)].rank
                 row.going.append(self._comm.send(block, to, _DATA_TAG))
 
@@ -271,8 +298,16 @@ class _Encoding:
         row.digests[0] = np.frombuffer(b"".join(hasher.digest() for hasher in hashers), dtype=np.uint8)
 
     def _share(self, number: int, row: _Row) -> Operation[None]:
-        """Send parity to the members that keep it, and ask for what this one keeps for others."""
+        """Send parity to the members that keep it, and ask for what this one keeps for others; digests likewise."""
         stripes, place, length = self._stripes, self._place, self._stripes.length(number)
+        for i in range(stripes.data_blocks):
+            source = stripes.source(place, i)
+            if stripes.filled(number, i, self._identity.members[source].nbytes):
+                encoded = row.digests[0][i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES]
+                row.going.append(self._comm.send(encoded, self._which.members[source].rank, _CHECK_TAG))
+            if i in row.sent:
+                encoder = self._which.members[stripes.stripe_of(place, i)].rank
+                row.going.append(self._comm.receive_into(row.encoded[i], encoder, _CHECK_TAG))
         for j in range(1, stripes.tolerate):
             source = self._which.members[stripes.kept_stripe(place, j)].rank
             row.going.append(self._comm.receive_into(row.kept[j], source, _PARITY_TAG))
@@ -282,6 +317,22 @@ class _Encoding:
             to = self._which.members[stripes.keeper(place, j)].rank
             row.going.append(self._comm.send(row.parity[j][:length], to, _PARITY_TAG))
             row.going.append(self._comm.send(row.digests[0], to, _DIGEST_TAG))
+
+    def _digested(self, block: Bytes, length: int) -> bytes:
+        """The digest of a block, filled up with zeros; what is sent is digested as a whole, too."""
+        digest = xxhash.xxh3_128()
+        for at in range(0, block.size, _SLICE_BYTES):
+            piece = block[at : at + _SLICE_BYTES].data
+            digest.update(piece)
+            self._digest.update(piece)
+        digest.update(bytes(length - block.size))
+        return digest.digest()
+
+    def _compare(self, row: _Row) -> None:
+        """What was encoded of this member's blocks is what it has digested: memory of a file is anybody's to change."""
+        for i, digest in row.sent.items():
+            if self._mine is not None and self._source is not None and row.encoded[i].tobytes() != digest:
+                self._lose_source(_changed(self._mine, "other bytes on the rank that encodes them"))
 
     def _store(self, row: _Row) -> None:
         """Append what this member keeps of a row to its file."""
@@ -310,3 +361,13 @@ class _Encoding:
     def _lose_file(self, error: DeeppartError) -> None:
         self._problems.append(error)
         self._writer = None
+
+
+def _changed(mine: PartFile, found: str) -> CorruptFileError:
+    return CorruptFileError(
+        "a part has changed since it was written and checked, while parity of it was encoded",
+        expected=f"xxh3-128 {mine.digest}",
+        found=found,
+        where=mine.path,
+        todo="suspect that node's storage or memory; the next checkpoint is protected again",
+    )

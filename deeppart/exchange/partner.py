@@ -38,7 +38,7 @@ class Outgoing:
         part: its number.
         path: the file.
         nbytes: its length.
-        digest: xxh3-128 of the whole file, 32 hex digits: what the copy must have.
+        digest: xxh3-128 of the whole file, 32 hex digits: what the copy must have; "" where it cannot be read.
         to: the rank that stores the copy.
         bases: names of the files in which chunks of it lie; the other node has them.
     """
@@ -199,7 +199,7 @@ class _Sink:
     def __init__(
         self, incoming: Incoming, bases: tuple[str, ...], open_copy: OpenCopy, problems: list[DeeppartError]
     ) -> None:
-        self._part, self._problems, self._failed = incoming.part, problems, False
+        self._part, self._source, self._problems, self._failed = incoming.part, incoming.source, problems, False
         self._digest = xxhash.xxh3_128()
         self.file: DurableFile | None = None
         try:
@@ -225,7 +225,11 @@ class _Sink:
             self._fail(error)
 
     def end(self, digest: str) -> None:
-        if not self._failed and self._digest.hexdigest() != digest:
+        if not digest:
+            self._fail(
+                CorruptFileError(f"there is no copy of part {self._part}: rank {self._source} cannot read its file")
+            )
+        elif not self._failed and self._digest.hexdigest() != digest:
             self._fail(
                 CorruptFileError(
                     f"the copy of part {self._part} is not what was written on its own node",
