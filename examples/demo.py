@@ -172,13 +172,16 @@ def interrupt(demo: Demo) -> Kill:
     return Kill(step, written, whole, good[-1])
 
 
-def copy_of(demo: Demo, name: str, *, with_local: bool) -> None:
-    """What the interrupted run left, for a restart of its own."""
-    # Without the lock file it passes for the original. Else it would be told from it, and not use its nodes' files.
-    passing = shutil.ignore_patterns(".deeppart.lock")
-    shutil.copytree(demo.disk / "interrupted" / "persistent", demo.disk / name / "persistent", ignore=passing)
-    if with_local:
-        shutil.copytree(demo.memory / "interrupted", demo.memory / name)
+def go_on_from(demo: Demo, name: str) -> None:
+    """A copy of what the interrupted run left, for a restart of its own: its nodes are new."""
+    shutil.copytree(demo.disk / "interrupted" / "persistent", demo.disk / name / "persistent")
+
+
+def go_on_with(demo: Demo, name: str) -> None:
+    """What the interrupted run left, with what lies on its nodes: that is not a copy's."""
+    (demo.disk / name).mkdir()
+    (demo.disk / "interrupted" / "persistent").rename(demo.disk / name / "persistent")
+    (demo.memory / "interrupted").rename(demo.memory / name)
 
 
 def check_bits(demo: Demo, name: str) -> None:
@@ -210,19 +213,19 @@ def tell_story(demo: Demo) -> Curves:
     demo.claim(same == len(found), f"until then, checkpoints changed nothing: {same} of {len(found)} losses are equal")
 
     demo.heading("3. Restart on 2 ranks; the nodes are new, nothing is left but the persistent directory")
-    copy_of(demo, "same", with_local=False)
+    go_on_from(demo, "same")
     start = resumed_from(demo.train(2, "same", *every))
     demo.claim(start == kill.good, f"it went on from step {kill.good}, the newest complete checkpoint")
     check_bits(demo, "same")
 
     demo.heading("4. Restart on 2 ranks; the nodes have kept their local storage")
-    copy_of(demo, "kept", with_local=True)
+    go_on_from(demo, "more")
+    go_on_with(demo, "kept")
     start = resumed_from(demo.train(2, "kept", *every))
     demo.claim(start is not None and start >= kill.step, f"it went on from step {start}, from the local copies")
     check_bits(demo, "kept")
 
     demo.heading("5. Restart on 3 ranks, from the same checkpoint as in 3")
-    copy_of(demo, "more", with_local=False)
     start = resumed_from(demo.train(3, "more", *every))
     demo.claim(start == kill.good, f"it went on from step {kill.good}, with data and random numbers for the new rank")
     more = floats(demo.losses("more"))

@@ -2,12 +2,12 @@
 
 It stands in ``deeppart.json``, and so a copy of the directory (``cp -r``, a backup that was brought back) has it too:
 two jobs would take each other's parts on nodes for their own. A copy is told by the *place* that whoever takes the
-directory leaves in the lock file:
+directory leaves in the lock file, and where there is none, by the path at which the record was made, its *home*:
 
-- At the path in it there is another directory of this lineage: it is the original, and this a copy.
+- At that path there is another directory of this lineage: it is the original, and this a copy. Unless this one has
+  the place's own inode number: then it was moved, and a copy was put where it had been.
 - Its record was changed at another time (``st_ctime``, which nobody can set), and either both files have other inode
   numbers, or they are on another file system, where the numbers may happen to be the same.
-- Nothing is known, and the record has several names (``cp -al``; a lock file with several names is refused).
 
 A copy gets a lineage of its own. Less than that changes when the record alone is brought back, by ``chmod``, and on
 file systems that give out inode numbers as they like.
@@ -48,7 +48,8 @@ class Place:
         path: of the directory, without links.
         lock, record: inode numbers of the lock file and of the lineage record.
         changed_ns: when the record's status last changed.
-        filesystem: ``f_fsid``, which two of one kind do not share where there is one.
+        filesystem: ``f_fsid``, which two of one kind do not share; 0 where there is none.
+        directory: inode number; 0 from versions that did not note it.
     """
 
     path: str
@@ -56,6 +57,7 @@ class Place:
     record: int
     changed_ns: int
     filesystem: int
+    directory: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,11 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
     """
     found = _look(directory)
     name = found or _make(directory)
-    here, names = _place(directory, lock_fd)
-    if not found or not _is_copy(name, _noted_place(lock_fd), here, names):
+    here = _place(directory, lock_fd)
+    if not found or not _is_copy(directory, name, _noted_place(lock_fd), here):
         return Lineage(name, here)
-    fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(copy_of=name)])
-    return Lineage(_look(directory) or _make(directory), _place(directory, lock_fd)[0], copy_of=name)
+    fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(directory, copy_of=name)])
+    return Lineage(_look(directory) or _make(directory), _place(directory, lock_fd), copy_of=name)
 
 
 def is_copy(directory: Path) -> bool:
@@ -102,24 +104,22 @@ def is_copy(directory: Path) -> bool:
         return False
     try:
         descriptor = access.open_file(directory / LOCK_NAME)
-    except OSError:
-        return access.look(directory / LINEAGE_NAME).st_nlink > 1
+    except OSError:  # the copy has none, or it is for its owner alone
+        return _is_another(name, _home(directory), directory)
     try:
-        return _is_copy(name, _noted_place(descriptor), *_place(directory, descriptor))
+        return _is_copy(directory, name, _noted_place(descriptor), _place(directory, descriptor))
     finally:
         os.close(descriptor)
 
 
-def _place(directory: Path, lock_fd: int) -> tuple[Place, int]:
-    """The place, and how many names the record has."""
+def _place(directory: Path, lock_fd: int) -> Place:
     path = directory / LINEAGE_NAME
     try:
-        record = access.look(path)
+        record, folder = access.look(path), os.stat(directory).st_ino
         lock, filesystem = os.fstat(lock_fd).st_ino, os.fstatvfs(lock_fd).f_fsid
     except OSError as error:
         raise storage_error("persistent_dir has lost its lineage record", error, path) from error
-    where = os.path.realpath(directory)
-    return Place(where, lock, record.st_ino, record.st_ctime_ns, filesystem), record.st_nlink
+    return Place(os.path.realpath(directory), lock, record.st_ino, record.st_ctime_ns, filesystem, folder)
 
 
 def _noted_place(lock_fd: int) -> Place | None:
@@ -128,31 +128,52 @@ def _noted_place(lock_fd: int) -> Place | None:
         place = Place(**parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))["place"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    numbers = place.lock, place.record, place.changed_ns, place.filesystem
+    numbers = place.lock, place.record, place.changed_ns, place.filesystem, place.directory
     return place if type(place.path) is str and all(type(each) is int for each in numbers) else None
 
 
-def _is_copy(name: str, before: Place | None, here: Place, names: int) -> bool:
-    if before is None:
-        return names > 1
+def _home(directory: Path) -> str:
+    """Where the record says that it was made; "" if it does not, as those of earlier versions."""
+    try:
+        home = parse_json(read_file(directory / LINEAGE_NAME, SMALL_FILE_BYTES)).get("home", "")
+    except (OSError, StorageError, ValueError, AttributeError, RecursionError):
+        return ""
+    return home if type(home) is str else ""
+
+
+def _is_copy(directory: Path, name: str, before: Place | None, here: Place) -> bool:
+    if before is None:  # the first start was not over, or the lock file is not the one that belongs here
+        return _is_another(name, _home(directory), directory)
     if before.changed_ns == here.changed_ns:
         return False
-    if before.path != here.path and _is_another(name, Path(before.path), here):
-        return True
+    if _is_another(name, before.path, directory):
+        stayed = before.directory == here.directory if before.directory else before.lock == here.lock
+        return not (stayed and before.filesystem == here.filesystem != 0)
     return (before.lock != here.lock and before.record != here.record) or before.filesystem != here.filesystem
 
 
-def _is_another(name: str, elsewhere: Path, here: Place) -> bool:
-    """Whether there is another directory of this lineage at a path."""
-    try:
-        other, status = read_lineage(elsewhere), access.look(elsewhere / LINEAGE_NAME)
-    except (OSError, CorruptFileError, StorageError):
+def _is_another(name: str, path: str, directory: Path) -> bool:
+    """Whether there is another directory of this lineage at a path.
+
+    What has one record is one directory, seen in two ways; unless the record has several names (``cp -al``).
+    """
+    elsewhere = Path(path)
+    if not path or path == os.path.realpath(directory):
         return False
-    return other == name and (status.st_ino, status.st_ctime_ns) != (here.record, here.changed_ns)
+    try:
+        if read_lineage(elsewhere) != name:
+            return False
+        theirs, ours = (access.look(each / LINEAGE_NAME) for each in (elsewhere, directory))
+        if ours.st_nlink > 1 and theirs.st_ino == ours.st_ino:
+            return not os.path.samefile(elsewhere, directory)
+    except (OSError, ValueError, CorruptFileError, StorageError):
+        return False
+    return (theirs.st_ino, theirs.st_ctime_ns) != (ours.st_ino, ours.st_ctime_ns)
 
 
-def _record(**more: str) -> bytes:
+def _record(directory: Path, **more: str) -> bytes:
     record = {"format": "deeppart", "version": 1, "lineage": uuid.uuid4().hex, "created": now()} | more
+    record["home"] = os.path.realpath(directory)
     return json.dumps(record, indent=1).encode() + b"\n"
 
 
@@ -164,7 +185,7 @@ def _look(directory: Path) -> str | None:
 
 def _make(directory: Path) -> str:
     try:
-        create_file(directory / LINEAGE_NAME, _record())
+        create_file(directory / LINEAGE_NAME, _record(directory))
     except StorageError as error:
         if error.errno != errno.EEXIST:
             raise

@@ -258,9 +258,9 @@ class DirectoryOwner:
             self.lineage, self.copy_of = lineage.name, lineage.copy_of
             owner = {"session": self.session, "who": who, "since": now(), "place": asdict(lineage.place)}
             owner["found"] = _newest_commits(directory)
-            os.ftruncate(self._fd, 0)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
-            os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0)
+            # Never empty in between: whoever copies the directory meanwhile would have no place to be told by.
+            os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
             os.fsync(self._fd)
         except OSError as error:
             self.close()

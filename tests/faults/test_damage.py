@@ -18,6 +18,7 @@ import deeppart
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.part import FileSource, PartReader
 from deeppart.testing.states import difference
+from tests.copying import copy_as_original
 
 #: One worker runs all of these, so that what they share is made once.
 pytestmark = pytest.mark.xdist_group("damage")
@@ -46,8 +47,7 @@ def sound(memory: Path) -> Path:
 @pytest.fixture
 def directory(sound: Path, memory: Path) -> Iterator[Path]:
     copy = Path(tempfile.mkdtemp(dir=memory)) / "copy"
-    # Without the lock file it passes for the original, whose parts on nodes it uses.
-    shutil.copytree(sound, copy, ignore=shutil.ignore_patterns(".deeppart.lock"))
+    copy_as_original(sound, copy)
     yield copy
     shutil.rmtree(copy.parent)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 import time
 import warnings
 from pathlib import Path
@@ -24,6 +23,7 @@ from deeppart.errors import (
 )
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 from deeppart.testing.states import difference
+from tests.copying import copy_as_original
 
 LEVELS = ("local", "persistent")
 ERRORS = {errno.errorcode[code]: code for code in TYPICAL_ERRORS}
@@ -204,9 +204,7 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
             number, stride = (LASTING_PLACES if lasting else PLACES)[code]
             while True:
                 directory = memory / f"{old}{level}{number}"
-                shutil.copytree(
-                    memory / ("old" if old else "new"), directory, ignore=shutil.ignore_patterns(".deeppart.lock")
-                )
+                copy_as_original(memory / ("old" if old else "new"), directory)
                 with StorageFaults(directory / level) as faults:
                     faults.refuse(number, ERRORS[code], count=None if lasting else 1)
                     try:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import deeppart
+from tests.copying import copy_as_original
 from tests.mpi import launch
 from tests.unit.cli_support import call, call_json, flip, part_path
 
@@ -58,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def job(trained: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
-    return Path(shutil.copytree(trained, tmp_path / "job", ignore=shutil.ignore_patterns(".deeppart.lock")))
+    return copy_as_original(trained, tmp_path / "job")
 
 
 def show(root: Path, *keys: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import deeppart
+from tests.copying import copy_as_original
 from tests.mpi import launch
 from tests.unit.cli_support import call, call_json, flip
 
@@ -52,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def job(trained: Path, tmp_path: Path) -> Path:
     """A copy to damage: step 1 is on the persistent level, step 2 only on the nodes."""
-    return Path(shutil.copytree(trained, tmp_path / "job", ignore=shutil.ignore_patterns(".deeppart.lock")))
+    return copy_as_original(trained, tmp_path / "job")
 
 
 def nodes(job: Path) -> list[object]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
 import subprocess
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +20,11 @@ import pytest
 import torch
 
 import deeppart
+from deeppart import access
 from deeppart.errors import DeeppartWarning, StorageError
-from deeppart.levels import lineage
-from deeppart.levels.lineage import LOCK_NAME
+from deeppart.levels import exclusive, lineage
+from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME
+from deeppart.levels.persistent import DirectoryOwner
 from tests.unit import cli_support
 
 
@@ -125,37 +131,134 @@ def test_a_directory_that_was_moved(moved_to: str, tmp_path: Path, memory: Path)
     assert (restored, len(told)) == ((2, 0) if moved_to == "elsewhere" else (1, 1))
 
 
-HERE = lineage.Place("/p", lock=3, record=4, changed_ns=100, filesystem=7)
+HERE = lineage.Place("/p", lock=3, record=4, changed_ns=100, filesystem=7, directory=2)
 
 
 @pytest.mark.parametrize(
-    ("before", "names", "copy"),
+    ("before", "copy"),
     [
-        (HERE, 1, False),
-        (replace(HERE, changed_ns=99), 1, False),  # chmod
-        (replace(HERE, changed_ns=99, record=5), 1, False),  # the record was brought back
-        (replace(HERE, changed_ns=99, record=5, lock=6), 1, True),
-        (replace(HERE, changed_ns=99, filesystem=8), 1, True),  # both empty before: the numbers are the same
-        (replace(HERE, record=5, lock=6, filesystem=8), 1, False),  # nobody can set that time: numbers that vary
-        (replace(HERE, path="/elsewhere"), 1, False),
-        (None, 1, False),
-        (None, 2, True),
+        (HERE, False),
+        (replace(HERE, changed_ns=99), False),  # chmod
+        (replace(HERE, changed_ns=99, record=5), False),  # the record was brought back
+        (replace(HERE, changed_ns=99, record=5, lock=6), True),
+        (replace(HERE, changed_ns=99, filesystem=8), True),  # both empty before: the numbers are the same
+        (replace(HERE, record=5, lock=6, filesystem=8), False),  # nobody can set that time: numbers that vary
+        (replace(HERE, path="/elsewhere"), False),
+        (None, False),
     ],
 )
-def test_what_a_copy_is_told_by(before: lineage.Place | None, names: int, copy: bool) -> None:
-    assert lineage._is_copy("ab" * 16, before, HERE, names) == copy
+def test_what_a_copy_is_told_by(before: lineage.Place | None, copy: bool, tmp_path: Path) -> None:
+    assert lineage._is_copy(tmp_path, "ab" * 16, before, HERE) == copy
 
 
-def test_the_original_is_seen_where_numbers_are_the_same(tmp_path: Path) -> None:
-    """On file systems that say nothing of themselves."""
+@pytest.mark.parametrize("directory", [2, 0])
+def test_the_original_is_seen_where_numbers_are_the_same(directory: int, tmp_path: Path) -> None:
+    """On file systems that say nothing of themselves; also as earlier versions noted the place."""
     life(tmp_path, "a", 1.0)
     copied(tmp_path, "cp -r")
-    (name, record) = (json.loads((tmp_path / "a" / "deeppart.json").read_bytes())["lineage"], tmp_path / "b")
-    here = lineage.Place(str(record), 3, 4, 100, 0)
-    before = lineage.Place(str(tmp_path / "a"), 3, 4, 99, 0)
-    assert lineage._is_copy(name, before, here, 1)
+    name, copy = json.loads((tmp_path / "a" / "deeppart.json").read_bytes())["lineage"], tmp_path / "b"
+    here = lineage.Place(str(copy), 3, 4, 100, 0, 2)
+    before = lineage.Place(str(tmp_path / "a"), 3, 4, 99, 0, directory)
+    assert lineage._is_copy(copy, name, before, here)
     shutil.rmtree(tmp_path / "a")
-    assert not lineage._is_copy(name, before, here, 1)
+    assert not lineage._is_copy(copy, name, before, here)
+
+
+def newer_on_nodes(directory: Path) -> Callable[[str], tuple[int | None, int]]:
+    """Step 1 is persistent, step 2 on nodes only; gives what a start restores, and how often it is told of a copy."""
+    settings: dict[str, Any] = {"local_dir": str(directory / "local"), "every": {"persistent": 2}, "keep": {"local": 3}}
+    with deeppart.Checkpointer(config(directory / "a", **settings)) as ck:
+        for step in (1, 2):
+            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=20)
+
+    def start(name: str) -> tuple[int | None, int]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with deeppart.Checkpointer(config(directory / name, **settings)) as ck:
+                restored = ck.restore({"x": torch.zeros(10, dtype=torch.int64)})
+        return restored, sum("is a copy of" in str(each.message) for each in caught)
+
+    return start
+
+
+ORIGINAL, COPY = (2, 0), (1, 1)
+#: What is done -> what the starts after it are.
+EXCHANGES = {
+    "mv a b; cp -a b a; chmod -R g-w,o-rwx b": (("b", ORIGINAL), ("a", COPY)),
+    "mv a b; cp -a b a; chmod -R g-w,o-rwx b; true": (("a", COPY), ("b", ORIGINAL)),
+    "mv a b; cp -a b a; cp b/deeppart.json j; mv j b/deeppart.json": (("b", ORIGINAL), ("a", COPY)),
+    "cp -r a b; rm b/.deeppart.lock": (("b", COPY), ("a", ORIGINAL)),
+    "cp -r a b; rm b/.deeppart.lock a/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
+    "cp -al a b; rm b/.deeppart.lock": (("b", COPY), ("a", ORIGINAL)),
+    "cp -al a b; rm a/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
+    "cp -al a b; rm a/.deeppart.lock; true": (("b", COPY), ("a", ORIGINAL)),
+    "cp -al a b; rm a/.deeppart.lock b/.deeppart.lock": (("a", ORIGINAL), ("b", COPY)),
+    "cp -al a b; rm a/.deeppart.lock b/.deeppart.lock; true": (("b", COPY), ("a", ORIGINAL)),
+    "ln -s a b; chmod -R g-w,o-rwx a": (("b", ORIGINAL), ("a", ORIGINAL)),
+}
+
+
+@pytest.mark.parametrize("commands", EXCHANGES)
+def test_the_original_keeps_its_nodes_and_the_copy_does_not_get_them(commands: str, tmp_path: Path) -> None:
+    start = newer_on_nodes(tmp_path)
+    subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
+    for name, expected in EXCHANGES[commands]:
+        assert start(name) == expected, name
+
+
+@pytest.mark.parametrize("moment", ["fsync", "pwrite", "ftruncate"])
+@pytest.mark.parametrize("first", [True, False], ids=["of the first start", "of a later start"])
+def test_a_copy_made_in_the_middle_of_a_start(
+    moment: str, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is in the lock file by then."""
+    start = newer_on_nodes(tmp_path)
+    if first:
+        shutil.rmtree(tmp_path / "a")
+        shutil.rmtree(tmp_path / "local")
+    real = getattr(os, moment)
+
+    def copying(descriptor: int, *arguments: Any) -> Any:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == LOCK_NAME and not (tmp_path / "b").exists():
+            shutil.copytree(tmp_path / "a", tmp_path / "b")
+        return real(descriptor, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, moment, copying)
+        assert start("a") == ((None, 0) if first else ORIGINAL)
+    assert (tmp_path / "b").exists()
+    assert start("b") == ((None, 1) if first else COPY)
+    names = [json.loads((tmp_path / each / "deeppart.json").read_bytes())["lineage"] for each in "ab"]
+    assert names[0] != names[1]
+    assert start("a") == ((None, 0) if first else ORIGINAL)
+
+
+def test_two_starts_at_once_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the record is being made it may have two names."""
+
+    def refused(*arguments: Any) -> None:
+        raise OSError(errno.EINVAL, "not here")
+
+    def slow(path: Path) -> None:
+        if LINEAGE_NAME in path.name and not (gone := linked.is_set()):
+            linked.set()
+            assert gone or second.wait(20)
+        remove(path)
+
+    linked, second, remove = threading.Event(), threading.Event(), access.remove
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+    monkeypatch.setattr(exclusive, "rename_noreplace", refused)
+    monkeypatch.setattr(access, "remove", slow)
+    owners: list[DirectoryOwner] = []
+    thread = threading.Thread(target=lambda: owners.append(DirectoryOwner(tmp_path / "a", "one")))
+    thread.start()
+    assert linked.wait(20)
+    owners.append(DirectoryOwner(tmp_path / "a", "two"))
+    second.set()
+    thread.join(20)
+    assert [owner.copy_of for owner in owners] == ["", ""] and len({owner.lineage for owner in owners}) == 1
+    for owner in owners:
+        owner.close()
 
 
 def test_commands_leave_the_nodes_of_the_original_alone(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from deeppart.levels.key_files import read_key_files
 from deeppart.levels.persistent import committed_steps, read_manifest
 from deeppart.model import Attempt
 from deeppart.part import FileSource, MemorySource, PartReader, Signing, decode_manifest
+from tests.copying import copy_as_original
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge, make_signed, make_v1
 from tests.golden.make_v2 import LATER_RAW
@@ -407,7 +408,7 @@ def test_local_parts_alone(tmp_path: Path) -> None:
 def deeppart_restores_anything(root: Path, more: dict[str, Any]) -> bool:
     """Without a key, the forged step is taken."""
     copy = root / "copy"
-    shutil.copytree(root / "ckpt", copy / "ckpt", ignore=shutil.ignore_patterns(".deeppart.lock"))
+    copy_as_original(root / "ckpt", copy / "ckpt")
     shutil.copytree(root / "local", copy / "local")
     restored = live()
     config = settings(copy, **{**more, "local_dir": str(copy / "local")}, sign_key_file=None)
