@@ -12,7 +12,9 @@ The module-level functions use one Checkpointer, configured by ``DEEPPART_*`` va
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +135,12 @@ def close() -> None:
         closing.close()
 
 
+def _finish_the_latest() -> None:
+    """Checkpointers made by handlers of ``atexit``: what is registered from within these is not run any more."""
+    if ending := sys.modules.get("deeppart.ending"):
+        ending.finish()
+
+
 def _forget_in_child() -> None:
     """A forked process has none of the threads, and must neither finish nor tidy up what is its parent's."""
     global _default, _inherited
@@ -149,3 +157,6 @@ def _checkpointer() -> Checkpointer:
         _default = Checkpointer()
         os.register_at_fork(after_in_child=_forget_in_child)
     return _default
+
+
+atexit.register(_finish_the_latest)

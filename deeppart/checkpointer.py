@@ -85,18 +85,18 @@ class Checkpointer:
         self._pipeline = pipeline_for(self._session, self._retention)
         self._suspicions = SuspicionWriter(self._session.persistent.root, self._pipeline.ledger)
         self._scrubber = scrubber_for(self._session, self._pipeline)
-        self._background = Background(self._session, self._pipeline, self._scrubber, self._staging)
+        self._recent: list[Pending] = []
+        self._background = Background(self._session, self._pipeline, self._scrubber, self._staging, self._recent)
         # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
-        close_at_the_end(self)
+        close_at_the_end(self, self._background)
         self._auto = cadence_for(self._session)
         self._sequence = 0
         self._known_steps = {key.step for key in self._session.committed}
         self._used_steps: set[int] = set()
         self._largest_step = -1  # restored, or saved since
         self._told_counting_down = False
-        self._recent: list[Pending] = []
         self._closed, self._restored = False, False
         self.failures = 0
         self.explanation: tuple[str, ...] = ()
@@ -306,7 +306,7 @@ class Checkpointer:
             self._closed = True
             self._dropped.detach()
             self._saver.close()
-            self._background.leave()
+            self._background.leave(after_error=True)
             if self._auto is not None:
                 self._auto.end(failed=True)
 
@@ -346,7 +346,8 @@ class Checkpointer:
     def _check_call(self, step: int) -> int:
         number = check_step(step, "checkpoint(state, step)")
         if self._closed:
-            raise CheckpointError("this checkpointer is closed", todo="checkpoint inside the `with` block")
+            todo = "checkpoint inside the `with` block; handlers of atexit that are older than it come too late"
+            raise CheckpointError("this checkpointer is closed", todo=todo)
         return number
 
     def _refusal_of(self, step: int) -> DeeppartError | None:
@@ -422,7 +423,7 @@ class Checkpointer:
                 warn_caller(str(failure), BackgroundFailureWarning)
         for note, category in self._pipeline.ledger.take_notes():
             warn_caller(note, category)
-        self._recent = [pending for pending in self._recent if pending not in finished]
+        self._recent[:] = [pending for pending in self._recent if pending not in finished]
         counted = [pending.step for pending in finished if _counts(pending)]
         self._used_steps.update(counted)
         self._largest_step = max([self._largest_step, *counted])

@@ -31,12 +31,18 @@ class Closable(Protocol):
 
 #: Those that are alive, by number: ranks close them in the order in which they were made. Guarded by the interpreter.
 _open: weakref.WeakValueDictionary[int, Closable] = weakref.WeakValueDictionary()
+_backgrounds: weakref.WeakValueDictionary[int, leaving.Background] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def close_at_the_end(checkpointer: Closable) -> None:
-    """See that a checkpointer is closed when the process ends, or MPI is finalized in it."""
-    _open[next(_numbers)] = checkpointer
+def close_at_the_end(checkpointer: Closable, background: leaving.Background) -> None:
+    """See that a checkpointer is closed when the process ends, or MPI is finalized in it.
+
+    Args:
+        background: what it has running.
+    """
+    number = next(_numbers)
+    _open[number], _backgrounds[number] = checkpointer, background
     atexit.unregister(finish)
     atexit.register(finish)  # runs before the handler of mpi4py, which was there first: MPI must still be there
     if "mpi4py.MPI" in sys.modules:  # a script may finalize MPI itself, before its end
@@ -46,13 +52,18 @@ def close_at_the_end(checkpointer: Closable) -> None:
 def finish() -> None:
     """Close all that are open, and wait for those that were left; after an error, break them off."""
     error = _error_that_ends_it()
-    still_open = [checkpointer for _, checkpointer in sorted(_open.items())]
+    numbers = sorted(_open)
+    still_open = [checkpointer for number in numbers if (checkpointer := _open.get(number)) is not None]
+    running = [background for number in numbers if (background := _backgrounds.get(number)) is not None]
     _open.clear()
     if error is not None:
         for checkpointer in still_open:
             checkpointer.__exit__(type(error), error, None)
         leaving.break_off()
         return
+    running = [*dict.fromkeys([*running, *leaving.left()])]
+    if len(running) > 1:  # other ranks may have left some of them, in another order
+        leaving.wait_together(running, max(background.timeout for background in running))
     with ExitStack() as stack:
         stack.callback(leaving.finish)
         for checkpointer in reversed(still_open):
@@ -60,5 +71,13 @@ def finish() -> None:
 
 
 def _error_that_ends_it() -> BaseException | None:
-    """The exception that nobody has caught. An interactive session goes on after one."""
-    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    """The exception that nobody has caught.
+
+    An interactive session goes on after one. So does a program with a console in it, or with tests (``pytest``): what
+    they note there has come from a call, while what ends the process has gone through its outermost frame.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    trace: TracebackType | None = getattr(sys, "last_traceback", None)
+    if hasattr(sys, "ps1") or error is None or trace is None or trace.tb_frame.f_back is not None:
+        return None
+    return error

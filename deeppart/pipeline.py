@@ -172,13 +172,18 @@ class Pipeline:
         """Whether redundancy is being rebuilt."""
         return bool(self._repairs)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._in_flight and not self._repairs
+
     def poll(self, patience_s: float = 0.0) -> None:
         """Advance exchanges that must happen in the training thread; see :class:`deeppart.driving.Driver`."""
         self.driver.poll(patience_s)
 
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
-        return self._wait_until(lambda: not self._in_flight and not self._repairs, timeout)
+        return self._wait_until(lambda: self.idle, timeout)
 
     def close(self, timeout: float) -> None:
         """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""

@@ -138,6 +138,11 @@ class Scrubber:
         if self._thread.is_alive():
             self._give_up("it did not end in time")
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
     def abandon(self) -> None:
         """End the thread without the other ranks."""
         self._closing.set()

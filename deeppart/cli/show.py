@@ -74,6 +74,7 @@ def _document(directory: Path, contents: Contents) -> dict[str, Any]:
         "leaves": [
             _leaf_document(leaf) if isinstance(leaf, Leaf) else _value_document(leaf) for leaf in contents.leaves()
         ],
+        "unreadable_suspect_records": list(contents.unreadable_suspect_records),
         "problems": list(contents.problems),
     }
 
@@ -185,6 +186,8 @@ def _print_end(contents: Contents) -> None:
     out.print(f"{text}; in all {files}", style="dim")
     for leaf in contents.suspect:
         out.print(printable(f"suspect: {leaf}"), style="yellow")
+    for problem in contents.unreadable_suspect_records:
+        out.print(printable(f"may be suspect: {problem}"), style="yellow")
     for problem in contents.problems:
         out.print(printable(f"cannot be read: {problem}"), style="red")
 

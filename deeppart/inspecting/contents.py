@@ -117,12 +117,14 @@ class Contents:
         tree: the nesting, as saved.
         problems: parts whose index could not be read, one line each.
         suspect: leaves that ranks may not have held alike when it was saved.
+        unreadable_suspect_records: lines about records that may name more of them.
     """
 
     manifest: Manifest
     tree: Node
     problems: tuple[str, ...]
     suspect: tuple[SuspectLeaf, ...] = ()
+    unreadable_suspect_records: tuple[str, ...] = ()
 
     def leaves(self) -> Iterator[Leaf | Value]:
         """Every leaf and value, in the order of the tree."""
@@ -153,8 +155,8 @@ def read_contents(
     if tree is None:
         raise _no_match(files, keys)
     suspicions = read_suspicions(root)
-    problems = (*describing.problems, *suspicions.problems)
-    return Contents(files.manifest, tree, problems, suspicions.of(files.manifest.attempt))
+    suspect = suspicions.of(files.manifest.attempt)
+    return Contents(files.manifest, tree, tuple(describing.problems), suspect, suspicions.problems)
 
 
 def _walk(node: Node) -> Iterator[Leaf | Value]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deeppart.comm.base import Comm, finish
 from deeppart.comm.single import SingleComm
+from deeppart.errors import FormatError, StorageError
+from deeppart.levels.files import read_file
 from deeppart.levels.node import take_stock
-from deeppart.levels.persistent import PersistentLevel
-from deeppart.part import Signing
+from deeppart.levels.persistent import MANIFEST_LIMIT_BYTES, PersistentLevel
+from deeppart.levels.presence import part_problem
+from deeppart.levels.steps import MANIFEST_NAME
+from deeppart.model import Manifest
+from deeppart.part import Signing, decode_manifest
 from deeppart.recovery import take_inventory
 from deeppart.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
+
+#: (part, its file on the persistent level) -> what is wrong with that, or None.
+Look = Callable[[int, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ def plan_here(
         found[node_of.index(node)] = tuple(stock.parts)
         parity[node_of.index(node)] = tuple(stock.parity)
     spread = Inventory(tuple(found), node_of, inventory.committed, problems, inventory.damaged, tuple(parity))
-    return _plan(spread, size, step)
+    return _plan(spread, size, step, _Looks(signing).problem)
 
 
 def plan_together(
@@ -80,7 +89,44 @@ def plan_together(
         local_dir: this process' node-local directory if it is the one to list it.
     """
     inventory = _take(comm, node_of, local_dir, root, lineage, timeout, signing)
-    return _plan(inventory, comm.size, step)
+    looks, plan, texts = _Looks(signing), None, b""
+    if comm.rank == 0:
+        plan = _plan(inventory, comm.size, step, looks.problem)
+        texts = json.dumps(looks.found).encode()
+    found = json.loads(finish(comm, comm.broadcast(texts), "restore --dry-run", timeout))
+    return plan or _plan(inventory, comm.size, step, lambda part, path: found.get(path))
+
+
+class _Looks:
+    """Looks at files of the persistent level, once each.
+
+    Attributes:
+        found: path -> what is wrong with it.
+    """
+
+    def __init__(self, signing: Signing | None) -> None:
+        self._signing = signing
+        self._manifests: dict[Path, Manifest | str] = {}
+        self.found: dict[str, str | None] = {}
+
+    def problem(self, part: int, path: str) -> str | None:
+        """Of one part."""
+        if path not in self.found:
+            self.found[path] = self._look(part, Path(path).parent)
+        return self.found[path]
+
+    def _look(self, part: int, directory: Path) -> str | None:
+        if directory not in self._manifests:
+            path = directory / MANIFEST_NAME
+            try:
+                data = read_file(path, MANIFEST_LIMIT_BYTES)
+                self._manifests[directory] = decode_manifest(data, where=str(path), signing=self._signing)
+            except (OSError, FormatError, StorageError) as error:
+                self._manifests[directory] = f"cannot be looked at: {error}"
+        manifest = self._manifests[directory]
+        if isinstance(manifest, str):
+            return manifest
+        return part_problem(directory, manifest, manifest.parts[part], self._signing)[0]
 
 
 def _take(
@@ -102,8 +148,38 @@ def _take(
     )
 
 
-def _plan(inventory: Inventory, size: int, step: int | None) -> RestorePlan:
+def _plan(inventory: Inventory, size: int, step: int | None, look: Look) -> RestorePlan:
     outlook = survey(inventory, step)
-    candidate = outlook.candidates[0] if outlook.candidates else None
-    reads = assign(candidate, size) if candidate is not None else ()
-    return RestorePlan(candidate, reads, outlook, inventory.problems)
+    candidates: list[Candidate] = []
+    rejected, notes = list(outlook.rejected), list(inventory.problems)
+    for each in outlook.candidates:
+        sound, problems = _without_missing(each, size, look)
+        if isinstance(sound, Candidate):
+            candidates.append(sound)
+            notes += [f"step {each.attempt.step}: {problem}" for problem in problems]
+        else:
+            rejected.append((each.attempt.step, "; ".join([*problems, f"no other source for part {sound}"])))
+    outlook = replace(outlook, candidates=tuple(candidates), rejected=tuple(sorted(rejected, reverse=True)))
+    reads = assign(candidates[0], size) if candidates else ()
+    return RestorePlan(candidates[0] if candidates else None, reads, outlook, tuple(notes))
+
+
+def _without_missing(candidate: Candidate, size: int, look: Look) -> tuple[Candidate | int, list[str]]:
+    """A step without files of the persistent level that a restore would find missing or damaged, and what they are.
+
+    Returns:
+        The step; or the number of a part that is left without a source.
+    """
+    problems: list[str] = []
+    while True:
+        bad = []
+        for read in assign(candidate, size):
+            if read.source.level == "persistent" and (problem := look(read.part, read.source.path)) is not None:
+                bad.append((read.part, read.source.path))
+                problems.append(f"part {read.part} on the persistent level {problem}")
+        if not bad:
+            return candidate, problems
+        rest = candidate.without(bad)
+        if isinstance(rest, int):
+            return rest, problems
+        candidate = rest

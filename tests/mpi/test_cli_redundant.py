@@ -103,7 +103,8 @@ def test_a_restore_is_only_explained(job: Path) -> None:
 
 @pytest.mark.timeout(90)
 def test_on_the_nodes_themselves(job: Path) -> None:
-    """One process per node, each looking at its own directory."""
+    """One process per node, each looking at its own directory; the first of them at the persistent level, for all."""
+    find(job, "ckpt/step-000000000001-*/part-00001-*").unlink()
     argv = [sys.executable, "-m", "deeppart.cli", "restore", str(job / "ckpt"), "--dry-run", "--local"]
     argv += [str(job / "node{rank}")]
     run = subprocess.run(
@@ -111,6 +112,8 @@ def test_on_the_nodes_themselves(job: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("step 2: 3 of 3 parts local") == 1
+    assert run.stdout.count("step 1 cannot be recovered: part 1 on the persistent level is missing") == 0
+    assert "could be recovered too" not in run.stdout
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {

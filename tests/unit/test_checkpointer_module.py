@@ -153,6 +153,43 @@ def test_an_interactive_session_goes_on_after_an_error() -> None:
     assert deeppart.load("ckpt")["x"][-1] == 1
 
 
+def test_a_console_in_the_program_and_handlers_of_its_end() -> None:
+    """An error in the former is not what ends the process; what the latter save is finished, too."""
+    done = run(
+        """
+        import atexit, code, torch, deeppart
+        state = {"x": torch.ones(3_000_000)}
+
+        code.InteractiveInterpreter().runsource("unknown")
+        deeppart.checkpoint(state, 7)
+
+        @atexit.register
+        def save_more():
+            global latest
+            latest = deeppart.Checkpointer(persistent_dir="later")
+            latest.checkpoint(state, 8)
+        """
+    )
+    assert done.returncode == 0 and done.stderr.count("Error") == 1 and "NameError" in done.stderr, done.stderr
+    assert deeppart.load("ckpt", 7)["x"][-1] == deeppart.load("later", 8)["x"][-1] == 1
+
+
+def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told() -> None:
+    done = run(
+        """
+        import torch, deeppart
+        from deeppart.levels.persistent import PersistentLevel
+
+        def refuse(*arguments):
+            raise deeppart.StorageError("refused")
+
+        PersistentLevel.commit = refuse
+        deeppart.Checkpointer().checkpoint({"n": 7}, step=7)
+        """
+    )
+    assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr and "refused" in done.stderr
+
+
 def test_a_failure_at_the_very_end_is_still_told() -> None:
     done = run(
         """

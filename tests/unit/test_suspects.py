@@ -139,6 +139,7 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
         deeppart.load(tmp_path, step=2)
     (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
     assert call_json("verify", tmp_path)["unreadable_suspect_records"]
+    assert call_json("show", tmp_path)["unreadable_suspect_records"] and "may be suspect" in call("show", tmp_path)
     assert call_json("ls", tmp_path)["problems"]
     with pytest.warns(deeppart.SuspectStepWarning, match="may be suspect"):
         deeppart.load(tmp_path, step=3)
