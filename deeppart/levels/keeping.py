@@ -8,6 +8,8 @@ Invariants
   found at the start come before them; among these, the times in their manifests decide.
 * Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.levels.presence`). The others take
   no step's place; one with a sound manifest goes when it is older than those kept, one with a damaged one stays.
+* A step that was committed several times counts once. A job that is done and started again, saving its last step each
+  time, does not lose the way back by that.
 """
 
 from __future__ import annotations
@@ -66,13 +68,15 @@ class Keeping:
         # A removal that was refused half-way has taken the manifest.
         dropped = ((self._earlier | set(abandoned)) - present) | self._leaving
         if self._keep:
-            own = [key for key in self._own if key in present]
-            dropped.update(own[: -self._keep])
-            kept = min(len(own), self._keep)
+            committed = [key for key in self._own if key in present]
+            latest = {key.step: key for key in committed}
+            own = [key for key in committed if latest[key.step] == key]
+            kept = own[-self._keep :]
+            dropped.update(set(committed).difference(kept))
+            steps = {key.step for key in kept}
             if len(own) + len(self._earlier & present) > self._keep:
-                of_earlier, kept = self._removable_of_earlier(present, kept)
-                dropped |= of_earlier
-            if kept >= self._keep:
+                dropped |= self._removable_of_earlier(present, steps)
+            if len(steps) >= self._keep:
                 newest = max((key.sequence for key in own), default=-1)
                 dropped.update(key for key in present.intersection(abandoned) if key.sequence < newest)
         self._leaving = set(dropped)
@@ -89,8 +93,8 @@ class Keeping:
         self._leaving.difference_update(keys)
         self._own = [key for key in self._own if key not in keys]
 
-    def _removable_of_earlier(self, present: set[StepKey], kept: int) -> tuple[set[StepKey], int]:
-        """What goes, and how many that count stay, with the ``kept`` ones that are newer."""
+    def _removable_of_earlier(self, present: set[StepKey], steps: set[int]) -> set[StepKey]:
+        """What goes; ``steps``, those that stay and count, are newer, and get more here."""
         dropped = set()
         own_step = max((key.step for key in self._own), default=-1)
         for each in reversed(self._ranking(present)):
@@ -98,11 +102,11 @@ class Keeping:
                 continue  # the next restore takes it: who forgot to restore is not to lose it
             if each.key not in present or each.key not in self._earlier:
                 continue
-            if kept >= self._keep:
+            if len(steps) >= self._keep or each.key.step in steps:
                 dropped.add(each.key)
             elif self._does_count(each):
-                kept += 1
-        return dropped, kept
+                steps.add(each.key.step)
+        return dropped
 
     def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
         """What earlier sessions committed, in the order of time, and of sequence within a session; read once."""

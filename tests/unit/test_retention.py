@@ -66,6 +66,24 @@ def test_who_forgets_to_restore_does_not_lose_what_the_next_restore_takes(tmp_pa
     assert steps_in(tmp_path) == [5000, 5001]
 
 
+def test_a_finished_job_that_saves_its_last_step_again_keeps_the_ones_before(tmp_path: Path) -> None:
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 3}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (5, 6, 7, 8):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    for times in range(3):  # submitted again, three times
+        live = {"x": 0}
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore(live) == 8
+            for _ in range(times):
+                checkpointer.checkpoint(live, 8, force=True).wait(timeout=PATIENCE_S)
+        assert steps_in(tmp_path) == [6, 7, 8] and deeppart.load(tmp_path)["x"] == 8
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.restore({"x": 0})
+        checkpointer.checkpoint({"x": 9}, 9).wait(timeout=PATIENCE_S)
+    assert steps_in(tmp_path) == [7, 8, 9]
+
+
 def test_a_step_that_cannot_be_restored_does_not_count_and_that_is_told(tmp_path: Path) -> None:
     """``keep = 2``, and the newest step of the run before is damaged: the one before it takes its place."""
     config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
