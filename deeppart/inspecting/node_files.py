@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError
+from deeppart.inspecting.parity import shares_of_other_bytes
 from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import Found, file_problem, take_stock
 from deeppart.levels.steps import parse_step_directory_name
@@ -102,7 +103,22 @@ def verify_nodes(
             problem = file_problem(path, signing, advance)
             if problem is not None and access.exists(path):  # otherwise a running job has retired it meanwhile
                 damage.append(NodeDamage(directory, path, problem, True))
+    damage += _of_other_bytes(stocks, {str(each.path) for each in damage}, step)
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
+
+
+def _of_other_bytes(stocks: Sequence[tuple[Path, Found]], unsound: set[str], step: int | None) -> list[NodeDamage]:
+    """Parity that does not belong to the parts that are in reach."""
+    parts = [part for _, stock in stocks for part in stock.parts if part.path not in unsound]
+    shares = {
+        Path(each.path): directory
+        for directory, stock in stocks
+        for each in stock.parity
+        if each.path not in unsound and step in (None, each.identity.attempt.step)
+    }
+    parity = [each for _, stock in stocks for each in stock.parity if Path(each.path) in shares]
+    wrong = shares_of_other_bytes(parity, parts)
+    return [NodeDamage(shares[path], path, message, True) for path, message in wrong.items()]
 
 
 def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import xxhash
 
 import deeppart
+from deeppart.part import FileSource, ParityReader, ParityWriter
 from tests.copying import copy_as_original
 from tests.mpi import launch
 from tests.unit.cli_support import call, call_json, flip
@@ -146,6 +149,32 @@ def test_each_damage_is_found_and_repaired(job: Path, name: str) -> None:
     assert [(each["file"], each["repaired"]) for each in document["repairs"]] == [(str(path), True)]
     assert path.read_bytes() == sound
     assert call_json("verify", job / "ckpt", *nodes(job))["good"]
+
+
+def test_parity_that_is_sound_and_of_other_bytes(job: Path) -> None:
+    """A part that changed while it was encoded leaves such: all digests hold, and it would give nothing back."""
+    path = find(job, "node1/*/parity/step-000000000002-*/parity-*")
+    sound = path.read_bytes()
+    with FileSource(path) as source:
+        reader = ParityReader(source, where="")
+        blocks = [np.empty(reader.stripes.length(0), dtype=np.uint8) for _ in range(reader.stripes.tolerate)]
+        assert reader.stripes.rows == 1 and all(reader.read_block(0, j, block) for j, block in enumerate(blocks))
+    blocks[0][100] ^= 1  # of a data block, too: with one block of parity it is their exclusive or
+    digests = reader.digests[0].copy()
+    digests[0, 0] = np.frombuffer(bytes(16), dtype=np.uint8)
+    digests[0, -1] = np.frombuffer(xxhash.xxh3_128_digest(blocks[0].data), dtype=np.uint8)
+    with path.open("wb") as file:
+        writer = ParityWriter(file, reader.identity)
+        writer.add_row(blocks, digests)
+        writer.finish()
+    with FileSource(path) as source:
+        ParityReader(source, where="").verify()
+    document = call_json("verify", job / "ckpt", *nodes(job), code=1)
+    (damage,) = document["nodes"]["damage"]
+    assert damage["file"] == str(path) and "parity of other bytes than part" in damage["message"]
+    assert call_json("verify", job / "ckpt", "--local", job / "node1")["good"], "that part is not there to compare"
+    call("verify", job / "ckpt", *nodes(job), "--repair")
+    assert path.read_bytes() == sound
 
 
 def test_everything_that_two_of_three_nodes_hold(job: Path) -> None:
