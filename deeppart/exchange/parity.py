@@ -233,8 +233,7 @@ class _Encoding:
             self._compare(row)
             self._store(row)
             yield True
-        if self._mine is not None and self._source is not None and self._digest.hexdigest() != self._mine.digest:
-            self._lose_source(_changed(self._mine, self._digest.hexdigest()))
+        self._compare_all()
 
     def result(self) -> DurableFile:
         """The file, finished.
@@ -333,6 +332,11 @@ class _Encoding:
         for i, digest in row.sent.items():
             if self._mine is not None and self._source is not None and row.encoded[i].tobytes() != digest:
                 self._lose_source(_changed(self._mine, "other bytes on the rank that encodes them"))
+
+    def _compare_all(self) -> None:
+        """What was sent is the part as it was written, or as it was when it was checked."""
+        if self._mine is not None and self._source is not None and self._digest.hexdigest() != self._mine.digest:
+            self._lose_source(_changed(self._mine, self._digest.hexdigest()))
 
     def _store(self, row: _Row) -> None:
         """Append what this member keeps of a row to its file."""

@@ -106,25 +106,27 @@ def harmed_base() -> records.Scenario:
     return records.Scenario(SEED, 1001, True, (frozen, changing), (saves, restores))
 
 
+DRAWN = ("--runs", "60", "--kills", "0", "--only", "files", "--limit")
+#: A part of one scenario changes when parity of it begins to be encoded, and that parity is needed.
+CHANGED = ("--repeat", "5:71")
+
+
 @pytest.mark.parametrize(
-    ("broken", "found"), [("digests", "wrong bytes"), ("rebuild", "too much lost"), ("hang", "hang")]
+    ("broken", "which", "found"),
+    [
+        ("digests", (*DRAWN, "45"), "wrong bytes"),
+        ("rebuild", (*DRAWN, "45"), "too much lost"),
+        ("encoding", CHANGED, "too much lost"),
+        ("hang", (*DRAWN, "12"), "hang"),
+    ],
+    ids=["digests", "rebuild", "encoding", "hang"],
 )
 @pytest.mark.timeout(300)
-def test_a_broken_library_is_noticed(play: Callable[..., Played], broken: str, found: str) -> None:
+def test_a_broken_library_is_noticed(
+    play: Callable[..., Played], broken: str, which: tuple[str, ...], found: str
+) -> None:
     """Until the first failure; which scenario has it does not matter."""
-    code, result = play(
-        "--runs",
-        "60",
-        *SMALL,
-        "--kills",
-        "0",
-        "--only",
-        "files",
-        "--limit",
-        "12" if broken == "hang" else "45",
-        "--break",
-        broken,
-    )
+    code, result = play(*which, *SMALL, "--break", broken)
     assert code == 1 and len(result["failed"]) == 1
     assert result["problems"].get(found, 0) > 0, result["failed"]
     assert (result["wrong_bytes"] > 0) == (broken == "digests")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import tempfile
 import uuid
@@ -174,7 +175,10 @@ class _Made:
         root = self.scratch / name / "ckpt"
         make(root)
         paths = [path for path in root.rglob("*") if path.is_file() and path.name != ".deeppart.lock"]
-        self.seeds[name] = Seed({f"ckpt/{path.relative_to(root)}": path.read_bytes() for path in sorted(paths)}, live)
+        files = {f"ckpt/{path.relative_to(root)}": path.read_bytes() for path in sorted(paths)}
+        if record := files.get("ckpt/deeppart.json"):  # says where it was made
+            files["ckpt/deeppart.json"] = record.replace(os.fsencode(os.path.realpath(root)), b"/jobs/ckpt")
+        self.seeds[name] = Seed(files, live)
 
 
 def make_seeds() -> Mapping[str, Seed]:

@@ -43,6 +43,9 @@ def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
             Harm(life, f"nodes/{name}", "node", "node directory removed")
             for name in _drawn(nodes, fault.number, fault.count)
         ]
+    if fault.file == "nodes":
+        names = _drawn((path.name for path in (base / "nodes").glob("node*")), fault.number, 2)
+        return [Harm(life, f"nodes/{names[0]}", "exchange", "nodes exchanged", source=f"nodes/{names[1]}")]
     stock = {steady_name(each.path, base): each for each in take_stock(base)}
     if fault.file == "temporary" and not any(each.kind == "temporary" for each in stock.values()):
         return _planted(stock, fault, life)
@@ -68,6 +71,11 @@ def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Ap
         path, source = found
         if each.how == "node":
             shutil.rmtree(path)
+            applied.append(Applied(each))
+            continue
+        if each.how == "exchange" and source is not None:
+            for old, new in ((path, base / "x"), (source, path), (base / "x", source)):
+                old.rename(new)
             applied.append(Applied(each))
             continue
         if each.how == "plant":

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.faults.campaign import stages
+from tests.faults.campaign.files import index_offset, stamp_of
 from tests.faults.campaign.records import Incident
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Trigger:
         self._lock = threading.Lock()
         self._armed, self._count = False, 0
         if moment.stage:
-            stages.hook(stages.STAGES[moment.stage], self._reached)
+            stages.hook((stages.STAGES | stages.CHANGES)[moment.stage], self._reached)
 
     def arm(self, phase: str, at: int) -> None:
         """A phase begins; of checkpoints, number ``at``."""
@@ -101,6 +102,8 @@ def incident(rank: int, order: Order, record: Record) -> Trigger | None:
     what = order.life.incident
     if what is None or what.victim != rank:
         return None
+    if what.kind == "change":
+        return Trigger(what, _change(rank, order, record))
     return Trigger(what, {"stop": _stop, "zombie": _stop, "fork": _fork}.get(what.kind, _signal)(what, record))
 
 
@@ -126,6 +129,24 @@ def _fork(what: Incident, record: Record) -> Callable[[], None]:
             finally:
                 os._exit(0)
         os.waitpid(pid, 0)
+
+    return strike
+
+
+def _change(rank: int, order: Order, record: Record) -> Callable[[], None]:
+    """A byte of a part that this rank's node has changes, after the header and before the index."""
+    node = order.base / "nodes" / f"node{rank // order.life.node_size}"
+
+    def strike() -> None:
+        parts = sorted(node.glob("*/step-*/part-*.dpp"), key=lambda path: (path.parent.name, path.name))
+        if not parts:
+            return
+        content = parts[-1].read_bytes()
+        place = (4096 + index_offset(content)) // 2
+        with parts[-1].open("r+b") as file:
+            file.seek(place)
+            file.write(bytes([content[place] ^ 0x10]))
+        record("changing", path=str(parts[-1]), stamp=stamp_of(parts[-1]))
 
     return strike
 

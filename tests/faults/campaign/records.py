@@ -134,7 +134,7 @@ class Incident:
             is killed, until a later life wakes it), "SIGTERM", "SIGINT" (end it), "SIGTERM raised", "SIGINT raised" (a
             handler in Python raises), "exit" (the process ends without a word), "return" (it leaves the
             ``with`` block without waiting), "forget" (it returns without closing), "fork" (it forks a process that ends
-            at once).
+            at once), "change" (a byte of the newest part on its node changes).
         victim: rank.
         phase, at, stage, count, delay_s: when, as of a :class:`Kill`; phase "end" is after the last checkpoint.
         linger_s: how long other ranks go on when the victim is gone; 0 for as soon as the launcher notices.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.campaign import faults, judge, life, oracle
-from tests.faults.campaign.files import Stamp, Stored, read_lineage, sound, take_stock
+from tests.faults.campaign.files import Stamp, Stored, read_lineage, sound, stamp_of, take_stock
 from tests.faults.campaign.jobs import HangError, Jobs, end_process
 from tests.faults.campaign.judge import HANG, Outcome, Problem
 from tests.faults.campaign.order import Order
@@ -35,6 +35,7 @@ _INCIDENTS = {
     "return": "a rank leaves its block while others write",
     "forget": "a rank returns without closing",
     "fork": "fork in the middle of the background",
+    "change": "a part changes after it was checked",
 }
 
 
@@ -256,7 +257,7 @@ class Play:
         self._note(f"kill: {where}", how, "", life=outcome.order.number, rank=kill.victim, stage=kill.stage)
 
     def _count_incident(self, outcome: Outcome, incident: Incident) -> None:
-        names = ("stopping", "signalled", "killing", "leaving", "forking")
+        names = ("stopping", "signalled", "killing", "leaving", "forking", "changing")
         if not any(True for name in names for _ in outcome.events(name)):
             self._tally.missed += 1
             return
@@ -289,6 +290,8 @@ class Play:
         if (self._base / "away").exists() and not self.problems:  # killed while it was away
             (self._base / "away").rename(self._base / "persistent")
         stock = take_stock(self._base)
+        written = sound(stock, self._damaged)
+        self._take_in_changes(outcome)
         after = sound(stock, self._damaged)
         seen = {path: stamp for path, stamp in self._damaged.items() if stamp not in self._hidden}
         look_sound = sound(stock, seen)
@@ -297,11 +300,19 @@ class Play:
             self._lineage_record = (self._base / "persistent" / "deeppart.json").read_bytes()
         if outcome.session is not None and not self.problems:
             nodes = range(each.nodes if each.every["local"] else 0)
-            self.problems += judge.check_kept(outcome, after)
+            self.problems += judge.check_kept(outcome, written)
             self.problems += judge.check_persistent(outcome, start.files, after)
             self.problems += judge.check_healed(outcome, after, look_sound, nodes)
             self.problems += judge.check_progress(outcome, start.files, after, nodes)
         self._had = oracle.recoverable(after, oracle.View(range(100), lineage or ""))
+
+    def _take_in_changes(self, outcome: Outcome) -> None:
+        """Parts that were changed in this life, and that the library has not written anew."""
+        for _, event in outcome.events("changing"):
+            path, stamp = Path(event["path"]), tuple(event["stamp"])
+            if path.exists() and stamp_of(path) == stamp:
+                self._damaged[path] = stamp
+                self._hidden.add(stamp)
 
 
 def _tails(outcome: Outcome) -> str:

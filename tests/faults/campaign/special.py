@@ -21,7 +21,7 @@ from tests.faults.campaign.records import (
     RunningFault,
     StorageFault,
 )
-from tests.faults.campaign.stages import LEADER, ROOT, STAGES
+from tests.faults.campaign.stages import CHANGES, LEADER, ROOT, STAGES
 
 #: In lives where ranks wait for one that is gone: seconds.
 SHORT_TIMEOUT_S = 3.0
@@ -203,6 +203,34 @@ def rebinding(rng: random.Random) -> tuple[Leaves, Lives]:
     return many, (life, comparing(life))
 
 
+def change(rng: random.Random) -> tuple[Leaves, Lives]:
+    """A part changes after it was checked, while copies or parity are made of it; then nodes are lost.
+
+    Nothing is on the persistent level: what was made of other bytes takes everything along.
+    """
+    world = rng.choice((3, 4))
+    tolerate = rng.randint(1, world - 2)
+    every = {"local": 1, "partner": rng.choice((0, 0, 1)), "parity": 1, "persistent": 0}
+    life = replace(quiet_life(world, 2), every=every, tolerate=tolerate)
+    victim = rng.randrange(world)
+    lost = FileFault("remove", "node", rng.randint(1, tolerate), -1, rng.randrange(1 << 30))
+    more = FileFault("remove", "node", rng.choice((1, tolerate)), -1, rng.randrange(1 << 30))
+    if rng.random() < 0.3:
+        names = [name for name, stage in CHANGES.items() if every.get(stage.needs)]
+        what = Incident("change", victim, "checkpoint", 1, rng.choice(names))
+        return leaves_of(rng), (_with(life, what), replace(comparing(life), before=(more,)))
+    damage: tuple[FileFault, ...] = (lost,)
+    if rng.random() < 0.5:
+        nodes = FileFault("swap", "nodes", 2, -1, rng.randrange(1 << 30))
+        file = "partner" if every["partner"] else "local"
+        damage = (nodes, FileFault("flip", file, 1, 0, rng.randrange(1 << 30)))
+    what = Incident("change", victim, "restore", 0, rng.choice(list(CHANGES)))
+    healing = _with(replace(comparing(life), before=damage, compares=False), what)
+    if rng.random() < 0.3:
+        healing = replace(healing, incident=None)
+    return leaves_of(rng), (life, healing, replace(comparing(life), before=(more,)))
+
+
 #: Kind -> what draws a scenario of it, and its share of those that are not about files.
 DRAWN: dict[str, tuple[Callable[[random.Random], tuple[Leaves, Lives]], float]] = {
     "stop": (stop, 3),
@@ -214,15 +242,20 @@ DRAWN: dict[str, tuple[Callable[[random.Random], tuple[Leaves, Lives]], float]] 
     "leave": (leave, 2),
     "drift": (drift, 3),
     "rebind": (rebinding, 2),
+    "change": (change, 0),
 }
 #: Files and storage of all kinds, and kills: what ``plan`` draws. Power loss has no lives: see ``cutting``.
-FILES_KIND, POWER_KIND = "files", "power"
+FILES_KIND, POWER_KIND, CHANGE_KIND = "files", "power", "change"
 KINDS = (FILES_KIND, POWER_KIND, *DRAWN)
 FILES_SHARE, POWER_SHARE = 0.72, 0.04
+#: Drawn before the others, so that these are what they were before there was this kind.
+CHANGE_SHARE = 0.04
 
 
 def kind_of(seed: int, number: int) -> str:
     """What a scenario is about."""
+    if random.Random(f"{seed}:{number}:change").random() < CHANGE_SHARE:
+        return CHANGE_KIND
     rng = random.Random(f"{seed}:{number}:kind")
     place = rng.random()
     if place < FILES_SHARE + POWER_SHARE:

@@ -83,6 +83,16 @@ STAGES: dict[str, Stage] = {
     "healing: encoding": Stage("deeppart.healing.Healer._encode", "restore", needs="heal"),
 }
 
+#: Where files change that were good when they were looked at last. Apart: a new one above is another draw of kills.
+CHANGES: dict[str, Stage] = {
+    "parity: beginning": Stage("deeppart.exchange.parity._introduce", needs="parity"),
+    "parity: sending": Stage("deeppart.exchange.parity._Encoding._share", needs="parity"),
+    "partner copies: beginning": Stage("deeppart.exchange.partner._send_all", needs="partner"),
+    "healing: planning": Stage("deeppart.healing.Healer.damaged_files", "restore", needs="heal"),
+    "healing: moving": Stage("deeppart.healing.Healer._transfer", "restore", needs="heal"),
+    "healing: encoding again": Stage("deeppart.healing.Healer._encode", "restore", needs="heal"),
+}
+
 #: Pauses that only cost time here: name -> value.
 SETTINGS: dict[str, Any] = {
     "deeppart.writing.RETRY_PAUSES_S": (0.0, 0.02),
@@ -90,11 +100,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 #: A library that is broken on purpose, to show that the campaign notices.
-BREAKS = ("digests", "rebuild", "retention", "hang")
+BREAKS = ("digests", "rebuild", "retention", "encoding", "hang")
 _BROKEN = {
     "digests": ("deeppart.part.reader.PartReader.check_chunk",),
     "rebuild": ("deeppart.erasure.ReedSolomon.rebuild",),
     "retention": ("deeppart.levels.keeping.Keeping.removable",),
+    "encoding": ("deeppart.exchange.parity._Encoding._compare", "deeppart.exchange.parity._Encoding._compare_all"),
     "hang": ("deeppart.loading.OpenedPart.load",),
 }
 
@@ -110,7 +121,7 @@ def check() -> None:
         MovedError: naming all that are gone.
     """
     names = (
-        [stage.target for stage in STAGES.values()]
+        [stage.target for stage in (*STAGES.values(), *CHANGES.values())]
         + [*SETTINGS, _CLOCK]
         + [name for each in _BROKEN.values() for name in each]
     )
@@ -234,6 +245,6 @@ def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def forever(*args: Any, **kwargs: Any) -> None:
         time.sleep(3600)
 
-    ways: dict[str, Callable[..., Any]] = {"digests": nothing, "rebuild": wrong}
+    ways: dict[str, Callable[..., Any]] = {"digests": nothing, "rebuild": wrong, "encoding": nothing}
     ways |= {"retention": everything, "hang": forever}
     return ways[how]

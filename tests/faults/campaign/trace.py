@@ -20,7 +20,7 @@ class Harm:
     Attributes:
         life: number of the life.
         path: of the file, below the scenario's directory, as :func:`tests.faults.campaign.files.steady_name` gives it.
-        how: "flip", "truncate", "remove", "garbage", "swap", "plant" or "node".
+        how: "flip", "truncate", "remove", "garbage", "swap", "plant", "node" or "exchange".
         kind: row of the report.
         size: of the file before, in bytes.
         flips: (offset, what the byte is combined with by exclusive or), of "flip".

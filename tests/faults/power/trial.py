@@ -18,7 +18,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError
-from deeppart.levels.lineage import LOCK_NAME
+from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME
 from deeppart.pending import DONE, Pending
 from tests.faults.power.disk import Disk, put_on, read_back
 from tests.faults.power.recording import Event, Recorder
@@ -183,7 +183,7 @@ def _judge(plan: Plan, tree: dict[str, bytes | None], told: int | None, base: Pa
 
     try:
         put_on(tree, directory)
-        _same_place(directory / "persistent" / LOCK_NAME)
+        _same_place(directory / "persistent")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", deeppart.DeeppartWarning)
             with deeppart.Checkpointer(plan.config(directory)) as ck:
@@ -198,10 +198,12 @@ def _judge(plan: Plan, tree: dict[str, bytes | None], told: int | None, base: Pa
         shutil.rmtree(directory)
 
 
-def _same_place(lock: Path) -> None:
-    """Files keep their inodes when the power fails; what is noted of them would have this taken for a copy."""
-    if lock.exists():
-        lock.write_bytes(lock.read_bytes().replace(b'"place"', b'"plain"'))
+def _same_place(persistent: Path) -> None:
+    """Files keep paths and inodes when the power fails; what is noted of them would have this taken for a copy."""
+    for name, key in ((LOCK_NAME, b'"place"'), (LINEAGE_NAME, b'"home"')):
+        path = persistent / name
+        if path.exists():
+            path.write_bytes(path.read_bytes().replace(key, key.swapcase()))
 
 
 def _restore(plan: Plan, ck: Any, step: int | None, problem: Any) -> int | None:
