@@ -229,28 +229,36 @@ class Repairer:
         """Compute a share of parity again, from all parts that it protects."""
         identity = self._identity_of(path)
         file = DurableFile(path, over="damaged")
+        readers: list[PartReader] = []
         with ExitStack() as stack:
             parts = {
-                place: self._open(identity.attempt, member.part, path, stack)
+                place: self._open(identity.attempt, member.part, path, stack, readers)
                 for place, member in enumerate(identity.members)
                 if member.part is not None
             }
             try:
                 _encode_share(identity, parts, ParityWriter(file, identity))
+                for reader in readers:  # none has changed since it was checked, while it was read
+                    reader.verify()
                 file.commit()
             except BaseException:
                 file.abort()
                 raise
         return f"the {len(parts)} parts that it protects"
 
-    def _open(self, attempt: Attempt, rank: int, path: Path, stack: ExitStack) -> FileSource | MemorySource:
-        """A sound copy of a part, to read blocks from: a file if there is one, else in memory."""
+    def _open(
+        self, attempt: Attempt, rank: int, path: Path, stack: ExitStack, readers: list[PartReader]
+    ) -> FileSource | MemorySource:
+        """A sound copy of a part, to read blocks from: a file if there is one, which is added to ``readers``, else in
+        memory."""
         for source in self._stock.findings(attempt)[rank].sources:
             if source.rebuild is None and source.path not in self._bad:
                 try:
                     opened = stack.enter_context(FileSource(source.path))
                     digest, signing = source.index_digest, self._signing
-                    PartReader(opened, where=source.path, expected_index_digest=digest, signing=signing).verify()
+                    reader = PartReader(opened, where=source.path, expected_index_digest=digest, signing=signing)
+                    reader.verify()
+                    readers.append(reader)
                     return opened
                 except (FormatError, StorageError):
                     continue

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 import xxhash
 
 import deeppart
+from deeppart.inspecting import repairing
 from deeppart.part import FileSource, ParityReader, ParityWriter
 from tests.copying import copy_as_original
 from tests.mpi import launch
@@ -175,6 +177,23 @@ def test_parity_that_is_sound_and_of_other_bytes(job: Path) -> None:
     assert call_json("verify", job / "ckpt", "--local", job / "node1")["good"], "that part is not there to compare"
     call("verify", job / "ckpt", *nodes(job), "--repair")
     assert path.read_bytes() == sound
+
+
+def test_a_part_that_changes_while_parity_of_it_is_repaired(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share, part = (find(job, f"node1/*/{name}") for name in ("parity/step-*2-*/parity-*", "step-*2-*/part-00001-*"))
+    flip(share, 5000)
+    before, encode = share.read_bytes(), repairing._encode_share
+
+    def encoded(*arguments: Any) -> None:
+        flip(part, 5000)
+        encode(*arguments)
+
+    monkeypatch.setattr(repairing, "_encode_share", encoded)
+    document = call_json("verify", job / "ckpt", *nodes(job), "--repair", code=1)
+    assert [each["repaired"] for each in document["repairs"]] == [False] and share.read_bytes() == before
+    flip(part, 5000)
+    monkeypatch.undo()
+    assert call_json("verify", job / "ckpt", *nodes(job), "--repair")["good"]
 
 
 def test_everything_that_two_of_three_nodes_hold(job: Path) -> None:
