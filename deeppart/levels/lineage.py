@@ -115,11 +115,18 @@ def is_copy(directory: Path) -> bool:
 def _place(directory: Path, lock_fd: int) -> Place:
     path = directory / LINEAGE_NAME
     try:
-        record, folder = access.look(path), os.stat(directory).st_ino
+        record, folder = access.look(path), _folder(directory)[1]
         lock, filesystem = os.fstat(lock_fd).st_ino, os.fstatvfs(lock_fd).f_fsid
     except OSError as error:
         raise storage_error("persistent_dir has lost its lineage record", error, path) from error
     return Place(os.path.realpath(directory), lock, record.st_ino, record.st_ctime_ns, filesystem, folder)
+
+
+def _folder(directory: Path) -> tuple[int, int]:
+    """Device and inode number of a directory."""
+    with access.open_folder(directory) as folder:
+        status = os.fstat(folder.fd)
+    return status.st_dev, status.st_ino
 
 
 def _noted_place(lock_fd: int) -> Place | None:
@@ -165,7 +172,7 @@ def _is_another(name: str, path: str, directory: Path) -> bool:
             return False
         theirs, ours = (access.look(each / LINEAGE_NAME) for each in (elsewhere, directory))
         if ours.st_nlink > 1 and theirs.st_ino == ours.st_ino:
-            return not os.path.samefile(elsewhere, directory)
+            return _folder(elsewhere) != _folder(directory)
     except (OSError, ValueError, CorruptFileError, StorageError):
         return False
     return (theirs.st_ino, theirs.st_ctime_ns) != (ours.st_ino, ours.st_ctime_ns)

@@ -105,8 +105,7 @@ def python(*options: str, typed: str | None = None) -> subprocess.CompletedProce
     return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=300, env=environment)
 
 
-@pytest.mark.parametrize("local", ["", 'local_dir = "scratch"\n'])
-@pytest.mark.parametrize("compression", ["none", "tensor"])
+@pytest.mark.parametrize(("compression", "local"), [("none", 'local_dir = "scratch"\n'), ("tensor", "")])
 def test_the_end_of_the_process_finishes_the_last_checkpoint(local: str, compression: str) -> None:
     """Encoding and writing go on in threads after the interpreter has begun to end."""
     Path("deeppart.toml").write_text(f'{local}compression = "{compression}"\ncapture = "lazy"\n')
