@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-#: Inode, time of change and length: changes whenever a file is written anew.
+import xxhash
+
+#: Inode, xxh3-64 of the content, and length: changes when a file is written anew. The time of its last change would not
+#: do: it also passes when MPI takes hold of a mapping of the file to send it.
 Stamp = tuple[int, int, int]
 _PART = struct.Struct("<8sII16s16sQQII")
 _PARITY = struct.Struct("<8sII16s16sQQIIII")
@@ -36,6 +39,7 @@ class Stored:
         lineage: of the folder it is in, on a node.
         step: of the folder it is in; -1 for none.
         stamp: tells whether it has been written anew.
+        written_ns: when its content changed last.
         session, part, world: what its header says; "" where it has none or is not sound.
         bases: of a part: names of the files beside it that it refers to.
         members, tolerate, place, set_name: of a parity file: parts of the set's members, None for those without.
@@ -47,6 +51,7 @@ class Stored:
     lineage: str
     step: int
     stamp: Stamp
+    written_ns: int = 0
     session: str = ""
     part: int = -1
     world: int = 0
@@ -67,8 +72,8 @@ def steady_name(path: Path, base: Path) -> str:
 
 def stamp_of(path: Path) -> Stamp:
     """The stamp that a file has now."""
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    content = path.read_bytes()
+    return path.stat().st_ino, xxhash.xxh3_64_intdigest(content), len(content)
 
 
 def take_stock(base: Path) -> list[Stored]:
@@ -112,7 +117,7 @@ def _look_at(path: Path, base: Path) -> Stored:
     node = int(places[1][4:]) if on_node else -1
     lineage = places[2] if on_node and len(places) > 3 else ""
     kind = _kind(path.name, places, on_node)
-    plain = Stored(path, kind, node, lineage, step, stamp_of(path))
+    plain = Stored(path, kind, node, lineage, step, stamp_of(path), path.stat().st_mtime_ns)
     try:
         if kind == "manifest":
             return _manifest(plain)

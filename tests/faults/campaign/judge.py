@@ -287,7 +287,7 @@ def check_persistent(outcome: Outcome, before: Sequence[Stored], after: Sequence
     if outcome.order.scenario.kind == "clock" and outcome.life.keep["persistent"]:
         return []
     keep, news = outcome.life.keep["persistent"], len(completed.done) + len(completed.doubtful)
-    manifests = sorted((each for each in before if each.kind == "manifest"), key=lambda each: each.stamp[1])
+    manifests = sorted((each for each in before if each.kind == "manifest"), key=lambda each: each.written_ns)
     there = {each.path for each in after}
     problems = []
     for place, manifest in enumerate(manifests):

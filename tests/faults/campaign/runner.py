@@ -291,7 +291,8 @@ class Play:
             (self._base / "away").rename(self._base / "persistent")
         stock = take_stock(self._base)
         written = sound(stock, self._damaged)
-        self._take_in_changes(outcome)
+        changed = self._take_in_changes(outcome)
+        before = [each for each in start.files if each.path not in changed]  # with what was left, it may be too much
         after = sound(stock, self._damaged)
         seen = {path: stamp for path, stamp in self._damaged.items() if stamp not in self._hidden}
         look_sound = sound(stock, seen)
@@ -303,16 +304,19 @@ class Play:
             self.problems += judge.check_kept(outcome, written)
             self.problems += judge.check_persistent(outcome, start.files, after)
             self.problems += judge.check_healed(outcome, after, look_sound, nodes)
-            self.problems += judge.check_progress(outcome, start.files, after, nodes)
+            self.problems += judge.check_progress(outcome, before, after, nodes)
         self._had = oracle.recoverable(after, oracle.View(range(100), lineage or ""))
 
-    def _take_in_changes(self, outcome: Outcome) -> None:
-        """Parts that were changed in this life, and that the library has not written anew."""
+    def _take_in_changes(self, outcome: Outcome) -> set[Path]:
+        """Parts that were changed in this life; what the library has not written anew is damaged from here on."""
+        changed = set()
         for _, event in outcome.events("changing"):
             path, stamp = Path(event["path"]), tuple(event["stamp"])
+            changed.add(path)
             if path.exists() and stamp_of(path) == stamp:
                 self._damaged[path] = stamp
                 self._hidden.add(stamp)
+        return changed
 
 
 def _tails(outcome: Outcome) -> str:
