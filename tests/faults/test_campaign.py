@@ -108,7 +108,7 @@ def harmed_base() -> records.Scenario:
 
 DRAWN = ("--runs", "60", "--kills", "0", "--only", "files", "--limit")
 #: A part of one scenario changes when parity of it begins to be encoded, and that parity is needed.
-CHANGED = ("--repeat", "5:71")
+CHANGED = ("--repeat", "5:414")
 
 
 @pytest.mark.parametrize(
