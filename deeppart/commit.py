@@ -104,6 +104,11 @@ class ForegroundRound(Generic[T]):
         """Whether the last :meth:`advance` got further without finishing."""
         return self._drive.moved and not self.finished.is_set()
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which the training thread has looked in, and it has not got further."""
+        return self._waited_s
+
     def advance(self) -> bool:
         """Go on as far as possible without waiting; True when finished."""
         with self._lock:

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any, TypeVar
 
 from deeppart.comm.base import Comm, Operation, finish
-from deeppart.commit import LONGEST_GAP_S, ForegroundRound
+from deeppart.commit import ForegroundRound
 
 T = TypeVar("T")
 #: How often a background thread looks whether the round that the training thread advances for it has been given up.
@@ -29,7 +29,6 @@ class Driver:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._waited_s, self._looked_at = 0.0, time.monotonic()
         self._rounds: deque[ForegroundRound[Any]] = deque()
 
     def drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
@@ -53,7 +52,7 @@ class Driver:
     @property
     def waited_s(self) -> float:
         """Seconds in which the training thread has looked in, and nothing that it advances has got further."""
-        return self._waited_s if self._rounds else 0.0
+        return min((waiting.waited_s for waiting in list(self._rounds)), default=0.0)
 
     def poll(self, patience_s: float = 0.0) -> None:
         """Advance what is queued; called by the training thread.
@@ -63,18 +62,13 @@ class Driver:
                 is, goes on for up to :data:`_BULK_S` as long as data is moving.
         """
         now = time.monotonic()
-        self._waited_s = self._waited_s + min(now - self._looked_at, LONGEST_GAP_S) if self._rounds else 0.0
-        self._looked_at = now
         deadline, bulk_deadline = now + patience_s, now + max(patience_s, _BULK_S)
         while self._rounds:
             moved = False
             for waiting in list(self._rounds):
                 if waiting.advance():
                     self._rounds.remove(waiting)
-                    self._waited_s = 0.0
                 moved = moved or waiting.moved
-            if moved:
-                self._waited_s = 0.0
             if time.monotonic() >= (bulk_deadline if moved else deadline):
                 return
             time.sleep(0)

@@ -234,8 +234,7 @@ def heal_recovered(
     writes = set(healing.writes)
     while worse := healer.damaged_files(healing, recovered) - damaged:
         damaged |= worse
-        parts = range(recovered.attempt.world_size)
-        candidate = recovered.candidate.without((part, path) for part in parts for path in damaged)
+        candidate = recovered.candidate.without_files(damaged)
         if isinstance(candidate, int):
             raise CheckpointError("redundancy cannot be rebuilt", found=f"no sound source for part {candidate}")
         recovered = replace(recovered, candidate=candidate)

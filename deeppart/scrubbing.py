@@ -271,8 +271,7 @@ class Scrubber:
         if not candidates:
             return "not every part can be had any more"
         damaged = damaged | _refer_to(damaged, inventory)
-        bad = [(part, path) for path in damaged for part in range(attempt.world_size)]
-        candidate = candidates[0].without(bad)
+        candidate = candidates[0].without_files(damaged)
         if isinstance(candidate, int):
             return f"no sound source for part {candidate}"
         recovered, lines = read_candidate(

@@ -7,7 +7,7 @@ another ``checkpoint()`` call of the same step number) never meet in one plan.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -42,6 +42,10 @@ class Candidate:
             if not places:
                 return part
         return Candidate(self.attempt, sources)
+
+    def without_files(self, paths: Collection[str]) -> Candidate | int:
+        """The same less some files, whichever parts they are of."""
+        return self.without((part, path) for part in range(self.attempt.world_size) for path in paths)
 
 
 @dataclass(frozen=True, slots=True)

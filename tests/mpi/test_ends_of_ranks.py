@@ -39,14 +39,7 @@ KEPT_BY_ONE = """
     kept = [a] if rank else []
     del a
 """
-SETTLED_AT_A_START = """
-    a, b = begin("/a"), begin("/b")
-    if rank:
-        del b
-        del a
-    else:
-        del a
-        del b
+SETTLED_AT_A_START = f"""{DROPPED}
     with begin("/c"):
         pass
 """

@@ -143,6 +143,21 @@ def test_a_damaged_copy_that_the_restore_did_not_read(run_on: Any, shared_path: 
             assert step == 2 and good, (lost, explanation)
 
 
+def lost_and_repaired(comm: Any, directory: Path, ck: deeppart.Checkpointer) -> bool:
+    """Part 0 is lost when a checkpoint is complete; whether it comes back."""
+    pending = ck.checkpoint(state(1, comm.rank), 1)
+    for level in ("local", "partner", "parity"):
+        pending.wait(level, timeout=200)
+    part = only(directory, "node0/*/step-*/part-00000-*")
+    on_rank_0(comm, part.unlink)
+    deadline = time.monotonic() + 60
+    while not part.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    there = part.exists()
+    comm.Barrier()
+    return there
+
+
 def scrubbed(comm: Any, directory: Path) -> tuple[bool, bool, int]:
     """Part 0 is lost, and so is the copy from which it is being repaired."""
     settings = {**BOTH, "scrub_bandwidth": 1e9}
@@ -159,16 +174,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[bool, bool, int]:
         patched.setattr(scrubbing, "SLICE_S", 0.05)
         patched.setattr(scrubbing.Scrubber, "_repair_from", between)
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-            pending = ck.checkpoint(state(1, comm.rank), 1)
-            for level in ("local", "partner", "parity"):
-                pending.wait(level, timeout=200)
-            part = only(directory, "node0/*/step-*/part-00000-*")
-            on_rank_0(comm, part.unlink)
-            deadline = time.monotonic() + 60
-            while not part.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            there = part.exists()
-            comm.Barrier()
+            there = lost_and_repaired(comm, directory, ck)
             assert ck._scrubber is not None
             return there, ck._scrubber._thread.is_alive(), len(done)
 
@@ -199,16 +205,7 @@ def refused(comm: Any, directory: Path) -> tuple[bool, list[str]]:
         patched.setattr(scrubbing, "SLICE_S", 0.05)
         patched.setattr(scrubbing.Healer, "heal", failing)
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-            pending = ck.checkpoint(state(1, comm.rank), 1)
-            for level in ("local", "partner", "parity"):
-                pending.wait(level, timeout=200)
-            part = only(directory, "node0/*/step-*/part-00000-*")
-            on_rank_0(comm, part.unlink)
-            deadline = time.monotonic() + 60
-            while not part.exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            there = part.exists()
-            comm.Barrier()
+            there = lost_and_repaired(comm, directory, ck)
     return there, [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ScrubNotice)]
 
 
