@@ -7,8 +7,8 @@ PEERS  := $(VENV)/.peers
 RANKS  ?= 4
 # The other one: make test MPI=openmpi VENV=.venv-openmpi
 MPI    ?= mpich
-# Tests at a time, a third of which wait; loadgroup keeps those that share a Slurm together.
-WORKERS ?= 3
+# Tests at a time, half of which wait on two processors; loadgroup keeps those that share a Slurm together.
+WORKERS ?= 4
 
 # Ranks share the processors of one machine in tests.
 test-single test-mpi: export OMP_NUM_THREADS ?= 1

@@ -196,7 +196,7 @@ def test_the_best_period_is_where_the_model_says() -> None:
     cadence = best(level_costs(this))
 
     def efficiency(period: float) -> float:
-        return sum(run(this, Cadences(period, {"persistent": 1}, 60 * DAY), seed).efficiency for seed in range(4)) / 4
+        return sum(run(this, Cadences(period, {"persistent": 1}, 60 * DAY), seed).efficiency for seed in range(2)) / 2
 
     middle = efficiency(cadence.period_s - 60)
     assert middle > efficiency(2.5 * cadence.period_s) and middle > efficiency(0.4 * cadence.period_s - 24)
@@ -221,7 +221,7 @@ def test_two_levels_do_as_the_model_says() -> None:
     costs = level_costs(this)
     cadence = best(costs)
     period = cadence.period_s - 15.0
-    courses = [run(this, Cadences(period, dict(cadence.every), 1800 * DAY), seed) for seed in range(5)]
+    courses = [run(this, Cadences(period, dict(cadence.every), 1800 * DAY), seed) for seed in range(3)]
     found = estimate([course.efficiency for course in courses])
     assert found.mean == pytest.approx(1 - cadence.waste.total, abs=0.004)
 

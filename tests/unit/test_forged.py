@@ -311,7 +311,7 @@ def test_a_run_that_no_writer_means(encoded: Any) -> None:
 @pytest.mark.parametrize("levels", [1, 4, 16])
 def test_memory_of_nested_values(levels: int, kind: str) -> None:
     """As docs/failure-model.md bounds it: what is forged takes no more than what is honest."""
-    column: list[Any] = ["bool", base64.b64encode(bytes(20_000)).decode()]
+    column: list[Any] = ["bool", base64.b64encode(bytes(5_000)).decode()]
     for _ in range(levels):
         column = ["records", kind, ["items", ["a"]], [column]]
     encoded = ["run", "list", column]
