@@ -238,11 +238,12 @@ def _tell_foreign(directory: Path) -> None:
 def _tell_copy(directory: Path, owner: DirectoryOwner | None) -> None:
     """On rank 0: what lies on nodes belongs to the directory that this one is a copy of."""
     if owner is not None and owner.copy_of:
+        former = f", nor are those below {owner.former}, which it had before it was copied over" if owner.former else ""
         warn_caller(
             f"{directory} is a copy of a checkpoint directory, or was brought back: it has lineage {owner.lineage} "
-            f"from now on, and parts on nodes that lie below {owner.copy_of} are not used. If it takes the place of "
-            "the original and they are wanted, end the job, put that lineage back into deeppart.json and remove "
-            ".deeppart.lock",
+            f"from now on, and parts on nodes that lie below {owner.copy_of} are not used{former}. If it takes the "
+            "place of the original and they are wanted, end the job, put that lineage back into deeppart.json and "
+            "remove .deeppart.lock",
             DeeppartWarning,
         )
 

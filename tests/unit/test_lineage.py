@@ -142,6 +142,10 @@ HERE = lineage.Place("/p", lock=3, record=4, changed_ns=100, filesystem=7, direc
         (replace(HERE, changed_ns=99, record=5), False),  # the record was brought back
         (replace(HERE, changed_ns=99, record=5, lock=6), True),
         (replace(HERE, changed_ns=99, filesystem=8), True),  # both empty before: the numbers are the same
+        (replace(HERE, changed_ns=99, directory=8), True),  # those of the files were free again
+        (replace(HERE, changed_ns=99, directory=0), False),  # of an earlier version
+        (replace(HERE, lineage="ab" * 16), False),
+        (replace(HERE, lineage="cd" * 16), True),  # the record of another took the place of its own
         (replace(HERE, record=5, lock=6, filesystem=8), False),  # nobody can set that time: numbers that vary
         (replace(HERE, path="/elsewhere"), False),
         (None, False),
@@ -291,6 +295,34 @@ def test_a_copy_of_hard_links_has_the_lock_file_too(tmp_path: Path) -> None:
     with pytest.warns(DeeppartWarning, match="is a copy of"):
         assert life(tmp_path, "b", 20.0) == (1, 1.0)
     assert life(tmp_path, "a") == (2, 2.0) and life(tmp_path, "b") == (2, 20.0)
+
+
+@pytest.mark.parametrize("with_lock", [False, True], ids=["cp -r a/* b", "cp -r a/. b"])
+def test_a_branch_that_is_refreshed(with_lock: bool, tmp_path: Path) -> None:
+    """A job has used the copy, and left what tells it in the lock file; then the original is copied over it again."""
+    life(tmp_path, "a", 1.0)
+    copied(tmp_path, "cp -r")
+    with pytest.warns(DeeppartWarning, match="is a copy of"):
+        life(tmp_path, "b", 20.0)
+    names = [lineage.read_lineage(tmp_path / each) for each in "ab"]
+    life(tmp_path, "a", 2.0)
+    subprocess.run(f"cp -r a/{'.' if with_lock else '*'} b", shell=True, cwd=tmp_path, check=True)
+    assert lineage.is_copy(tmp_path / "b") and not lineage.is_copy(tmp_path / "a")
+    with pytest.warns(DeeppartWarning, match="is a copy of") as told:
+        life(tmp_path, "b", 30.0)
+    text = str(told[0].message)
+    assert f"below {names[0]} are not used" in text
+    assert with_lock or f"below {names[1]}, which it had" in text, "the lock file is its own"
+    assert life(tmp_path, "a") == (2, 2.0)
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "where it was"])
+def test_a_copy_without_the_lock_file_of_an_original_that_was_moved(place: str, tmp_path: Path) -> None:
+    start = newer_on_nodes(tmp_path)
+    copy = "b" if place == "elsewhere" else "a"
+    subprocess.run(f"mv a c; mkdir {copy}; cp -r c/* {copy}", shell=True, cwd=tmp_path, check=True)
+    assert lineage.is_copy(tmp_path / copy) and not lineage.is_copy(tmp_path / "c")
+    assert (start(copy), start("c")) == (COPY, ORIGINAL)
 
 
 def test_a_directory_that_takes_the_place_of_the_original(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
     "fortran": lambda: np.zeros((7, 15), order="F"),
     "numpy": lambda: np.zeros((7, 15)),
     **{
-        f"itemsize {np.dtype(name).itemsize}": lambda name=name: np.zeros(1 + 780 // np.dtype(name).itemsize, dtype=name)  # type: ignore[misc]
-        for name in ("u1", "u2", "f4", "f8", "c16", "S3", "S7")
+        f"itemsize {each.itemsize}": lambda each=each: np.zeros(1 + 780 // each.itemsize, dtype=each)  # type: ignore[misc]
+        for each in map(np.dtype, ("u1", "u2", "f4", "f8", "c16", "S3", "S7"))
     },
     "bfloat16": lambda: torch.zeros(19, 23, dtype=torch.bfloat16),
     "complex": lambda: torch.zeros(5, 11, dtype=torch.complex128).t(),
