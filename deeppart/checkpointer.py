@@ -65,7 +65,8 @@ class Checkpointer:
         settings: instead of a ``config``, its settings by name: ``Checkpointer(every="auto")``.
 
     Attributes:
-        failures: how many levels of earlier checkpoints failed in the background.
+        failures: how many levels of earlier checkpoints failed in the background, as of the last ``checkpoint()`` or
+            ``close()``.
         explanation: lines about how the last restore found its parts.
 
     Raises:
@@ -420,7 +421,8 @@ class Checkpointer:
         for pending in self._recent:
             for failure in pending.failures():
                 self.failures += 1
-                warn_caller(str(failure), BackgroundFailureWarning)
+                if failure.is_news(self.rank):
+                    warn_caller(str(failure.error), BackgroundFailureWarning)
         for note, category in self._pipeline.ledger.take_notes():
             warn_caller(note, category)
         self._recent[:] = [pending for pending in self._recent if pending not in finished]

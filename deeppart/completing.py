@@ -83,10 +83,11 @@ class Completer:
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
         commit = partial(self._commit, job) if level == "persistent" else None
+        agreed = True
         try:
             verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:  # rank 0 may have committed the step, or be about to
-            verdict = Verdict(str(error), may_stand=not failed)
+            verdict, agreed = Verdict(str(error), may_stand=not failed), False
         complete = verdict.problem is None and not failed
         if complete:
             self._remember(job, level, outcome)
@@ -99,7 +100,8 @@ class Completer:
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
             written = [] if verdict.may_stand else self._written(job, level, outcome)
             self._retention.abandon(level, job.attempt.key, written)
-            job.pending.note_level(level, FAILED, error=level_error(job, level, verdict.problem or str(outcome)))
+            failure = level_error(job, level, verdict.problem or str(outcome))
+            job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
         return complete
 
     def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:

@@ -145,7 +145,8 @@ class Background:
                 _left.remove(self)
 
     def _tell(self, over: bool) -> None:
-        texts = [str(failure) for pending in self._recent for failure in pending.failures()]
+        fresh = [failure for pending in self._recent for failure in pending.failures()]
+        texts = [str(failure.error) for failure in fresh if failure.is_news(self._session.comm.rank)]
         if not over:
             steps = ", ".join(str(pending.step) for pending in self._recent if not pending.finished)
             texts.append(f"step {steps} was not finished after the checkpointer was dropped: close() it before that")

@@ -75,6 +75,25 @@ class Report:
     hanging: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A level that failed.
+
+    Attributes:
+        error: why.
+        told: whether ``wait`` has raised it already.
+        agreed: whether every rank has the same error, since a commit round has ended with it.
+    """
+
+    error: CheckpointError
+    told: bool
+    agreed: bool
+
+    def is_news(self, rank: int) -> bool:
+        """Whether the caller has to be told on this rank: what all know, rank 0 tells."""
+        return not self.told and (rank == 0 or not self.agreed)
+
+
 @dataclass(slots=True)
 class _LevelProgress:
     state: str = OFF
@@ -82,6 +101,10 @@ class _LevelProgress:
     nbytes: int = 0
     referenced_bytes: int = 0
     error: CheckpointError | None = None
+    agreed: bool = False
+    #: Whether ``wait`` has raised the error, and whether ``failures`` has returned it.
+    told: bool = False
+    counted: bool = False
 
 
 @dataclass(slots=True)
@@ -118,7 +141,6 @@ class Pending:
         self._changed = threading.Condition()
         self._levels = {name: _LevelProgress(WAITING if name in due else OFF) for name in LEVELS}
         self._costs = _Costs()
-        self._reported: set[str] = set()
 
     def __repr__(self) -> str:
         """For logs and debuggers: no lock, no exchange, and a failure that is shown here is still reported."""
@@ -167,7 +189,7 @@ class Pending:
                     )
                 self._changed.wait(0.01)
         if progress.error is not None:
-            self._reported.add(level)
+            progress.told = True
             raise progress.error
         if progress.state != DONE:
             raise LevelNotRunError(
@@ -223,13 +245,13 @@ class Pending:
                 () if self.finished else hanging(),
             )
 
-    def failures(self) -> list[CheckpointError]:
-        """Failures that nobody has been told of yet; each is returned once."""
+    def failures(self) -> list[Failure]:
+        """What has failed since the last call; each failure is returned once."""
         fresh = []
-        for name, progress in self._levels.items():
-            if progress.error is not None and name not in self._reported:
-                self._reported.add(name)
-                fresh.append(progress.error)
+        for progress in self._levels.values():
+            if progress.error is not None and not progress.counted:
+                progress.counted = True
+                fresh.append(Failure(progress.error, progress.told, progress.agreed))
         return fresh
 
     # --- for the checkpointer and the pipeline ---
@@ -267,14 +289,15 @@ class Pending:
         nbytes: int = 0,
         referenced_bytes: int = 0,
         error: CheckpointError | None = None,
+        agreed: bool = False,
     ) -> None:
-        """A level has moved on."""
+        """A level has moved on; ``agreed`` as for :class:`Failure`."""
         with self._changed:
             progress = self._levels[level]
             progress.state = state
             progress.nbytes = nbytes or progress.nbytes
             progress.referenced_bytes = referenced_bytes or progress.referenced_bytes
-            progress.error = error
+            progress.error, progress.agreed = error, agreed
             if state in _FINAL:
                 progress.finished_at = time.monotonic()
             self._changed.notify_all()

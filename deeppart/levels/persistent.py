@@ -280,19 +280,28 @@ class DirectoryOwner:
                 if time.monotonic() < deadline:
                     time.sleep(_LOCK_PAUSE_S)
                     continue
-                raise DirectoryInUseError(
-                    "another running job checkpoints into this directory",
-                    expected="one job at a time on a persistent_dir",
-                    found="; ".join(
-                        [f"owned by {self._recorded().get('who', 'an unknown process')}", *_holders(self._path)]
-                    ),
-                    where=str(self.directory),
-                    todo="end that job (or let `deeppart prune` end), or give this one another persistent_dir",
-                ) from error
+                raise self._in_use() from error
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
                 return
+
+    def _in_use(self) -> DirectoryInUseError:
+        expected = "one job at a time on a persistent_dir"
+        found = "; ".join([f"owned by {self._recorded().get('who', 'an unknown process')}", *_holders(self._path)])
+        if any(other is not self and other._holds(self._fd) for other in list(_owners)):
+            what = "this process checkpoints into this directory already"
+            todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
+        else:
+            what = "another running job checkpoints into this directory"
+            todo = "end that job (or let `deeppart prune` end), or give this one another persistent_dir"
+        return DirectoryInUseError(what, expected=expected, found=found, where=str(self.directory), todo=todo)
+
+    def _holds(self, lock_fd: int) -> bool:
+        """Whether this one has the lock file that is open there."""
+        with contextlib.suppress(OSError):
+            return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.fstat(lock_fd))
+        return False
 
     def _keep_others_from_locking(self) -> None:
         """Whoever can read a file can lock it; only a group that may write keeps what it may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 expected=f"keys {some(inner_live.keys)} (live {type(live.container).__name__})",
                 found=f"also {some(extra)} (checkpoint)",
                 where=f"path {readable(path)}",
-                todo="build the module as it was when it was saved",
+                todo=_wrapping(inner_saved.keys, inner_live.keys) or "build the module as it was when it was saved",
             )
     if isinstance(live.container, torch.optim.Optimizer):
         shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
@@ -36,6 +37,25 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 where=f"path {readable(path)}",
                 todo="build the optimizer over the same parameters, in the same groups",
             )
+
+
+def _wrapping(saved: Sequence[object], live: Sequence[object]) -> str:
+    """What to do where one of two modules is the other one in a wrapper, such as DistributedDataParallel; else ""."""
+    if prefix := _prefix(live, saved):
+        return f"the live module is wrapped, its names begin with {prefix!r}: put the module inside it into the state"
+    if prefix := _prefix(saved, live):
+        return f"the module was saved in a wrapper, its names began with {prefix!r}: wrap the live one likewise"
+    return ""
+
+
+def _prefix(names: Sequence[object], inner: Sequence[object]) -> str:
+    """What all names begin with that are otherwise those of an inner module; "" where they are not."""
+    first = str(inner[0]) if inner else ""
+    for name in map(str, names):
+        prefix = name.removesuffix(first)
+        if first and prefix.endswith(".") and {f"{prefix}{each}" for each in inner} == set(names):
+            return prefix
+    return ""
 
 
 def _group_sizes(state_dict: SavedBranch | Branch, values: list[Any]) -> list[int]:

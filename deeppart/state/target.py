@@ -48,6 +48,7 @@ _SHAPED_IN_TRAINING = (
     "; where a module gives its buffers their shapes in training, train a step before restore, or give what "
     "deeppart.load gives to its load_state_dict()"
 )
+_OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(dtype)"
 _NUMBERS = frozenset({int, float, bool, complex})
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
@@ -184,13 +185,14 @@ class _Matching:
         data = self._flat.data[live.index]
         expected, found = self._target.types[index], leaf_type(data)
         if expected != found:
+            more = _SHAPED_IN_TRAINING if expected.shape != found.shape else _OF_ANOTHER_TYPE
             raise LeafMismatchError(
                 f"a leaf differs between the checkpoint and the live state: {readable(path)}",
                 expected=f"{expected} (checkpoint)",
                 found=f"{found} (live)",
                 where=f"path {readable(path)}",
                 todo="build the state as it was when it was saved, or convert what deeppart.load gives"
-                + (_SHAPED_IN_TRAINING if self._objects else ""),
+                + (more if self._objects else ""),
             )
         self._target.live[index] = data
         self.places[live.index] = index

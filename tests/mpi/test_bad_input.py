@@ -296,31 +296,43 @@ def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
         pending = ck.checkpoint(good, step=2)
         local_error = outcome(lambda: pending.wait("local", timeout=LONG_S))
         persistent = outcome(lambda: pending.wait("persistent", timeout=LONG_S))
+        left[0] = 3 << 20
+        good["w"] += 1
+        unseen = ck.checkpoint(good, step=3)
+        unseen.wait("persistent", timeout=LONG_S)
+        while not unseen.finished:
+            time.sleep(0.01)
         files.os.write = write
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            after = outcome(lambda: ck.checkpoint(good, step=3).wait("local", timeout=LONG_S))
+            after = outcome(lambda: ck.checkpoint(good, step=4).wait("local", timeout=LONG_S))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fresh = {"w": torch.zeros(3_000_000)}
-            restored = ck.restore(fresh, step=2)
+            restored = ck.restore(fresh, step=3)
+        failures = ck.failures
     assert issubclass(StorageError, deeppart.DeeppartError)
     return {
         "local": local_error,
         "persistent": persistent,
         "after": after,
         "warned": [str(w.message) for w in caught],
+        "failures": failures,
         "restored": (restored, bool(torch.equal(fresh["w"], good["w"]))),
     }
 
 
 @pytest.mark.mpi(min_size=2)
 def test_local_storage_full_in_the_middle_of_a_write(run_on: Any, shared_path: Path) -> None:
-    for met in run_on(2, local_fills_up, shared_path, str(shared_path / "local")):
+    """The first time ``wait`` tells of it, the second time a warning, on rank 0, and both are counted."""
+    for rank, met in enumerate(run_on(2, local_fills_up, shared_path, str(shared_path / "local"))):
         assert met["local"][0] == "CheckpointError"
         assert "rank 1" in met["local"][1] and "No space left" in met["local"][1]
         assert met["persistent"][0] == "" and met["after"][0] == ""
-        assert met["restored"] == (2, True)
+        assert met["restored"] == (3, True)
+        told = [text for text in met["warned"] if "not complete at level 'local'" in text]
+        assert ["step 3" in text and "rank 1" in text for text in told] == ([True] if rank == 0 else [])
+        assert met["failures"] == 2
 
 
 def launched_without_mpi(directory: Path) -> tuple[str, str, float]:

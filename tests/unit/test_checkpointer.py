@@ -625,7 +625,7 @@ def test_failures_are_told_once(memory: Path) -> None:
             time.sleep(0.005)
         with pytest.warns(BackgroundFailureWarning, match="step 3"):
             ck.checkpoint(state(4), 4).wait(timeout=200)
-        assert ck.failures == 2
+        assert ck.failures == 3
         ck.checkpoint(state(5), 5).wait(timeout=200)
 
 

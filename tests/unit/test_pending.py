@@ -117,14 +117,24 @@ def test_a_skipped_checkpoint_is_finished_and_says_so() -> None:
         handle.wait("persistent", timeout=20)
 
 
-def test_failures_are_told_once_by_whichever_comes_first() -> None:
+def test_failures_are_counted_once_and_told_by_whichever_comes_first() -> None:
     handle = pending()
     handle.note_level("local", FAILED, error=CheckpointError("local"))
-    assert [str(error) for error in handle.failures()] == ["local"] and handle.failures() == []
+    assert [(str(each.error), each.is_news(1)) for each in handle.failures()] == [("local", True)]
+    assert handle.failures() == []
     handle.note_level("persistent", FAILED, error=CheckpointError("persistent"))
     with pytest.raises(CheckpointError, match="persistent"):
         handle.wait("persistent", timeout=20)
-    assert handle.failures() == [], "the caller has seen it in wait"
+    assert [each.is_news(0) for each in handle.failures()] == [False], "the caller has seen it in wait"
+    assert handle.failures() == []
+
+
+def test_what_all_ranks_know_is_told_by_rank_0() -> None:
+    handle = pending()
+    handle.note_level("local", FAILED, error=CheckpointError("full"), agreed=True)
+    handle.note_level("persistent", FAILED, error=CheckpointError("a rank is gone"))
+    failures = handle.failures()
+    assert [[each.is_news(rank) for each in failures] for rank in (0, 1)] == [[True, True], [False, True]]
 
 
 def test_waiting_polls_for_the_training_thread() -> None:

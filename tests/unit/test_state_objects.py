@@ -338,6 +338,21 @@ def test_grad_scaler(tmp_path: Path) -> None:
     assert live.get_scale() == 8.0
 
 
+@pytest.mark.parametrize(
+    ("saved", "live", "todo"),
+    [
+        (torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2)), "live module is wrapped, .* with '0.'"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Linear(3, 2), "saved in a wrapper, .* with '0.'"),
+        (torch.nn.Linear(3, 2), torch.nn.ParameterList([torch.zeros(2)]), "build the module as it was"),
+        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).bfloat16(), r"converted once it is restored, module.to\(dtype\)"),
+        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 1), "shapes in training"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_told_how_to(tmp_path: Path, saved: Any, live: Any, todo: str) -> None:
+    with pytest.raises(deeppart.DeeppartError, match=f"to do: .*{todo}"):
+        save_and_restore(tmp_path, {"m": saved}, {"m": live})
+
+
 def test_random_number_states(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(5)
     torch.rand(3, generator=generator)
