@@ -83,7 +83,7 @@ class Completer:
         channel = self._channels[level]
         what = f"step {job.attempt.step}, completing level {level}"
         commit = partial(self._commit, job) if level == "persistent" else None
-        agreed = True
+        agreed, begun = True, channel.broken is None
         try:
             verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:  # rank 0 may have committed the step, or be about to
@@ -99,7 +99,7 @@ class Completer:
             self._incremental.failed(level)
             # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
             written = [] if verdict.may_stand else self._written(job, level, outcome)
-            self._retention.abandon(level, job.attempt.key, written)
+            self._retention.abandon(level, job.attempt.key, written, in_doubt=begun and verdict.may_stand)
             failure = level_error(job, level, verdict.problem or str(outcome))
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
         return complete

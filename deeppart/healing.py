@@ -203,7 +203,7 @@ def healing_for(
         (inventory.node_of[rank], each)
         for rank, files in enumerate(inventory.parity)
         for each in files
-        if each.identity.attempt == recovered.attempt and each.path not in damaged
+        if each.identity.attempt == recovered.attempt and each.path not in damaged and not each.misplaced
     ]
     group_size = protection.group_size if protection.sets else 0
     wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)

@@ -6,6 +6,8 @@ Invariants
   another session writes later is ever a candidate, however late this one acts.
 * Nothing is removed at a level before a newer step is committed there; on the persistent level, nothing by a session
   that another has taken the directory from.
+* A step whose verdict this rank has not heard stays until a newer one is committed at the level, beside the last one
+  that is known to be: other ranks may have heard that it is complete, and have removed what it replaces.
 * A local part is not removed while it is being drained, copied or encoded, nor as long as copies or parity of its step
   are kept: each is only worth something together with the other.
 """
@@ -51,8 +53,9 @@ class Retention:
         self._keep, self._every = keep, every
         self._steps: dict[str, list[StepKey]] = {level: [] for level in earlier}
         self._leftovers = {level: set(keys) for level, keys in earlier.items() if level != "persistent"}
+        self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in earlier if level != "persistent"}
         self._abandoned: set[StepKey] = set()
-        self._lock = threading.Lock()  # guards the three above
+        self._lock = threading.Lock()  # guards the four above
         # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
         self._removing = threading.Lock()  # guards the next; taken first
         self._keeping = None
@@ -72,17 +75,21 @@ class Retention:
             for keys in self._leftovers.values():
                 keys.add(key)
 
-    def abandon(self, level: str, key: StepKey, files: Iterable[Path]) -> None:
+    def abandon(self, level: str, key: StepKey, files: Iterable[Path], *, in_doubt: bool = False) -> None:
         """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
 
         Args:
             files: what this rank wrote of that step there, which may or may not exist.
+            in_doubt: other ranks may have heard that it is complete.
         """
         for file in files:
             with contextlib.suppress(OSError):
                 access.remove(file)
         with self._lock:
-            (self._abandoned if level == "persistent" else self._leftovers[level]).add(key)
+            if level == "persistent":  # where the manifest tells
+                self._abandoned.add(key)
+            else:
+                (self._in_doubt if in_doubt else self._leftovers)[level].add(key)
 
     def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> list[str]:
         """A step is complete at a level: remove what ``keep`` no longer wants.
@@ -102,6 +109,8 @@ class Retention:
             with self._lock:  # first: the next checkpoint writes over what is retired on a node
                 if level != "persistent":
                     self._steps[level].append(key)
+                    self._leftovers[level] |= self._in_doubt[level]
+                    self._in_doubt[level].clear()
                 self._retire_nodes(retire)
         finally:
             if level == "persistent" and self._persistent is not None:
@@ -137,6 +146,7 @@ class Retention:
             if level is None:
                 continue
             steps, leftovers, keep = self._steps[name], self._leftovers[name], self._keep[name]
+            protected |= self._in_doubt[name]
             replaced = bool(steps if self._every[name] else self._steps["local"])
             if not keep or not replaced:
                 protected |= leftovers | set(steps)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deeppart import access
@@ -252,7 +252,7 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
         part = stored_part(path, level, signing)
         name = part_file_name(part.rank, part.attempt.world_size)
         if _is_ours(path, part.attempt, key, name, lineage, found):
-            found.parts.append(part)
+            found.parts.append(replace(part, misplaced=not _is_in_place(path, part.attempt, key, name)))
     elif parse_base_file_name(path.name) is not None:
         base = stored_part(path, level, None)  # each chunk of it is signed where it is referred to
         name = base_file_name(base.rank, base.attempt.world_size, base.index_digest)
@@ -262,8 +262,9 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
             found.problems.append(f"{path}: ignored: by its contents it is {name}, or of another lineage")
     elif is_parity_file_name(path.name):
         parity = stored_parity(path)
-        if _is_ours(path, parity.identity.attempt, key, parity_file_name(parity.identity), lineage, found):
-            found.parity.append(parity)
+        name, attempt = parity_file_name(parity.identity), parity.identity.attempt
+        if _is_ours(path, attempt, key, name, lineage, found):
+            found.parity.append(replace(parity, misplaced=not _is_in_place(path, attempt, key, name)))
 
 
 def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: Found) -> bool:
@@ -272,13 +273,17 @@ def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str
     What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
     used as what it is. One of another lineage is not.
     """
-    if (attempt.lineage, name) != (lineage, path.name) or not key.may_hold(attempt):
+    if attempt.lineage != lineage or not _is_in_place(path, attempt, key, name):
         whose = f"{name} of step {attempt.step}"
         if attempt.lineage != lineage:
             found.problems.append(f"{path}: ignored: by its contents it is {whose} of another lineage")
             return False
         found.problems.append(f"{path}: in the wrong place: by its contents it is {whose}")
     return True
+
+
+def _is_in_place(path: Path, attempt: Attempt, key: StepKey, name: str) -> bool:
+    return path.name == name and key.may_hold(attempt)
 
 
 def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:

@@ -21,6 +21,7 @@ class StoredPart:
         index_digest: xxh3-128 of the index, 32 hex digits.
         bases: names of the files beside it in which chunks of it lie; they are there.
         written: when it was written, in seconds since 1970, as far as its file tells.
+        misplaced: it does not lie where this part would be written: whoever writes what belongs there writes over it.
     """
 
     level: str
@@ -31,6 +32,7 @@ class StoredPart:
     index_digest: str
     bases: tuple[str, ...] = ()
     written: float = 0.0
+    misplaced: bool = False
 
     @property
     def base_paths(self) -> tuple[str, ...]:
@@ -39,14 +41,14 @@ class StoredPart:
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        rest = [self.rank, self.path, self.nbytes, self.index_digest, self.bases, self.written]
+        rest = [self.rank, self.path, self.nbytes, self.index_digest, self.bases, self.written, self.misplaced]
         return [self.level, _attempt_to_json(self.attempt), *rest]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
         """Inverse of :meth:`to_json`."""
-        level, identity, rank, path, nbytes, index_digest, bases, written = document
-        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases), written)
+        level, identity, rank, path, nbytes, index_digest, bases, written, misplaced = document
+        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases), written, misplaced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +59,27 @@ class StoredParity:
         identity: which set, and whose share of it.
         path: the file, as seen by the process that found it.
         nbytes: length of the file.
+        misplaced: as of :class:`StoredPart`.
     """
 
     identity: ParityIdentity
     path: str
     nbytes: int
+    misplaced: bool = False
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
         identity = self.identity
         members = [[member.part, member.nbytes, member.index_digest] for member in identity.members]
         numbers = [identity.tolerate, identity.block_bytes, identity.place]
-        return [_attempt_to_json(identity.attempt), members, numbers, self.path, self.nbytes]
+        return [_attempt_to_json(identity.attempt), members, numbers, self.path, self.nbytes, self.misplaced]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredParity:
         """Inverse of :meth:`to_json`."""
-        attempt, members, (tolerate, block_bytes, place), path, nbytes = document
+        attempt, members, (tolerate, block_bytes, place), path, nbytes, misplaced = document
         records = tuple(ParityMember(*member) for member in members)
-        return cls(ParityIdentity(Attempt(*attempt), records, tolerate, block_bytes, place), path, nbytes)
+        return cls(ParityIdentity(Attempt(*attempt), records, tolerate, block_bytes, place), path, nbytes, misplaced)
 
 
 def _attempt_to_json(attempt: Attempt) -> list[Any]:

@@ -63,6 +63,7 @@ class Source:
         index_digest: what the part's index must hash to.
         rebuild: for parity: how.
         bases: names of the files beside it in which chunks of it lie, of files on nodes.
+        misplaced: it may be read, and is not counted on to stay: see :class:`StoredPart`.
     """
 
     level: str
@@ -72,6 +73,7 @@ class Source:
     index_digest: str
     rebuild: Rebuild | None = None
     bases: tuple[str, ...] = ()
+    misplaced: bool = False
 
     @property
     def is_on_a_node(self) -> bool:
@@ -100,6 +102,11 @@ class _Placed:
 
     file: StoredPart
     readers: tuple[int, ...]
+
+    def as_source(self) -> Source:
+        file = self.file
+        what = (file.nbytes, file.index_digest, None, file.bases, file.misplaced)
+        return Source(file.level, file.path, self.readers, *what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +212,7 @@ class Stock:
         files = sorted(placed.get(part, ()), key=lambda each: _by_level(each.file))
         record = committed.parts[part] if committed is not None else None
         digests, contradictions = _settle(part, files, encoded, record)
-        sources = [
-            Source(file.level, file.path, each.readers, file.nbytes, file.index_digest, bases=file.bases)
-            for each in files
-            for file in (each.file,)
-            if each.file.index_digest in digests
-        ]
+        sources = [each.as_source() for each in files if each.file.index_digest in digests]
         remarks = list(contradictions)
         if not files:
             remarks.append("found on no node")

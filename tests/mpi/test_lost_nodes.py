@@ -202,3 +202,36 @@ def test_damaged_pieces_still_help_with_their_good_blocks(run_on: Any, shared_pa
         for step, good, explanation in results:
             assert step == 1 and good, explanation
         assert "4 of 4 parts rebuilt from parity" in results[2][2][-2]
+
+
+def put_in_a_wrong_place(directory: Path, kind: str) -> None:
+    """The only other file of part 1, or a share of parity, comes to lie where another one belongs."""
+    local = directory / "local"
+    if kind == "part":
+        (copy,) = (local / "node2").glob("*/partner/step-*/part-00001-*")
+        (place,) = (local / "node2").glob("*/step-*/part-00002-*")
+    else:
+        (copy,) = (local / "node2").glob("*/parity/step-*/*-002-of-004.dpy")
+        place = copy.with_name(copy.name.replace("-002-", "-003-"))
+    copy.rename(place)
+
+
+def misplaced(comm: Any, directory: Path, kind: str) -> list[Any]:
+    """What is found in the wrong place is used, and written over when what belongs there is rebuilt."""
+    settings = PARTNER if kind == "part" else PARITY
+    save(comm, directory, settings, (1,))
+    if comm.rank == 0:
+        put_in_a_wrong_place(directory, kind)
+    comm.Barrier()
+    results = [restore(comm, directory, settings)]
+    for nodes in ((1,), (2,)) if kind == "part" else ((0, 1), (2, 3)):
+        lose(comm, directory, *nodes)
+        results.append(restore(comm, directory, settings))
+    return results
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("kind", ["part", "parity"])
+def test_what_lies_in_a_wrong_place_is_no_redundancy(run_on: Any, shared_path: Path, kind: str) -> None:
+    for results in run_on(4, misplaced, shared_path, kind):
+        assert [(step, good) for step, good, _ in results] == [(1, True)] * 3, results
