@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import tempfile
 import uuid
@@ -176,8 +175,9 @@ class _Made:
         make(root)
         paths = [path for path in root.rglob("*") if path.is_file() and path.name != ".deeppart.lock"]
         files = {f"ckpt/{path.relative_to(root)}": path.read_bytes() for path in sorted(paths)}
-        if record := files.get("ckpt/deeppart.json"):  # says where it was made
-            files["ckpt/deeppart.json"] = record.replace(os.fsencode(os.path.realpath(root)), b"/jobs/ckpt")
+        if record := files.get("ckpt/deeppart.json"):  # says where it was made; with its numbers, it would be a copy
+            nowhere = {"home": "/jobs/ckpt", "home_directory": 0, "home_filesystem": 0}
+            files["ckpt/deeppart.json"] = json.dumps(json.loads(record) | nowhere, indent=1).encode()
         self.seeds[name] = Seed(files, live)
 
 
