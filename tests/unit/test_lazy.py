@@ -350,6 +350,7 @@ def test_an_optimizer_whose_step_torch_does_not_wrap_gives_no_word() -> None:
 
 def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
     """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
+    torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)  # the first one of a process puts the mark there
 
     class Marked(torch.optim.SGD):
         @functools.wraps(torch.optim.SGD.step)
