@@ -31,7 +31,7 @@ from deeppart.part import FileSource, PartReader
 from deeppart.protection import Protection
 from deeppart.recovery import Recovered
 from deeppart.redundancy import ParitySet
-from deeppart.restart import Encode, Healing, Inventory, Transfer, Wish, plan_healing
+from deeppart.restart import Encode, Healing, Inventory, Location, Transfer, Wish, plan_healing
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[Any]], Any]
@@ -83,9 +83,11 @@ class Healer:
         self._phase(partial(self._transfer, healing.copies, attempt))
         self._phase(partial(self._encode, healing.encodes, attempt))
 
-    def damaged_files(self, healing: Healing, recovered: Recovered) -> set[str]:
+    def damaged_files(self, healing: Healing, recovered: Recovered, inventory: Inventory) -> set[Location]:
         """Files that a plan reads, that nobody has read yet, and that turn out damaged (collective)."""
-        rank, read = self._comm.rank, {(each.part, each.source.path) for each in recovered.reads}
+        rank = self._comm.rank
+        node = inventory.location(rank, "").rank
+        read = {(each.part, each.source.path) for each in recovered.reads if each.source.location.rank == node}
         mine = {(each.part, each.path) for each in (*healing.moves, *healing.copies) if each.source == rank}
         for each in healing.encodes:
             stored = zip(each.which.members, each.members, each.paths, strict=True)
@@ -99,7 +101,7 @@ class Healer:
             except (DeeppartError, OSError):
                 damaged.append(path)
         told = self._drive(self._comm.allgather(json.dumps(damaged).encode()))
-        return {path for text in told for path in json.loads(text)}
+        return {inventory.location(rank, path) for rank, text in enumerate(told) for path in json.loads(text)}
 
     def _digest_of(self, path: str, part: int, attempt: Attempt | None) -> tuple[int, str]:
         """Length and xxh3-128 of a part file (or, without an attempt, of a base), all of which is read and checked."""
@@ -192,18 +194,20 @@ class Healer:
 
 
 def healing_for(
-    protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[str] = ()
+    protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
 ) -> Healing:
     """What a step that has been read lacks of its copies and parity; nothing where no redundant level is on.
 
     Args:
-        damaged: paths of files that do not count.
+        damaged: files that do not count.
     """
     parity = [
         (inventory.node_of[rank], each)
         for rank, files in enumerate(inventory.parity)
         for each in files
-        if each.identity.attempt == recovered.attempt and each.path not in damaged and not each.misplaced
+        if each.identity.attempt == recovered.attempt
+        and inventory.location(rank, each.path) not in damaged
+        and not each.misplaced
     ]
     group_size = protection.group_size if protection.sets else 0
     wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
@@ -230,9 +234,9 @@ def heal_recovered(
         CheckpointError: something of it failed, on any rank; what was done before that stays.
         CommError: from the exchange.
     """
-    damaged: set[str] = set()
+    damaged: set[Location] = set()
     writes = set(healing.writes)
-    while worse := healer.damaged_files(healing, recovered) - damaged:
+    while worse := healer.damaged_files(healing, recovered, inventory) - damaged:
         damaged |= worse
         candidate = recovered.candidate.without_files(damaged)
         if isinstance(candidate, int):
@@ -240,6 +244,7 @@ def heal_recovered(
         recovered = replace(recovered, candidate=candidate)
         healing = healing_for(protection, recovered, inventory, damaged)
         if not writes.issuperset(healing.writes):  # their memory may be in use again
-            found = "damaged files: " + ", ".join(sorted(damaged))
+            files = (f"{each.path} (node of rank {each.rank})" for each in sorted(damaged))
+            found = "damaged files: " + ", ".join(files)
             raise CheckpointError("redundancy cannot be rebuilt from what is left on nodes", found=found)
     healer.heal(healing, recovered.attempt, recovered.mine, release)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.comm.base import Comm, Operation, finish
-from deeppart.errors import CorruptFileError, FormatError, RestoreError, StorageError
+from deeppart.errors import CorruptFileError, DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.node import Found, one_line, take_stock
@@ -23,15 +23,26 @@ from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifes
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import LEVELS, Attempt, PartRecord
 from deeppart.part import FileSource, MemorySource, Signing
-from deeppart.restart import Candidate, Committed, Inventory, Read, StoredParity, StoredPart, assign, explain, survey
+from deeppart.restart import (
+    Candidate,
+    Committed,
+    Inventory,
+    Location,
+    Read,
+    StoredParity,
+    StoredPart,
+    assign,
+    explain,
+    survey,
+)
 from deeppart.state.capture import Staging, staging_bytes
 
 #: Lines of an error about a step that cannot be recovered.
 _MOST_REASONS = 40
 #: Drives an operation, named by a text, to its end and returns its result.
 Run = Callable[[Operation[Any], str], Any]
-#: (part, path of the source that failed, why)
-_Failure = tuple[int, str, str]
+#: (part, the source that failed, why)
+_Failure = tuple[int, Location, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,10 @@ def take_inventory(
     lines = [line for line in stock.problems if line not in stock.refused]
     message = json.dumps([*files, lines, stock.refused]).encode()
     gathered = [json.loads(text) for text in run(comm.allgather(message), what)]
+    if len(set(node_of)) > 1:  # the same path is another file on each of them
+        for rank, (_, _, *told) in enumerate(gathered):
+            for lines in told:
+                lines[:] = [f"{line} (node of rank {rank})" for line in lines]
     committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
     committed, unfinished, damaged = json.loads(run(comm.broadcast(committed_text), what))
     return Inventory(
@@ -218,7 +233,7 @@ def read_candidate(
             bases = _gather_bases(comm, mine, f"{label}, reading", run)
             return Recovered(candidate, reads, mine, bases), [*lines, explain(candidate, reads)]
         lines += [f"{label}: {reason}" for _, _, reason in failed]
-        rest = candidate.without([(part, path) for part, path, _ in failed])
+        rest = candidate.without([(part, location) for part, location, _ in failed])
         if isinstance(rest, int):
             return None, [*lines, f"{label}: no other source for part {rest}"]
         candidate = rest
@@ -226,8 +241,9 @@ def read_candidate(
 
 def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) -> list[_Failure]:
     """Everyone's, on every rank."""
-    texts = run(comm.allgather(json.dumps(failures).encode()), what)
-    return [(part, path, reason) for text in texts for part, path, reason in json.loads(text)]
+    message = [(part, location.rank, location.path, reason) for part, location, reason in failures]
+    texts = run(comm.allgather(json.dumps(message).encode()), what)
+    return [(part, Location(rank, path), reason) for text in texts for part, rank, path, reason in json.loads(text)]
 
 
 def _gather_bases(comm: Comm, mine: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
@@ -257,19 +273,24 @@ def _read_mine(
                     source = files.enter_context(FileSource(read.source.path))
                     opened[read.part] = OpenedPart(source, read, attempt, signing)
                 except (FormatError, StorageError) as error:
-                    failures.append((read.part, read.source.path, one_line(error)))
+                    failures.append((read.part, read.source.location, _by(read, error)))
         try:
             rooms = _rooms(assigned, opened, staging)
         except MemoryError as error:
-            return {}, {}, [(read.part, read.source.path, str(error)) for read in assigned]
+            return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}") for read in assigned]
         for read in assigned:
             if read.part not in opened:
                 continue
             try:
                 mine[read.part] = opened[read.part].load(rooms[read.part], threads)
             except (FormatError, StorageError) as error:
-                failures.append((read.part, read.source.path, one_line(error)))
+                failures.append((read.part, read.source.location, _by(read, error)))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
+
+
+def _by(read: Read, error: DeeppartError) -> str:
+    """A line about a source that failed, and on which node, where others may have a file of the same path."""
+    return f"{one_line(error)} (node of rank {read.reader})" if read.source.is_on_a_node else one_line(error)
 
 
 def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
@@ -319,5 +340,5 @@ def _rebuild_mine(
             data = space[read.part][: read.source.nbytes]
             mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
         except (FormatError, StorageError) as error:
-            failures.append((read.part, read.source.path, one_line(error)))
+            failures.append((read.part, read.source.location, _by(read, error)))
     return mine, failures

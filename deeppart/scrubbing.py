@@ -26,7 +26,7 @@ from deeppart.model import Attempt
 from deeppart.pipeline import Pipeline
 from deeppart.protection import Protection
 from deeppart.recovery import read_candidate, take_inventory
-from deeppart.restart import Inventory, survey
+from deeppart.restart import Inventory, Location, survey
 from deeppart.state.capture import Staging
 
 #: Ranks meet at least this often.
@@ -78,13 +78,13 @@ class _Meeting:
         closing: whether a rank closes.
         newest: the newest checkpoint that is complete, as all ranks know.
         everyone_done: whether all ranks have read all of theirs.
-        damage: (path, reason) of what they found, of those that are done.
+        damage: (rank, path, reason) of what they found, of those that are done.
     """
 
     closing: bool
     newest: Attempt | None
     everyone_done: bool
-    damage: tuple[tuple[str, str], ...]
+    damage: tuple[tuple[int, str, str], ...]
 
 
 class _Over(Exception):
@@ -227,11 +227,11 @@ class Scrubber:
             closing=any(closing for closing, *_ in statuses),
             newest=known[max(common)] if common else None,
             everyone_done=all(each for _, _, each, _ in statuses),
-            damage=tuple((path, reason) for *_, theirs in statuses for path, reason in theirs),
+            damage=tuple((rank, path, reason) for rank, (*_, theirs) in enumerate(statuses) for path, reason in theirs),
         )
         return self._meeting
 
-    def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
+    def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
         self._pipeline.ledger.hold(attempt)
         try:
@@ -242,7 +242,7 @@ class Scrubber:
         finally:
             self._pipeline.ledger.release(attempt)
 
-    def _repair(self, attempt: Attempt, damage: tuple[tuple[str, str], ...]) -> None:
+    def _repair(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         staging = Staging()
         try:
             inventory = take_inventory(
@@ -254,18 +254,22 @@ class Scrubber:
                 self._drive,
             )
             repaired = self.report.repaired
-            problem = self._repair_from(inventory, attempt, {path for path, _ in damage}, staging)
+            damaged = {inventory.location(rank, path) for rank, path, _ in damage}
+            problem = self._repair_from(inventory, attempt, damaged, staging)
         finally:
             staging.release()
         if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
-            found = "; ".join(reason for _, reason in damage) or "files are missing or cannot be opened"
+            reasons = [f"{reason} (node of rank {rank})" for rank, _, reason in damage]
+            found = "; ".join(reasons) or "files are missing or cannot be opened"
             outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
             text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome}"
             if text != self._told:  # each cycle finds it again
                 self._pipeline.ledger.note(text, ScrubNotice)
             self._told = text if problem else ""
 
-    def _repair_from(self, inventory: Inventory, attempt: Attempt, damaged: set[str], staging: Staging) -> str | None:
+    def _repair_from(
+        self, inventory: Inventory, attempt: Attempt, damaged: set[Location], staging: Staging
+    ) -> str | None:
         """Returns why it cannot be repaired, or None."""
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
@@ -289,7 +293,7 @@ class Scrubber:
         if not healing:
             return None
         healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
-        if worse := healer.damaged_files(healing, recovered) - damaged:  # since they were read
+        if worse := healer.damaged_files(healing, recovered, inventory) - damaged:  # since they were read
             return self._repair_from(inventory, attempt, damaged | worse, staging)
         try:
             healer.heal(healing, attempt, recovered.mine, lambda: None)
@@ -310,10 +314,14 @@ class Scrubber:
         )
 
 
-def _refer_to(damaged: set[str], inventory: Inventory) -> set[str]:
+def _refer_to(damaged: set[Location], inventory: Inventory) -> set[Location]:
     """The parts beside damaged bases that refer to them: they cannot be had from there either."""
-    parts = (part for found in inventory.found for part in found)
-    return {part.path for part in parts if damaged.intersection(part.base_paths)}
+    return {
+        inventory.location(rank, part.path)
+        for rank, found in enumerate(inventory.found)
+        for part in found
+        if damaged.intersection(inventory.location(rank, path) for path in part.base_paths)
+    }
 
 
 def _is_gone(path: Path) -> bool:

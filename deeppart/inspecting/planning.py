@@ -175,7 +175,7 @@ def _without_missing(candidate: Candidate, size: int, look: Look) -> tuple[Candi
         bad = []
         for read in assign(candidate, size):
             if read.source.level == "persistent" and (problem := look(read.part, read.source.path)) is not None:
-                bad.append((read.part, read.source.path))
+                bad.append((read.part, read.source.location))
                 problems.append(f"part {read.part} on the persistent level {problem}")
         if not bad:
             return candidate, problems

@@ -9,6 +9,19 @@ from typing import Any
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Location:
+    """A file as the ranks of one node see it: `local_dir` has the same path on all nodes, as a rule.
+
+    Attributes:
+        rank: the lowest of the ranks that read it.
+        path: the file; for a rebuild, the name of a parity set.
+    """
+
+    rank: int
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class StoredPart:
     """A part found on a level: its header, footer and index have been checked, its chunks have not been read.
@@ -123,3 +136,7 @@ class Inventory:
     problems: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     parity: tuple[tuple[StoredParity, ...], ...] = ()
+
+    def location(self, rank: int, path: str) -> Location:
+        """Of a file on the node of a rank."""
+        return Location(self.node_of.index(self.node_of[rank]), path)

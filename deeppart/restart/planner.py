@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
 from deeppart.model import LEVELS, Attempt
-from deeppart.restart.inventory import Inventory
+from deeppart.restart.inventory import Inventory, Location
 from deeppart.restart.sources import Finding, Source, Stock
 
 _NOT_COMMITTED = "not committed to the persistent level"
@@ -31,11 +31,11 @@ class Candidate:
     attempt: Attempt
     sources: tuple[tuple[Source, ...], ...]
 
-    def without(self, failed: Iterable[tuple[int, str]]) -> Candidate | int:
-        """The candidate less some (part, path) sources; the number of a part that has none left, if there is one."""
+    def without(self, failed: Iterable[tuple[int, Location]]) -> Candidate | int:
+        """The candidate less some sources of parts; the number of a part that has none left, if there is one."""
         bad = set(failed)
         sources = tuple(
-            tuple(source for source in places if (part, source.path) not in bad)
+            tuple(source for source in places if (part, source.location) not in bad)
             for part, places in enumerate(self.sources)
         )
         for part, places in enumerate(sources):
@@ -43,9 +43,9 @@ class Candidate:
                 return part
         return Candidate(self.attempt, sources)
 
-    def without_files(self, paths: Collection[str]) -> Candidate | int:
+    def without_files(self, files: Collection[Location]) -> Candidate | int:
         """The same less some files, whichever parts they are of."""
-        return self.without((part, path) for part in range(self.attempt.world_size) for path in paths)
+        return self.without((part, file) for part in range(self.attempt.world_size) for file in files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
     """A readable line per part: who has it from where, and what comes next if that turns out bad."""
     lines = []
     for read, sources in zip(reads, candidate.sources, strict=True):
-        first, *rest = [_describe(source) for source in sources]
+        first, *rest = [_describe(source, read.reader) for source in sources]
         otherwise = f"; otherwise {', then '.join(rest)}" if rest else "; there is no other source"
         lines.append(
             f"part {read.part} ({read.source.nbytes} bytes): rank {read.reader} takes it from {first}{otherwise}"
@@ -191,9 +191,10 @@ def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
     return lines
 
 
-def _describe(source: Source) -> str:
+def _describe(source: Source, reader: int) -> str:
     if source.rebuild is None:
-        return f"{source.level} {source.path}"
+        where = "" if _contains(source.readers, reader) else f" (node of rank {source.readers[0]})"
+        return f"{source.level} {source.path}{where}"
     rebuild = source.rebuild
     data = {piece.place for piece in rebuild.data if piece.path} - {rebuild.identity.place}
     shares = {piece.place for piece in rebuild.parity}

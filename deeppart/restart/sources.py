@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from deeppart.model import Attempt, ParityIdentity, PartRecord
 from deeppart.redundancy.stripes import Stripes
-from deeppart.restart.inventory import Committed, Inventory, StoredParity, StoredPart
+from deeppart.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
 
 #: Parts without a trace, of one attempt, that are looked for and told of one by one.
 MOST_LOOKED_FOR = 10_000
@@ -76,6 +76,11 @@ class Source:
     misplaced: bool = False
 
     @property
+    def location(self) -> Location:
+        """Which file it is: others on other nodes may have the same path."""
+        return Location(self.readers[0], self.path)
+
+    @property
     def is_on_a_node(self) -> bool:
         """Whether it is a file on some node's storage."""
         return self.level in ("local", "partner")
@@ -102,6 +107,11 @@ class _Placed:
 
     file: StoredPart
     readers: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.file.path} (node of rank {self.readers[0]})"
 
     def as_source(self) -> Source:
         file = self.file
@@ -253,11 +263,11 @@ def _settle(
     else:
         best = frozenset(each.index_digest for each in encoded) or frozenset(each.file.index_digest for each in files)
     if record is None and len(best) > 1:
-        paths = ", ".join(sorted(each.file.path for each in files)) or "in parity sets"
+        paths = ", ".join(sorted(each.name for each in files)) or "in parity sets"
         return frozenset(), [f"files that claim to be part {part} contradict each other, and nothing decides: {paths}"]
     who = "the manifest says" if record is not None else "the parity was computed of"
     return best, [
-        f"{each.file.path}: claims to be part {part}, but its index is not what {who}; ignored"
+        f"{each.name}: claims to be part {part}, but its index is not what {who}; ignored"
         for each in files
         if each.file.index_digest not in best
     ]

@@ -106,6 +106,8 @@ class StorageFaults:
                 text = os.path.abspath(os.path.join(_path_of(directory), os.fsdecode(target)))
             else:
                 text = os.path.abspath(os.fsdecode(target))
+                if text.startswith("/proc/self/"):  # as a process sees it; what is asked for is where it is
+                    text = os.path.realpath(text)
         except OSError:
             return None
         return text[len(self._root) :] if text.startswith(self._root) else None

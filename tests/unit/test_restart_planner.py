@@ -19,6 +19,7 @@ from deeppart.restart import (
     Candidate,
     Committed,
     Inventory,
+    Location,
     Piece,
     Source,
     StoredParity,
@@ -153,12 +154,22 @@ def test_ranks_of_a_node_read_its_files_and_each_file_counts_once() -> None:
 def test_a_bad_source_gives_way_to_the_next_and_then_to_none() -> None:
     of = attempt(10, ranks=2)
     (candidate,) = survey(inventory([stored(of, 0)], [stored(of, 1)], commits=[committed(of)])).candidates
-    rest = candidate.without([(1, "/local/1/10/1")])
+    rest = candidate.without([(1, Location(1, "/local/1/10/1"))])
     assert isinstance(rest, Candidate)
     assert [[source.level for source in places] for places in rest.sources] == [["local", "persistent"], ["persistent"]]
-    assert rest.without([(0, "/local/1/10/1")]) == rest, "another part's path"
-    assert rest.without([(1, "/ckpt/10/part-1")]) == 1
+    assert rest.without([(0, Location(1, "/local/1/10/1"))]) == rest, "another part's path"
+    assert rest.without([(1, Location(0, "/ckpt/10/part-1"))]) == 1
     assert candidate.without([]) == candidate
+
+
+def test_a_bad_file_says_nothing_of_one_with_the_same_path_on_another_node() -> None:
+    of = attempt(10, ranks=2)
+    both = [replace(stored(of, part), path=f"/local/10/{part}") for part in range(2)]
+    (candidate,) = survey(inventory(both, both)).candidates
+    rest = candidate.without_files([Location(0, "/local/10/0")])
+    assert isinstance(rest, Candidate)
+    assert [[source.readers for source in places] for places in rest.sources] == [[(1,)], [(0,), (1,)]]
+    assert rest.without_files([Location(1, "/local/10/0")]) == 0
 
 
 # --- who reads what ---------------------------------------------------------------------------------------------------
@@ -413,16 +424,16 @@ def test_cheaper_sources_come_first() -> None:
         assert levels(candidate) == [["local", "partner", "parity", "persistent"]] * 4
         assert [source.readers for source in candidate.sources[2]] == [(2,), (1,), (0, 1, 2, 3), (0, 1, 2, 3)]
         rest: Candidate | int = candidate
-        for path, left in (
-            ("/local/1/10/2", ["partner", "parity", "persistent"]),
-            ("/partner/1/10/2", ["parity", "persistent"]),
-            (PARITY_NAME, ["persistent"]),
+        for location, left in (
+            (Location(2, "/local/1/10/2"), ["partner", "parity", "persistent"]),
+            (Location(1, "/partner/1/10/2"), ["parity", "persistent"]),
+            (Location(0, PARITY_NAME), ["persistent"]),
         ):
             assert isinstance(rest, Candidate)
-            rest = rest.without([(2, path)])
+            rest = rest.without([(2, location)])
             assert isinstance(rest, Candidate) and levels(rest)[2] == left
             assert levels(rest)[1] == ["local", "partner", "parity", "persistent"]
-        assert isinstance(rest, Candidate) and rest.without([(2, "/ckpt/10/part-2")]) == 2
+        assert isinstance(rest, Candidate) and rest.without([(2, Location(0, "/ckpt/10/part-2"))]) == 2
 
 
 def test_all_copies_of_other_parts_serve_a_rebuild() -> None:
@@ -494,7 +505,7 @@ def test_a_set_that_turns_out_bad_does_not_take_another_of_the_same_parts_with_i
     parity = [[*a, *b] for a, b in zip(shares(of), shares(of, tolerate=2), strict=True)]
     (candidate,) = survey(protected(parts_left(of, [1]), parity)).candidates
     assert levels(candidate)[1] == ["parity", "parity"]
-    rest = candidate.without([(1, candidate.sources[1][0].path)])
+    rest = candidate.without([(1, candidate.sources[1][0].location)])
     assert isinstance(rest, Candidate) and rest.sources[1] == candidate.sources[1][1:]
 
 
@@ -522,7 +533,8 @@ def test_the_manifest_decides_between_files(wrong_first: bool) -> None:
     (candidate,) = outlook.candidates
     assert levels(candidate)[1] == ["local", "persistent"], "what was encoded is no source of part 1 either"
     assert outlook.notes == (
-        "step 10: /partner/1/10/1: claims to be part 1, but its index is not what the manifest says; ignored",
+        "step 10: /partner/1/10/1 (node of rank 1): claims to be part 1, "
+        "but its index is not what the manifest says; ignored",
     )
     rebuild = candidate.sources[0][1].rebuild
     assert rebuild is not None and [piece.path for piece in rebuild.data if piece.place == 1] == ["/partner/1/10/1"]
@@ -537,7 +549,8 @@ def test_without_a_manifest_the_parity_decides_between_files(wrong_first: bool) 
     (candidate,) = outlook.candidates
     assert levels(candidate)[1] == ["partner", "parity"]
     assert outlook.notes == (
-        "step 10: /local/1/10/1: claims to be part 1, but its index is not what the parity was computed of; ignored",
+        "step 10: /local/1/10/1 (node of rank 1): claims to be part 1, "
+        "but its index is not what the parity was computed of; ignored",
     )
     for part in (0, 2, 3):
         rebuild = candidate.sources[part][1].rebuild
@@ -551,7 +564,9 @@ def test_a_lone_file_that_is_not_what_was_encoded_gives_way_to_the_rebuild() -> 
     outlook = survey(protected(found, shares(of, [0, 1, 2])))
     assert outlook.candidates == () and outlook.notes == ()
     ((_, reason),) = outlook.rejected
-    assert reason.startswith("part 1 of 4: /local/1/10/1: claims to be part 1, but its index is not what the parity")
+    assert reason.startswith(
+        "part 1 of 4: /local/1/10/1 (node of rank 1): claims to be part 1, but its index is not what the parity"
+    )
     assert "4 nodes of the set, 4 lack" not in reason and "3 lack their part or parity; 1 may be lost" in reason
 
 
@@ -563,7 +578,7 @@ def test_without_manifest_and_parity_none_of_the_files_is_used() -> None:
     ((step, reason),) = outlook.rejected
     assert step == 10 and reason.startswith(
         "part 1 of 4: files that claim to be part 1 contradict each other, and nothing decides: "
-        "/local/1/10/1, /partner/1/10/1; "
+        "/local/1/10/1 (node of rank 1), /partner/1/10/1 (node of rank 1); "
     )
     others = survey(protected(found, commits=[committed(attempt(5))]))
     assert steps(others) == [5] and others.rejected == outlook.rejected

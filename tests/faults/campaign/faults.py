@@ -45,6 +45,8 @@ def choose(fault: FileFault, life: int, base: Path) -> list[Harm]:
         ]
     if fault.file == "nodes":
         names = _drawn((path.name for path in (base / "nodes").glob("node*")), fault.number, 2)
+        if len(names) < 2:
+            return []
         return [Harm(life, f"nodes/{names[0]}", "exchange", "nodes exchanged", source=f"nodes/{names[1]}")]
     stock = {steady_name(each.path, base): each for each in take_stock(base)}
     if fault.file == "temporary" and not any(each.kind == "temporary" for each in stock.values()):

@@ -129,6 +129,7 @@ class Rank:
     def _open(self) -> Any:
         """A checkpointer; a second try if storage faults made the first one fail, None if that fails too."""
         self.armed("open")
+        os.chdir(self.order.seen_from(self.rank // self.life.node_size))
         config = self.order.config()
         planned = any(each.phase == "open" for each in self.life.storage)
         for phase in ("open", "") if planned else ("",):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from tests.faults.campaign.records import (
     Scenario,
     StorageFault,
 )
+
+
+#: `local_dir`, the same path on all nodes, as on clusters; each rank works in a directory of its node.
+LOCAL = "/proc/self/cwd/disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,14 @@ class Order:
         """A node's storage."""
         return self.base / "nodes" / f"node{number}"
 
+    def seen_from(self, number: int) -> Path:
+        """The directory in which :attr:`LOCAL` is a node's storage."""
+        place = self.base / "seen" / f"node{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (place / "disk").symlink_to(self.node(number))
+        return place
+
     def record_of(self, rank: int) -> Path:
         """Where a rank writes down what happens."""
         return self.base / f"record-{self.number}-{self.try_number}-{rank}"
@@ -78,11 +91,11 @@ class Order:
         return node / str(lineage) / fault.root
 
     def config(self) -> deeppart.Config:
-        """The library's configuration in this life."""
+        """The library's configuration in this life, for a rank that works in :meth:`seen_from` its node."""
         life = self.life
         return deeppart.Config(
             persistent_dir=str(self.persistent),
-            local_dir=str(self.base / "nodes" / "{node}") if life.every["local"] else None,
+            local_dir=LOCAL if life.every["local"] else None,
             every=life.every,
             keep=life.keep,
             compression=life.compression,

@@ -148,6 +148,8 @@ def _file_faults(rng: random.Random, lives: list[Life]) -> tuple[FileFault, ...]
         action = "remove" if file == "node" else rng.choices(ACTIONS, (40, 25, 12, 15, 8))[0]
         age = rng.choice((0, 0, 0, 0, 1, -1))
         faults.append(FileFault(action, file, rng.choice((1, 1, 1, 1, 2, 3)), age, rng.randrange(1 << 30)))
+    if "local" in levels and rng.random() < 0.15:  # the job gets the nodes in another order
+        faults.append(FileFault("swap", "nodes", 2, -1, rng.randrange(1 << 30)))
     return tuple(faults)
 
 

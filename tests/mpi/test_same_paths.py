@@ -1,0 +1,162 @@
+"""`local_dir` has one path on all nodes, as on clusters: a file says nothing of those with the same path elsewhere.
+
+Ranks take up their nodes' disks by going there: below ``/proc/self/cwd`` every process finds its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import scrubbing
+from deeppart.part import FileSource, PartReader
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+LOCAL = "/proc/self/cwd/local"
+
+
+def state(step: int, rank: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {"w": torch.rand(300_000, generator=generator), "own": torch.full((50,), float(100 * step + rank))}
+
+
+@contextlib.contextmanager
+def job(comm: Any, directory: Path, disks: str, **settings: Any) -> Iterator[deeppart.Checkpointer]:
+    """A job whose ranks are one node each, with these disks."""
+    here, disk = Path.cwd(), directory / f"disk-{disks[comm.rank]}"
+    disk.mkdir(exist_ok=True)
+    comm.Barrier()
+    os.chdir(disk)
+    try:
+        every = {"persistent": 0, **settings.pop("every", {})}
+        where = {"persistent_dir": str(directory / "ckpt"), "local_dir": LOCAL, "node_size": 1}
+        with deeppart.Checkpointer(deeppart.Config(every=every, timeout=100.0, **where, **settings), comm) as ck:
+            yield ck
+    finally:
+        os.chdir(here)
+
+
+def save(comm: Any, directory: Path, disks: str, **settings: Any) -> None:
+    with warnings.catch_warnings(), job(comm, directory, disks, **settings) as ck:
+        warnings.simplefilter("ignore", deeppart.PerRankNotice)
+        for step in (1, 2):
+            pending = ck.checkpoint(state(step, comm.rank), step)
+            for level, report in pending.report.levels.items():
+                if report.state != "off":
+                    pending.wait(level, timeout=100)
+
+
+def restore(comm: Any, directory: Path, disks: str, **settings: Any) -> tuple[int | None, bool, tuple[str, ...]]:
+    """(step, whether every byte is right, explanation); redundancy has been rebuilt when this returns."""
+    live = state(0, comm.rank)
+    with job(comm, directory, disks, **settings) as ck:
+        step = ck.restore(live, per_rank="strict")
+        explanation = ck.explanation
+    right = state(step or 0, comm.rank)
+    return step, all(torch.equal(live[name], right[name]) for name in right), explanation
+
+
+def on_rank_0(comm: Any, work: Callable[..., object], *args: Any) -> None:
+    comm.Barrier()
+    if comm.rank == 0:
+        work(*args)
+    comm.Barrier()
+
+
+def part(directory: Path, disk: str, number: int) -> Path:
+    (path,) = (directory / f"disk-{disk}" / "local").glob(f"*/step-000000000002-*/part-{number:05d}-*")
+    return path
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[6000] ^= 1
+    path.write_bytes(data)
+
+
+def is_sound(path: Path) -> bool:
+    try:
+        with FileSource(path) as source:
+            PartReader(source, where="").verify()
+    except deeppart.DeeppartError:
+        return False
+    return True
+
+
+def moved(comm: Any, directory: Path) -> None:
+    """Node b is lost, and the others come back in another order: parts go to their new nodes, under the same names."""
+    save(comm, directory, "abcd")
+    on_rank_0(comm, shutil.rmtree, directory / "disk-b")
+    assert restore(comm, directory, "cdea")[:2] == (2, True)
+
+
+def damaged_on_one(comm: Any, directory: Path) -> list[Any]:
+    moved(comm, directory)
+    results = []
+    for disk in "ca":
+        on_rank_0(comm, flip, part(directory, disk, 0))
+        results.append(restore(comm, directory, "cdea"))
+        results.append((disk, is_sound(part(directory, disk, 0))))
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_another_nodes_file_of_the_same_path_is_read(run_on: Any, shared_path: Path) -> None:
+    for results in run_on(4, damaged_on_one, shared_path):
+        assert results[0][:2] == (2, True), results[0][2]
+        assert any("(node of rank 0)" in line for line in results[0][2]), "which of the files it was"
+        assert results[1] == ("c", True), "and it is whole again"
+        assert results[2][:2] == (2, True)
+
+
+def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
+    moved(comm, directory)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with job(comm, directory, "cdea", scrub_bandwidth=1e9) as ck:
+            ck.restore(state(0, comm.rank))
+            path = part(directory, "c", 0)
+            on_rank_0(comm, flip, path)
+            deadline = time.monotonic() + 60
+            while ck.scrubbed.repaired < 1 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            comm.Barrier()
+            sound = is_sound(path)
+            ck.checkpoint(state(3, comm.rank), 3)
+    return sound, [str(each.message) for each in caught if issubclass(each.category, deeppart.ScrubNotice)]
+
+
+@pytest.mark.timeout(110)
+def test_scrubbing_repairs_from_it(run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrubbing, "SLICE_S", 0.05)
+    results = run_on(4, scrubbed, shared_path)
+    assert all(sound for sound, _ in results)
+    assert any("(node of rank 0): repaired from the other copies" in text for text in results[0][1]), results[0][1]
+
+
+def read_elsewhere(comm: Any, directory: Path) -> tuple[Any, bool]:
+    """Part 3 is read on d; parity is encoded of b's file, which nobody has read."""
+    settings = {"every": {"partner": 0, "parity": 1}, "parity_group": 4}
+    save(comm, directory, "abcd", **settings)
+    assert restore(comm, directory, "cdab", **settings)[:2] == (2, True)
+    path = part(directory, "b", 3)
+    on_rank_0(comm, flip, path)
+    result = restore(comm, directory, "acdb", **settings)
+    return result, is_sound(path)
+
+
+@pytest.mark.timeout(110)
+def test_what_was_read_on_one_node_was_not_read_on_the_others(run_on: Any, shared_path: Path) -> None:
+    for result, sound in run_on(4, read_elsewhere, shared_path):
+        assert result[:2] == (2, True) and sound, result
