@@ -247,8 +247,8 @@ class Checkpointer:
         self._heal(recovered, inventory)
         self._known_steps.add(recovered.attempt.step)
         self._largest_step = recovered.attempt.step
-        committed = {entry.attempt.step for entry in inventory.committed}
-        newer = sorted(step for step in committed if step > recovered.attempt.step)
+        newer = sorted(each.attempt.step for each in inventory.committed if each.attempt.step > recovered.attempt.step)
+        unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > recovered.attempt.step]
         # From here on, where warnings are errors, no other rank waits for this one.
         self._tell_suspects(recovered.attempt)
         for notice in notices if self.rank == 0 else ():
@@ -257,6 +257,12 @@ class Checkpointer:
             warn_caller(
                 f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "
                 "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
+                DeeppartWarning,
+            )
+        if unusable and self.rank == 0:
+            warn_caller(
+                f"restored step {recovered.attempt.step}; newer in the directory, but of no use as they are: step "
+                f"{', step '.join(unusable)}. A later restore that can use one goes on from there",
                 DeeppartWarning,
             )
         return recovered.attempt.step

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +15,16 @@ import numpy as np
 from deeppart import access
 from deeppart.arguments import check_step
 from deeppart.collecting import collection_paused
-from deeppart.errors import FormatError, RestoreError, StorageError, StructureMismatchError
+from deeppart.errors import (
+    DeeppartWarning,
+    FormatError,
+    RestoreError,
+    StorageError,
+    StructureMismatchError,
+    warn_caller,
+)
 from deeppart.levels.key_files import KeyFiles, read_key_files
-from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests
+from deeppart.levels.persistent import CommittedStep, committed_steps, newer_than, read_manifest, read_manifests
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.model import Manifest
@@ -71,19 +79,48 @@ def load(
     """
     signing = read_key_files(sign_key_file)
 
-    def use(directory: Path, manifest: Manifest) -> Any:
-        return _load(directory, manifest, keys, rank, signing)
+    def use(chosen: Chosen) -> Any:
+        chosen.tell()
+        return _load(chosen, keys, rank, signing)
 
     return with_checkpoint(Path(path), step, use, signing)
 
 
-def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T], signing: Signing | None) -> T:
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The committed step that is read.
+
+    Attributes:
+        directory, manifest: of the step.
+        passed_over: lines about newer steps that cannot be used.
+        suspect: lines about leaves that ranks may not have held alike.
+    """
+
+    directory: Path
+    manifest: Manifest
+    passed_over: tuple[str, ...]
+    suspect: tuple[str, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that whoever reads it should know."""
+        return self.passed_over + self.suspect
+
+    def tell(self) -> None:
+        """Warn the caller of it."""
+        step = self.manifest.attempt.step
+        if self.passed_over:
+            warn_caller(f"step {step} is read; {'; '.join(self.passed_over)}", DeeppartWarning)
+        warn_suspect(step, self.suspect)
+
+
+def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
     """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it.
 
     Args:
         root: the persistent directory.
         step: which one; None for the newest whose manifest is sound.
-        use: gets the step's directory and its manifest; may be called again.
+        use: gets the step; may be called again, with another one.
         signing: what the manifest must be signed with; None: not checked.
 
     Raises:
@@ -96,11 +133,12 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest]
         return _with_checkpoint(root, step, use, signing)
 
 
-def _with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest], T], signing: Signing | None) -> T:
+def _with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
     for look in range(MOST_LOOKS):
-        found = find_step(root, step, signing)
+        found, passed_over = find_step(root, step, signing)
+        suspect = suspect_lines(root, found.manifest.attempt)
         try:
-            return use(found.directory, found.manifest)
+            return use(Chosen(found.directory, found.manifest, passed_over, tuple(suspect)))
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
             retired = error.errno == errno.ENOENT and not access.exists(found.directory / MANIFEST_NAME)
@@ -109,12 +147,9 @@ def _with_checkpoint(root: Path, step: int | None, use: Callable[[Path, Manifest
     raise AssertionError("the last look returns or raises")
 
 
-def _load(
-    directory: Path, manifest: Manifest, keys: str | Sequence[str] | None, rank: int, signing: Signing | None
-) -> Any:
-    warn_suspect(manifest.attempt.step, suspect_lines(directory.parent, manifest.attempt))
+def _load(chosen: Chosen, keys: str | Sequence[str] | None, rank: int, signing: Signing | None) -> Any:
     with ExitStack() as files:
-        checkpoint = OpenCheckpoint(files, directory, manifest, rank, signing=signing)
+        checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
         tree, leaves = checkpoint.select([keys] if isinstance(keys, str) else keys)
         checkpoint.check(leaves)
         arrays = checkpoint.read(leaves)
@@ -226,8 +261,11 @@ def _chunks_of_leaves(pieces: list[list[Piece]]) -> dict[int, list[int]]:
     return chunks
 
 
-def find_step(root: Path, step: int | None, signing: Signing | None) -> CommittedStep:
+def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[CommittedStep, tuple[str, ...]]:
     """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last.
+
+    Returns:
+        The step, and a line about each newer one that cannot be used, where the newest was asked for.
 
     Args:
         signing: what the manifest must be signed with; None: not checked.
@@ -240,11 +278,11 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> Committe
         _check_place(root)
         raise _nothing(root, "there is no such checkpoint directory", [])
     if step is not None:
-        return _find_exactly(root, step, signing)
+        return _find_exactly(root, step, signing), ()
     for _ in range(MOST_LOOKS):
         found, problems = read_manifests(root, signing)
         if found:
-            return found[-1]
+            return found[-1], tuple(newer_than(found[-1].key.step, problems))
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
             break
     _check_place(root)

@@ -100,7 +100,7 @@ def take_inventory(
             for lines in told:
                 lines[:] = [f"{line} (node of rank {rank})" for line in lines]
     committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
-    committed, unfinished, damaged = json.loads(run(comm.broadcast(committed_text), what))
+    committed, unfinished, damaged, unusable = json.loads(run(comm.broadcast(committed_text), what))
     return Inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
         node_of=node_of,
@@ -111,15 +111,16 @@ def take_inventory(
         problems=tuple(line for _, _, lines, _ in gathered for line in lines) + tuple(unfinished),
         damaged=tuple(damaged) + tuple(line for *_, refused in gathered for line in refused),
         parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _, _ in gathered),
+        unusable=tuple((step, reason) for step, reason in unusable),
     )
 
 
-def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str]]:
-    """(committed checkpoints, lines about steps never completed, lines about damaged ones)"""
+def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
+    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
     try:
         found, problems = read_manifests(persistent.root, persistent.signing)
     except StorageError as error:
-        return [], [], [one_line(error)]
+        return [], [], [one_line(error)], []
     committed = [
         [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
         for each in found
@@ -127,7 +128,8 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
     ]
     lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
     unfinished = [line for key, line in lines.items() if problems[key] == UNFINISHED]
-    return committed, unfinished, [line for key, line in lines.items() if problems[key] != UNFINISHED]
+    unusable = [(key.step, reason) for key, reason in sorted(problems.items()) if reason != UNFINISHED]
+    return committed, unfinished, [line for key, line in lines.items() if problems[key] != UNFINISHED], unusable
 
 
 def recover(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ from deeppart.cli.options import SIGN_KEY_HELP, directory_argument
 from deeppart.cli.output import console, count, printable
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, print_json
+from deeppart.errors import DeeppartWarning
 from deeppart.exporting import export as export_archive
 from deeppart.inspecting.listing import require_directory
 from deeppart.units import show_bytes
@@ -44,7 +46,8 @@ def export(
     """
     require_directory(directory)
     began, screen = time.monotonic(), console()
-    with progress_bar(screen, shown=not as_json) as progress:
+    with progress_bar(screen, shown=not as_json) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeeppartWarning)  # they are among the remarks
         task = progress.add_task(out.name, total=None)
         done = export_archive(
             directory,
@@ -68,11 +71,14 @@ def export(
             "bytes": done.nbytes,
             "file_bytes": done.file_bytes,
             "seconds": round(seconds, 6),
+            "remarks": list(done.remarks),
         }
         print_json(document)
         return GOOD
     what = f"{count(done.leaves, 'leaf')} and {count(done.values, 'value')}, {show_bytes(done.nbytes)}"
     screen.print(printable(f"step {done.step}: {what} written to {done.path} in {seconds:.2f} s"), soft_wrap=True)
+    for remark in done.remarks:
+        screen.print(printable(remark), style="yellow", soft_wrap=True)
     if done.per_rank:
         screen.print(f"{done.per_rank:,} of them {'is' if done.per_rank == 1 else 'are'} rank {done.rank}'s own")
     return GOOD

@@ -75,6 +75,7 @@ def _document(directory: Path, contents: Contents) -> dict[str, Any]:
             _leaf_document(leaf) if isinstance(leaf, Leaf) else _value_document(leaf) for leaf in contents.leaves()
         ],
         "unreadable_suspect_records": list(contents.unreadable_suspect_records),
+        "passed_over": list(contents.passed_over),
         "problems": list(contents.problems),
     }
 
@@ -184,6 +185,8 @@ def _print_end(contents: Contents) -> None:
     if totals["referenced_bytes"]:
         files += f", and {show_bytes(totals['referenced_bytes'])} unchanged in older files"
     out.print(f"{text}; in all {files}", style="dim")
+    for line in contents.passed_over:
+        out.print(printable(line), style="yellow")
     for leaf in contents.suspect:
         out.print(printable(f"suspect: {leaf}"), style="yellow")
     for problem in contents.unreadable_suspect_records:

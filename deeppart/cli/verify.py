@@ -119,7 +119,7 @@ def _all_good(
     if any(each.problem is not None for each in repaired):
         return False
     mended = {each.path for each in repaired}
-    if nodes is not None and any(each.path not in mended for each in nodes.damage):
+    if nodes is not None and (nodes.unread or any(each.path not in mended for each in nodes.damage)):
         return False
     return all(_is_good(verdict, owner) or (repaired and verdict.is_only_parts) for verdict, _ in timed)
 
@@ -168,6 +168,7 @@ def _document(
             "bytes": nodes.nbytes,
             "damage": [{"file": str(each.path), "message": each.message} for each in nodes.damage],
             "remarks": list(nodes.remarks),
+            "not_read": list(nodes.unread),
         },
         "repairs": [
             {"file": str(each.path), "repaired": each.problem is None, "source": each.source, "problem": each.problem}
@@ -213,12 +214,13 @@ def _damage_document(damage: Damage) -> dict[str, Any]:
 
 def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]) -> None:
     if nodes is not None:
-        state = "damaged" if nodes.damage else "sound"
-        line = Text.assemble(("on nodes", "bold"), "  ", state_text(state))
+        line = Text.assemble(("on nodes", "bold"), "  ", state_text(nodes.state))
         line.append(f"  {count(nodes.files, 'file')}, {show_bytes(nodes.nbytes)} read")
         out.print(line)
         for each in nodes.damage:
             out.print(Text("  " + printable(each.message), "red"), soft_wrap=True)
+        for line_of in nodes.unread:
+            out.print(Text("  " + printable(f"could not be read: {line_of}"), "red"), soft_wrap=True)
         for remark in nodes.remarks:
             out.print(Text("  " + printable(remark)), soft_wrap=True)
     for done in repaired:

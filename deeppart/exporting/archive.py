@@ -18,8 +18,7 @@ from deeppart.errors import StateError, StorageError
 from deeppart.exporting.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.levels.files import storage_error
 from deeppart.levels.key_files import KeyFiles, read_key_files
-from deeppart.model import Manifest
-from deeppart.reading import OpenCheckpoint, with_checkpoint
+from deeppart.reading import Chosen, OpenCheckpoint, with_checkpoint
 from deeppart.state.flatten import readable
 from deeppart.state.structure import SavedApart, SavedArray, SavedNode, SavedValue
 from deeppart.state.ties import contiguous_strides
@@ -45,6 +44,7 @@ class Exported:
         per_rank: how many of them were saved by each rank for itself.
         nbytes: bytes of the leaves.
         file_bytes: bytes of the archive.
+        remarks: lines about newer steps that cannot be used, and leaves that are suspect.
     """
 
     path: Path
@@ -55,6 +55,7 @@ class Exported:
     per_rank: int
     nbytes: int
     file_bytes: int
+    remarks: tuple[str, ...] = ()
 
 
 def export(
@@ -102,12 +103,13 @@ def export(
             todo = "choose another name, or have it replaced (--overwrite)"
             raise StorageError("there is a file of that name", errno=errno.EEXIST, where=str(out.absolute()), todo=todo)
 
-        def use(directory: Path, manifest: Manifest) -> Exported:
+        def use(chosen: Chosen) -> Exported:
+            chosen.tell()
             with ExitStack() as files, _Beside(folder, out) as beside:
-                checkpoint = OpenCheckpoint(files, directory, manifest, rank, signing=signing)
-                made = _Archive(checkpoint, keys, told).write(beside.path, out)
+                checkpoint = OpenCheckpoint(files, chosen.directory, chosen.manifest, rank, signing=signing)
+                made = _Archive(checkpoint, keys, chosen.suspect, told).write(beside.path, out)
                 file_bytes = beside.finish()
-            return Exported(out, manifest.attempt.step, rank, *made, file_bytes)
+            return Exported(out, chosen.manifest.attempt.step, rank, *made, file_bytes, chosen.remarks)
 
         return with_checkpoint(Path(root), step, use, signing)
 
@@ -154,8 +156,10 @@ class _Beside:
 class _Archive:
     """One archive in the making."""
 
-    def __init__(self, checkpoint: OpenCheckpoint, keys: Sequence[str] | None, progress: Progress) -> None:
-        self._checkpoint, self._progress = checkpoint, progress
+    def __init__(
+        self, checkpoint: OpenCheckpoint, keys: Sequence[str] | None, suspect: Sequence[str], progress: Progress
+    ) -> None:
+        self._checkpoint, self._suspect, self._progress = checkpoint, suspect, progress
         self._tree, leaves = checkpoint.select(keys)
         checkpoint.check(leaves)
         _check_repeats(checkpoint, leaves)
@@ -193,6 +197,8 @@ class _Archive:
         file.attrs["created"] = manifest.created
         file.attrs["world_size"] = manifest.attempt.world_size
         file.attrs["rank"] = self._checkpoint.rank
+        if self._suspect:
+            file.attrs["suspect"] = list(self._suspect)
 
     def _place(self, group: h5py.Group, node: SavedNode, name: str, key: str | None) -> None:
         """Make the groups, write the values, and note where the leaves go."""

@@ -118,6 +118,7 @@ class Contents:
         problems: parts whose index could not be read, one line each.
         suspect: leaves that ranks may not have held alike when it was saved.
         unreadable_suspect_records: lines about records that may name more of them.
+        passed_over: lines about newer steps that cannot be used.
     """
 
     manifest: Manifest
@@ -125,6 +126,7 @@ class Contents:
     problems: tuple[str, ...]
     suspect: tuple[SuspectLeaf, ...] = ()
     unreadable_suspect_records: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
 
     def leaves(self) -> Iterator[Leaf | Value]:
         """Every leaf and value, in the order of the tree."""
@@ -148,7 +150,7 @@ def read_contents(
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    found = find_step(root, step, signing)
+    found, passed_over = find_step(root, step, signing)
     files = StepFiles(found.directory, found.manifest, signing)
     describing = _Describing(files, tuple(keys))
     tree = describing.node(files.structure.tree, ())
@@ -156,7 +158,7 @@ def read_contents(
         raise _no_match(files, keys)
     suspicions = read_suspicions(root)
     suspect = suspicions.of(files.manifest.attempt)
-    return Contents(files.manifest, tree, tuple(describing.problems), suspect, suspicions.problems)
+    return Contents(files.manifest, tree, tuple(describing.problems), suspect, suspicions.problems, passed_over)
 
 
 def _walk(node: Node) -> Iterator[Leaf | Value]:

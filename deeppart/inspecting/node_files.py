@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError
-from deeppart.inspecting.parity import shares_of_other_bytes
+from deeppart.inspecting.parity import parts_without_parity, shares_of_other_bytes
 from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import Found, file_problem, take_stock
 from deeppart.levels.steps import parse_step_directory_name
@@ -42,7 +42,8 @@ class NodeFiles:
         stocks: per directory, what can be opened.
         damage: what is not sound.
         files, nbytes: how much was read.
-        remarks: lines about files in wrong places.
+        remarks: lines about files in wrong places, and directories without any of this lineage.
+        unread: lines about directories that could not be looked at: what is in them may be sound or not.
     """
 
     stocks: tuple[tuple[Path, Found], ...]
@@ -50,6 +51,12 @@ class NodeFiles:
     files: int
     nbytes: int
     remarks: tuple[str, ...]
+    unread: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """ "damaged", "not read", if some of it could not be, or "sound"."""
+        return "damaged" if self.damage else "not read" if self.unread else "sound"
 
 
 def lineage_on_nodes(root: Path) -> str:
@@ -89,12 +96,18 @@ def verify_nodes(
         step: only this one; None for all.
         advance: told of every few bytes done.
     """
-    stocks, damage, remarks = [], [], []
+    stocks, damage, remarks, unread = [], [], [], []
     files = nbytes = 0
     for directory in directories:
+        try:
+            if lineage not in access.directories_in(directory):
+                remarks.append(f"{directory}: no parts that belong to this checkpoint directory")
+        except OSError as error:
+            unread.append(f"{directory}: {error.strerror}")
         stock = take_stock(directory, lineage, signing)
         stocks.append((directory, stock))
-        remarks += [line for line in stock.problems if ": in the wrong place: " in line or ": ignored: " in line]
+        remarks += stock.remarks
+        unread += stock.unlisted
         unsound = [path for path in stock.damaged if _is_of(path, step)]
         lines = {path: line for path in unsound for line in stock.problems if line.startswith(str(path))}
         damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened"), False) for path in unsound]
@@ -104,7 +117,9 @@ def verify_nodes(
             if problem is not None and access.exists(path):  # otherwise a running job has retired it meanwhile
                 damage.append(NodeDamage(directory, path, problem, True))
     damage += _of_other_bytes(stocks, {str(each.path) for each in damage}, step)
-    return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks))
+    parts = [each for _, stock in stocks for each in stock.parts if step in (None, each.attempt.step)]
+    remarks += parts_without_parity([each for _, stock in stocks for each in stock.parity], parts)
+    return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks), tuple(unread))
 
 
 def _of_other_bytes(stocks: Sequence[tuple[Path, Found]], unsound: set[str], step: int | None) -> list[NodeDamage]:

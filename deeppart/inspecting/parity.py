@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from deeppart.errors import FormatError, StorageError
-from deeppart.model import ParityIdentity, ParityMember
+from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import FileSource, ParityReader
 from deeppart.redundancy.stripes import Stripes
 from deeppart.restart import StoredParity, StoredPart
@@ -89,3 +89,22 @@ def _first_wrong(reader: ParityReader, keeper: int, place: int, digests: _Digest
                     start = stripes.start(row, block)
                     return f"bytes {start} to {start + stripes.length(row)} of the part"
     return None
+
+
+def parts_without_parity(parity: Sequence[StoredParity], parts: Sequence[StoredPart]) -> list[str]:
+    """A line about each part that parity in reach was computed of, but not as the part is encoded now.
+
+    It may have been restored from the persistent level, and is as good as ever; parity cannot tell.
+    """
+    members: dict[tuple[Attempt, int], set[str]] = {}
+    for share in parity:
+        for member in share.identity.members:
+            if member.part is not None:
+                members.setdefault((share.identity.attempt, member.part), set()).add(member.index_digest)
+    return [
+        f"{part.path}: sound, but not as it was when its parity was computed, which does not protect it: the next "
+        "checkpoint is protected again"
+        for part in parts
+        if part.level == "local"
+        and part.index_digest not in members.get((part.attempt, part.rank), {part.index_digest})
+    ]

@@ -29,7 +29,7 @@ from deeppart.levels.node import one_line
 from deeppart.levels.persistent import read_manifests
 from deeppart.levels.steps import list_steps, parse_step_directory_name
 from deeppart.loading import LoadedPart, load_part, sound_pieces
-from deeppart.model import Attempt, ParityIdentity, PartRecord
+from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 from deeppart.part import (
     FileSource,
     MemorySource,
@@ -123,8 +123,8 @@ class Repairer:
             raise FormatError("not a file that can be repaired", where=str(path))
         rank, world_size = parsed
         attempt = self._attempt_of(path, world_size)
-        part, source = self._get(attempt, rank, path)
         record = self._record(attempt, rank)
+        part, source = self._get(attempt, rank, path, self._wanted(attempt, rank, path, record))
         for name, other in part.bases():
             if not access.exists(path.with_name(name)):
                 fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
@@ -179,22 +179,47 @@ class Repairer:
             )
         return (committed or known)[0]
 
-    def _get(self, attempt: Attempt, rank: int, path: Path) -> tuple[LoadedPart, Source]:
+    def _wanted(self, attempt: Attempt, rank: int, path: Path, record: PartRecord | None) -> frozenset[str]:
+        """Digests of the indexes that a file may have; empty where nothing tells.
+
+        A part may be encoded in one way on nodes and in another on the persistent level. There, it must be the file
+        that its manifest names; on nodes, what parity was computed of and copies were made of, or these would not count
+        for it any more.
+        """
+        if path.parent.parent == self._root:
+            return frozenset({record.index_digest} if record else ())
+        stored = [each for _, found in self._nodes.stocks for each in found.parts]
+        mine = [each for each in stored if (each.attempt, each.rank) == (attempt, rank)]
+        own = frozenset(each.index_digest for each in mine if each.path == str(path))
+        shares = [each.identity for _, found in self._nodes.stocks for each in found.parity]
+        members = [member for each in shares if each.attempt == attempt for member in each.members]
+        others = frozenset(member.index_digest for member in members if member.part == rank)
+        others |= frozenset(each.index_digest for each in mine)
+        named = frozenset({record.node_index_digest or record.index_digest} if record else ())
+        return own or others or named
+
+    def _get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
         """A sound copy of a part, in memory.
+
+        Args:
+            path: the file that is to be repaired.
+            wanted: digests of the indexes that it may have; empty for any.
 
         Raises:
             CorruptFileError: there is none.
         """
         finding = self._stock.findings(attempt)[rank]
         tried = list(finding.remarks)
-        # What lies in the persistent directory must be the file that its manifest names.
-        record = self._record(attempt, rank) if path.parent.parent == self._root else None
-        wanted = record.index_digest if record else None
         for source in finding.sources:
             if source.path == str(path) or source.path in self._bad:
                 continue
-            if wanted not in (None, source.index_digest):
-                tried.append(f"{source.path}: holds the same bytes, but encoded in another way: a restore can use it")
+            if wanted and source.index_digest not in wanted:
+                tried.append(
+                    f"{source.path}: holds the same bytes, but encoded in another way than copies and parity here: a "
+                    "restore can use it"
+                    if path.parent.parent != self._root
+                    else f"{source.path}: holds the same bytes, but encoded in another way: a restore can use it"
+                )
                 continue
             try:
                 return self._load(Read(rank, 0, source), attempt), source
@@ -232,7 +257,7 @@ class Repairer:
         readers: list[PartReader] = []
         with ExitStack() as stack:
             parts = {
-                place: self._open(identity.attempt, member.part, path, stack, readers)
+                place: self._open(identity.attempt, member, path, stack, readers)
                 for place, member in enumerate(identity.members)
                 if member.part is not None
             }
@@ -247,22 +272,23 @@ class Repairer:
         return f"the {len(parts)} parts that it protects"
 
     def _open(
-        self, attempt: Attempt, rank: int, path: Path, stack: ExitStack, readers: list[PartReader]
+        self, attempt: Attempt, member: ParityMember, path: Path, stack: ExitStack, readers: list[PartReader]
     ) -> FileSource | MemorySource:
-        """A sound copy of a part, to read blocks from: a file if there is one, which is added to ``readers``, else in
-        memory."""
-        for source in self._stock.findings(attempt)[rank].sources:
-            if source.rebuild is None and source.path not in self._bad:
+        """A sound copy of a part as it was encoded for parity, to read blocks from: a file if there is one, which is
+        added to ``readers``, else in memory."""
+        assert member.part is not None
+        digest, signing = member.index_digest, self._signing
+        for source in self._stock.findings(attempt)[member.part].sources:
+            if source.rebuild is None and source.index_digest == digest and source.path not in self._bad:
                 try:
                     opened = stack.enter_context(FileSource(source.path))
-                    digest, signing = source.index_digest, self._signing
                     reader = PartReader(opened, where=source.path, expected_index_digest=digest, signing=signing)
                     reader.verify()
                     readers.append(reader)
                     return opened
                 except (FormatError, StorageError):
                     continue
-        loaded, _ = self._get(attempt, rank, path)
+        loaded, _ = self._get(attempt, member.part, path, frozenset({digest}))
         return MemorySource(b"".join(loaded.pieces()))
 
     def _identity_of(self, path: Path) -> ParityIdentity:

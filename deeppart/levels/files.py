@@ -197,8 +197,8 @@ class DurableFile:
             descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
             call("close", self.temporary, descriptor)
             with storage_operation("rename", self.path):
-                took = self._take_name()
-            if took:
+                was_free = self._take_name()
+            if was_free:
                 self.temporary = self.path  # if its name cannot be made durable, it must not stay under it
             access.sync_directory(self.path.parent)
         except OSError as error:
@@ -207,10 +207,13 @@ class DurableFile:
         self.busy_s += time.monotonic() - began
 
     def _take_name(self) -> bool:
-        """Rename the file; False if the same bytes are under its name already, which then stay."""
+        """Rename the file, unless the same bytes are under its name already; whether nothing was there.
+
+        What took another one's place is not taken back: nothing would be left.
+        """
         if self._over == "anything":
             access.rename(self.temporary, self.path)
-            return True
+            return False
         try:
             rename_new(self.temporary, self.path)
         except FileExistsError:
@@ -218,8 +221,9 @@ class DurableFile:
                 raise
             if _are_alike(self.temporary, self.path):
                 access.remove(self.temporary)
-                return False
-            access.rename(self.temporary, self.path)
+            else:
+                access.rename(self.temporary, self.path)
+            return False
         return True
 
     def restart(self) -> None:

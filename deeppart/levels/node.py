@@ -19,7 +19,7 @@ from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageE
 from deeppart.levels.files import DurableFile, Over, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
 from deeppart.levels.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
-from deeppart.levels.steps import list_steps, remove_steps, step_directory
+from deeppart.levels.steps import foreign_steps, list_steps, remove_steps, step_directory
 from deeppart.levels.unchanged import link, remove_links
 from deeppart.model import Attempt, ParityIdentity, StepKey
 from deeppart.part import (
@@ -200,6 +200,8 @@ class Found:
         parity: likewise.
         problems: a line about each file that is not sound.
         damaged: the files that those lines are about.
+        remarks: those of the lines that are about sound files in wrong places, or of others.
+        unlisted: those about directories that could not be listed: what is in them is not known.
         refused: those of the lines that say that a part is not signed with the key: it may be a forger's, or the only
             one there is.
     """
@@ -209,7 +211,19 @@ class Found:
     bases: list[StoredPart] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+
+    def remark(self, line: str) -> None:
+        """Note a line about a file that is not where it belongs."""
+        self.problems.append(line)
+        self.remarks.append(line)
+
+    def not_listed(self, line: str) -> None:
+        """Note a line about a directory whose files are not known."""
+        self.problems.append(line)
+        self.unlisted.append(line)
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> Found:
@@ -228,14 +242,18 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> Found:
 def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
     try:
         steps = list_steps(root)
+        for path in foreign_steps(root):
+            found.remark(f"{path}: ignored: another user has made it, in a directory where anybody may")
     except StorageError as error:
-        found.problems.append(f"{error.summary}: {error.found}: {root}")
+        found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
     for key, directory in steps.items():
         try:
             names = sorted(access.names_in(directory))
+        except FileNotFoundError:  # a running job has retired it meanwhile
+            continue
         except OSError as error:
-            found.problems.append(f"cannot list {directory}: {error.strerror}")
+            found.not_listed(f"cannot list {directory}: {error.strerror}")
             continue
         for name in names:
             try:
@@ -259,7 +277,7 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
         if base.attempt.lineage == lineage and name == path.name:
             found.bases.append(base)
         else:
-            found.problems.append(f"{path}: ignored: by its contents it is {name}, or of another lineage")
+            found.remark(f"{path}: ignored: by its contents it is {name}, or of another lineage")
     elif is_parity_file_name(path.name):
         parity = stored_parity(path)
         name, attempt = parity_file_name(parity.identity), parity.identity.attempt
@@ -276,9 +294,9 @@ def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str
     if attempt.lineage != lineage or not _is_in_place(path, attempt, key, name):
         whose = f"{name} of step {attempt.step}"
         if attempt.lineage != lineage:
-            found.problems.append(f"{path}: ignored: by its contents it is {whose} of another lineage")
+            found.remark(f"{path}: ignored: by its contents it is {whose} of another lineage")
             return False
-        found.problems.append(f"{path}: in the wrong place: by its contents it is {whose}")
+        found.remark(f"{path}: in the wrong place: by its contents it is {whose}")
     return True
 
 
@@ -299,7 +317,7 @@ def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
             reader.check_bases()
             bases = reader.base_names
         what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
-        return StoredPart(*what, written=source.written)
+        return StoredPart(*what, written=source.written, content_digest=reader.content_digest)
 
 
 def stored_parity(path: Path) -> StoredParity:

@@ -112,6 +112,15 @@ class PartReader:
         self.raw_starts.flags.writeable = False
 
     @property
+    def content_digest(self) -> str:
+        """xxh3-128, 32 hex digits, of what the part holds, however its chunks are encoded and wherever they lie."""
+        content = xxhash.xxh3_128(self.chunks["raw_length"].tobytes())
+        content.update(self.chunks["raw_digest"].tobytes())
+        content.update(self.spans.tobytes())
+        content.update(self.meta)
+        return content.hexdigest()
+
+    @property
     def marked_per_rank(self) -> npt.NDArray[np.bool_]:
         """Per chunk, whether it is marked as holding bytes of this rank alone."""
         marked: npt.NDArray[np.bool_] = (self.chunks["flags"] & fmt.FLAG_PER_RANK) != 0

@@ -35,6 +35,7 @@ class StoredPart:
         bases: names of the files beside it in which chunks of it lie; they are there.
         written: when it was written, in seconds since 1970, as far as its file tells.
         misplaced: it does not lie where this part would be written: whoever writes what belongs there writes over it.
+        content_digest: the same for two encodings of the same bytes; "" where it is not known.
     """
 
     level: str
@@ -46,6 +47,7 @@ class StoredPart:
     bases: tuple[str, ...] = ()
     written: float = 0.0
     misplaced: bool = False
+    content_digest: str = ""
 
     @property
     def base_paths(self) -> tuple[str, ...]:
@@ -54,14 +56,15 @@ class StoredPart:
 
     def to_json(self) -> list[Any]:
         """For sending to other ranks."""
-        rest = [self.rank, self.path, self.nbytes, self.index_digest, self.bases, self.written, self.misplaced]
-        return [self.level, _attempt_to_json(self.attempt), *rest]
+        what = [self.rank, self.path, self.nbytes, self.index_digest]
+        rest = [self.bases, self.written, self.misplaced, self.content_digest]
+        return [self.level, _attempt_to_json(self.attempt), *what, *rest]
 
     @classmethod
     def from_json(cls, document: list[Any]) -> StoredPart:
         """Inverse of :meth:`to_json`."""
-        level, identity, rank, path, nbytes, index_digest, bases, written, misplaced = document
-        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases), written, misplaced)
+        level, identity, rank, path, nbytes, index_digest, bases, *rest = document
+        return cls(level, Attempt(*identity), rank, path, nbytes, index_digest, tuple(bases), *rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class Inventory:
         problems: readable lines about what was found unsound or unfinished, and is passed over.
         damaged: readable lines about committed checkpoints whose manifests cannot be read.
         parity: per rank, parity on its node's storage, listed as ``found`` is; () for none anywhere.
+        unusable: step -> why, of committed checkpoints whose manifests cannot be used.
     """
 
     found: tuple[tuple[StoredPart, ...], ...]
@@ -136,6 +140,7 @@ class Inventory:
     problems: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     parity: tuple[tuple[StoredParity, ...], ...] = ()
+    unusable: tuple[tuple[int, str], ...] = ()
 
     def location(self, rank: int, path: str) -> Location:
         """Of a file on the node of a rank."""

@@ -1,9 +1,9 @@
 """Where each part of an attempt can be had: files on nodes, a rebuild from parity, the persistent level. Pure.
 
 Which bytes are the right ones is settled here too. Files of one attempt and part that differ in the digest of their
-index contradict each other, unless the manifest names both: then they are the same bytes, encoded in two ways. The
-manifest decides if there is one, else the parity, which records the digests of what was encoded; without either none
-of them is used.
+index contradict each other, unless they hold the same bytes, encoded in two ways: the manifest names both then, and
+what they hold has one digest. The manifest decides if there is one, else the parity, which records the digests of what
+was encoded; without either, none of the files that contradict each other is used.
 """
 
 from __future__ import annotations
@@ -258,11 +258,8 @@ def _settle(
     part: int, files: Sequence[_Placed], encoded: Sequence[_Encoded], record: PartRecord | None
 ) -> tuple[frozenset[str], list[str]]:
     """The digests that count, and remarks about files that contradict them."""
-    if record is not None:
-        best = record.index_digests
-    else:
-        best = frozenset(each.index_digest for each in encoded) or frozenset(each.file.index_digest for each in files)
-    if record is None and len(best) > 1:
+    best = record.index_digests if record is not None else _agreeing(files, {each.index_digest for each in encoded})
+    if record is None and not best and (files or encoded):
         paths = ", ".join(sorted(each.name for each in files)) or "in parity sets"
         return frozenset(), [f"files that claim to be part {part} contradict each other, and nothing decides: {paths}"]
     who = "the manifest says" if record is not None else "the parity was computed of"
@@ -271,6 +268,21 @@ def _settle(
         for each in files
         if each.file.index_digest not in best
     ]
+
+
+def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
+    """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them.
+
+    Args:
+        encoded: what parity was computed of. It decides between files, and what is left of it between its sets.
+    """
+    contents: dict[str, set[str]] = {}
+    for each in files:
+        contents.setdefault(each.file.content_digest or each.file.index_digest, set()).add(each.file.index_digest)
+    agreeing = [digests for digests in contents.values() if not encoded or digests & encoded]
+    if len(agreeing) == 1:
+        return frozenset(agreeing[0])
+    return frozenset(encoded) if not agreeing and len(encoded) == 1 else frozenset()
 
 
 def lacking(rebuild: Rebuild) -> str | None:

@@ -275,7 +275,7 @@ def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
     saved = run_on(2, growing, shared_path)
     loaded = deeppart.load(shared_path / "ckpt", step=6)
     assert difference(saved[0][5], loaded) is None
-    assert not find_step(shared_path / "ckpt", 6, None).manifest.structure["apart"]
+    assert not find_step(shared_path / "ckpt", 6, None)[0].manifest.structure["apart"]
 
 
 def recent(rank: int, step: int) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def test_the_order_of_ordered_dicts(run_on: Any, shared_path: Path) -> None:
             for name in ("counts", "rows"):
                 assert list(live[name]) == list(saved[name]), (rank, step, name)
             assert list(live["trusted"]) == list(recent(0, step)["trusted"])
-            apart = find_step(shared_path / "ckpt", step, None).manifest.structure["apart"]
+            apart = find_step(shared_path / "ckpt", step, None)[0].manifest.structure["apart"]
             assert apart == (step > 1)
     notices = [text for texts, _ in of_0 for text in texts]
     assert len(notices) == 1 and "per rank from now on: counts, rows" in notices[0]

@@ -20,7 +20,6 @@ from tests.faults.campaign.records import (
     StorageFault,
 )
 
-
 #: `local_dir`, the same path on all nodes, as on clusters; each rank works in a directory of its node.
 LOCAL = "/proc/self/cwd/disk"
 
