@@ -338,7 +338,7 @@ class DirectoryOwner:
             raise DirectoryInUseError(
                 "another directory lies where this job's persistent_dir was; nothing is committed to it from here",
                 expected="the lock file that this job has locked",
-                found="another file of that name, as a copy of the directory has",
+                found="another file with the same text, as a copy of the directory has",
                 where=str(self.directory),
                 todo="bring the directory back under its name, or end this job and start it again: it goes on from "
                 "what is there then",

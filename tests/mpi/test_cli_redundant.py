@@ -238,9 +238,75 @@ def test_what_cannot_be_repaired_stays_as_it_is(job: Path) -> None:
     assert [path.read_bytes() for path in paths] == before
 
 
+INCREMENTAL = {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
+
+
+def train_twice(root: Path, every: dict[str, int]) -> None:
+    """Step 2 is whole on the nodes, for parity, and refers to step 1 on the persistent level."""
+    where = {"persistent_dir": str(root / "ckpt"), "local_dir": str(root / "{node}"), "node_size": 1}
+    config = deeppart.Config(compression="none", every=every, parity_group=3, **where)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2):
+            weights = torch.rand(3_000_000, generator=torch.Generator().manual_seed(0))
+            weights[:1000] = step
+            pending = checkpointer.checkpoint({"w": weights, "step": step}, step=step)
+            for level, report in pending.report.levels.items():
+                if report.state != "off":
+                    pending.wait(level, timeout=60)
+
+
+@pytest.mark.timeout(90)
+def test_a_node_is_repaired_to_what_its_parity_was_computed_of(tmp_path: Path) -> None:
+    """Not to another encoding of the same bytes, which parity would not count: nothing would protect it any more."""
+    if reason := launch.unavailable():
+        pytest.skip(reason)
+    launch.run_ranks(3, train_twice, tmp_path, INCREMENTAL)
+    part, parity = find(tmp_path, "node1/*/step-*2-*/part-*"), find(tmp_path, "node0/*/parity/step-*2-*/parity-*")
+    sound, share = part.read_bytes(), parity.read_bytes()
+    assert find(tmp_path, "ckpt/step-*2-*/part-00001-*").stat().st_size < len(sound) / 2
+    part.write_bytes(sound[:9000])
+    document = call_json("verify", tmp_path / "ckpt", "--local", tmp_path / "node1", "--repair", code=1)
+    (repair,) = document["repairs"]
+    assert not repair["repaired"] and "encoded in another way than copies and parity here" in repair["problem"]
+    assert part.read_bytes() == sound[:9000]
+    parity.write_bytes(share[:9000])
+    part.write_bytes(sound)
+    flip(part, 9000)  # its index still says which encoding it is
+    document = call_json("verify", tmp_path / "ckpt", *nodes(tmp_path), "--repair", code=1)
+    assert [each["repaired"] for each in document["repairs"]] == [False, False], "of two in a set, one can be lost"
+    assert "sound copy of part 1" in document["repairs"][1]["problem"]
+    parity.write_bytes(share)
+    assert call_json("verify", tmp_path / "ckpt", *nodes(tmp_path), "--repair")["good"]
+    assert part.read_bytes() == sound
+    other = find(tmp_path, "ckpt/step-*2-*/part-00001-*")
+    for path in (other, *other.parent.glob("base-00001-*")):  # what such a repair has left, before there was this rule
+        shutil.copy(path, part.parent)
+    document = call_json("verify", tmp_path / "ckpt", *nodes(tmp_path))
+    (remark,) = document["nodes"]["remarks"]
+    assert str(part) in remark and "its parity was computed, which does not protect it" in remark
+
+
 def test_repair_refuses_while_a_job_is_running(job: Path) -> None:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(job / "ckpt"))):
         assert "a running job checkpoints" in call("verify", job / "ckpt", "--repair", code=2)
+
+
+def test_what_could_not_be_read_is_not_sound(job: Path) -> None:
+    """A mistyped or unmounted directory; a step directory that cannot be listed."""
+    document = call_json("verify", job / "ckpt", "--local", job / "nodeX", code=1)
+    assert not document["good"] and document["nodes"]["files"] == 0
+    assert document["nodes"]["not_read"] == [f"{job / 'nodeX'}: No such file or directory"]
+    (job / "empty").mkdir()
+    document = call_json("verify", job / "ckpt", "--local", job / "empty")
+    assert document["nodes"]["remarks"] == [f"{job / 'empty'}: no parts that belong to this checkpoint directory"]
+    step = find(job, "node0/*/step-000000000002-*/part-*").parent
+    step.rename(job / "elsewhere")
+    step.write_text("what fsck made of it")
+    for repair in ([], ["--repair"]):
+        document = call_json("verify", job / "ckpt", *nodes(job), *repair, code=1)
+        (line,) = document["nodes"]["not_read"]
+        assert f"cannot list {step}" in line and document["nodes"]["damage"] == []
+        assert "not read" in call("verify", job / "ckpt", *nodes(job), *repair, code=1)
 
 
 def test_files_in_wrong_places_are_named(job: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +139,64 @@ def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
         (tmp_path / LOCK_NAME).write_bytes(b"[" * 100_000)
         with pytest.raises(CheckpointError, match=r"lock file is not one of this library.*\n.*too long"):
             ck.checkpoint({"a": 19}, 19).wait("persistent", timeout=20)
+        (tmp_path / LOCK_NAME).write_bytes(ours)
+        ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=20)
+        deadline = time.monotonic() + 20  # what is removed afterwards needs the lock file
+        while len(list(tmp_path.glob("step-*"))) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
         (tmp_path / LOCK_NAME).unlink()
         with pytest.raises(CheckpointError, match="lost its lock file"):
-            ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=20)
-        (tmp_path / LOCK_NAME).write_bytes(ours)
-        ck.checkpoint({"a": 21}, 21).wait("persistent", timeout=20)
-    assert deeppart.load(tmp_path)["a"] == 21
+            ck.checkpoint({"a": 21}, 21).wait("persistent", timeout=20)
+        (tmp_path / LOCK_NAME).write_bytes(ours)  # which others can lock
+        with pytest.raises(CheckpointError, match="another file with the same text"):
+            ck.checkpoint({"a": 22}, 22).wait("persistent", timeout=20)
+    assert deeppart.load(tmp_path)["a"] == 20
+
+
+def test_no_commit_in_a_copy_that_takes_the_place_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a directory is moved to another file system under a job: the copy lacks what was written meanwhile."""
+    ours, copy, old = tmp_path / "ckpt", tmp_path / "copy", tmp_path / "old"
+    open_part = persistent.PersistentLevel.open_part
+
+    def opened(self: persistent.PersistentLevel, attempt: Any, rank: int) -> Any:
+        file = open_part(self, attempt, rank)
+        if attempt.step == 2:
+            shutil.copytree(ours, copy)
+            copies.append(file)
+        return file
+
+    def commit(self: persistent.PersistentLevel, key: Any, manifest: bytes) -> None:
+        if key.step == 2 and moment == "after the check":
+            exchange()
+        put(self, key, manifest)
+
+    def exchange() -> None:
+        ours.rename(old)
+        copy.rename(ours)
+
+    put, check = persistent.PersistentLevel.commit, DirectoryOwner.check
+
+    def checked(self: DirectoryOwner) -> None:
+        if copies and moment == "before the check" and copy.exists():
+            exchange()
+        check(self)
+
+    monkeypatch.setattr(persistent.PersistentLevel, "open_part", opened)
+    monkeypatch.setattr(persistent.PersistentLevel, "commit", commit)
+    monkeypatch.setattr(DirectoryOwner, "check", checked)
+    for moment in ("before the check", "after the check"):
+        copies: list[Any] = []
+        with deeppart.Checkpointer(config(ours, keep={"persistent": 1})) as ck:
+            ck.checkpoint({"a": torch.ones(1000)}, 1).wait(timeout=20)
+            with pytest.raises(CheckpointError, match="another directory lies where this job's persistent_dir was"):
+                ck.checkpoint({"a": torch.zeros(1000)}, 2).wait("persistent", timeout=20)
+        with pytest.warns(deeppart.DeeppartWarning, match="is a copy"), deeppart.Checkpointer(config(ours)) as ck:
+            state = {"a": torch.zeros(1000)}
+            assert ck.restore(state) == 1 and torch.equal(state["a"], torch.ones(1000)), moment
+        shutil.rmtree(ours)
+        shutil.rmtree(old)
 
 
 @pytest.mark.parametrize("moment", ["before the manifest", "after it"])

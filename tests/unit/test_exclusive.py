@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.levels import exclusive
 from deeppart.levels.exclusive import rename_new
@@ -133,6 +134,26 @@ def test_what_a_file_may_take_the_place_of(way: str, root: Path) -> None:
         file.commit()
         assert path.read_bytes() == expected and os.listdir(root) == ["file"]
         assert inode is None or path.stat().st_ino == inode, "the same bytes are there: they stay"
+
+
+@pytest.mark.parametrize("over", ["nothing", "damaged", "anything"])
+def test_what_took_another_ones_place_is_not_taken_back(root: Path, monkeypatch: pytest.MonkeyPatch, over: Any) -> None:
+    """Its name may not be durable; but without it there would be nothing."""
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EIO, "refused")
+
+    path = root / "file"
+    if over != "nothing":
+        path.write_bytes(b"old")
+    file = DurableFile(path, over=over)
+    file.write(b"new")
+    monkeypatch.setattr(access, "sync_directory", refused)
+    with pytest.raises(StorageError):
+        file.commit()
+    file.abort()
+    assert os.listdir(root) == ([] if over == "nothing" else ["file"])
+    assert over == "nothing" or path.read_bytes() == b"new"
 
 
 def test_a_file_is_not_put_into_a_directory_that_has_gone(way: str, root: Path) -> None:

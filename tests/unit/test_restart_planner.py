@@ -584,6 +584,51 @@ def test_without_manifest_and_parity_none_of_the_files_is_used() -> None:
     assert steps(others) == [5] and others.rejected == outlook.rejected
 
 
+def encoded_again(part: StoredPart) -> StoredPart:
+    return replace(part, index_digest=WRONG, content_digest="c" * 32)
+
+
+def test_files_of_the_same_bytes_in_two_encodings_do_not_contradict_each_other() -> None:
+    """As when a part was restored from the persistent level, and a node with the other encoding comes back."""
+    of = attempt(10)
+    here = [[replace(stored(of, part), content_digest="c" * 32)] for part in range(4)]
+    here[2].append(encoded_again(copied(of, 1)))
+    outlook = survey(protected(here))
+    assert levels(outlook.candidates[0])[1] == ["local", "partner"] and outlook.notes == ()
+    other = replace(here[2][1], content_digest="d" * 32)
+    assert not survey(protected([here[0], here[1], [here[2][0], other], here[3]])).candidates
+
+
+def test_parity_of_one_encoding_counts_files_of_both() -> None:
+    of = attempt(10)
+    here = [[replace(stored(of, part), content_digest="c" * 32)] for part in range(4)]
+    here[2].append(encoded_again(copied(of, 1)))
+    (candidate,) = survey(protected(here, shares(of))).candidates
+    assert levels(candidate)[1] == ["local", "partner", "parity"]
+    alone = [here[0], [], here[2], here[3]]
+    assert levels(survey(protected(alone, shares(of))).candidates[0])[1] == ["parity"], "nothing says that it is alike"
+
+
+def test_older_parity_beside_what_was_encoded_anew() -> None:
+    """Part 1 was lost, restored in another encoding, and encoded again; shares of the first set are still there."""
+    of = attempt(10)
+    here = [[replace(stored(of, part), content_digest="c" * 32)] for part in range(4)]
+    here[1] = [encoded_again(here[1][0])]
+    older = shares(of)
+    newer = [[replace(each, identity=_of_digest(each.identity, 1, WRONG)) for each in node] for node in older]
+    both = [[*a, *b] for a, b in zip(older, newer, strict=True)]
+    (candidate,) = survey(protected(here, both)).candidates
+    assert levels(candidate)[1] == ["local", "parity"]
+    rebuild = candidate.sources[1][1].rebuild
+    assert rebuild is not None and rebuild.identity.members[1].index_digest == WRONG
+
+
+def _of_digest(identity: ParityIdentity, place: int, digest: str) -> ParityIdentity:
+    members = list(identity.members)
+    members[place] = replace(members[place], index_digest=digest)
+    return replace(identity, members=tuple(members))
+
+
 def test_files_that_were_found_are_not_called_found_on_no_node() -> None:
     of = attempt(10)
     found = [[stored(of, 0)], [stored(of, 1), copied(of, 1, index_digest=WRONG)], [stored(of, 2)], [stored(of, 3)]]

@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import pytest
 import xxhash
 
 import deeppart
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
+from deeppart.exporting import export
 from deeppart.levels.persistent import committed_steps, read_manifest
 from deeppart.levels.suspects import read_suspicions, remove_suspicions, write_suspicion
 from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
@@ -135,8 +137,17 @@ def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
         assert ("is suspect: model/weight" in call("verify", tmp_path, "--step", step)) == (step == 2)
         assert ("is suspect" in call("restore", tmp_path, "--dry-run", "--step", step)) == (step == 2)
     deeppart.load(tmp_path, step=3)
+    export(tmp_path, tmp_path / "3.h5", step=3)
     with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
         deeppart.load(tmp_path, step=2)
+    with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
+        export(tmp_path, tmp_path / "2.h5", step=2)
+    for step in (2, 3):
+        with h5py.File(tmp_path / f"{step}.h5") as archive:
+            assert ("suspect" in archive.attrs) == (step == 2)
+    assert "is suspect: model/weight" in call("export", tmp_path, tmp_path / "x.h5", "--step", 2)
+    document = call_json("export", tmp_path, tmp_path / "y.h5", "--step", 2)
+    assert len(document["remarks"]) == 1 and "model/weight" in document["remarks"][0]
     (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
     assert call_json("verify", tmp_path)["unreadable_suspect_records"]
     assert call_json("show", tmp_path)["unreadable_suspect_records"] and "may be suspect" in call("show", tmp_path)
