@@ -259,7 +259,7 @@ class Checkpointer:
                 "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
                 DeeppartWarning,
             )
-        if unusable and self.rank == 0:
+        if unusable and step is None and self.rank == 0:
             warn_caller(
                 f"restored step {recovered.attempt.step}; newer in the directory, but of no use as they are: step "
                 f"{', step '.join(unusable)}. A later restore that can use one goes on from there",

@@ -103,7 +103,9 @@ def restored(directory: Path, **settings: Any) -> tuple[int | None, tuple[str, .
 
 
 def loaded(directory: Path, step: int | None = None) -> int:
-    found = deeppart.load(directory / "persistent", step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)  # where a newer one is of no use
+        found = deeppart.load(directory / "persistent", step)
     assert difference(state(found["value"][0]), found) is None
     return int(found["value"][0])
 

@@ -180,7 +180,10 @@ def test_parity_that_is_sound_and_of_other_bytes(job: Path) -> None:
 
 
 def test_a_part_that_changes_while_parity_of_it_is_repaired(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    share, part = (find(job, f"node1/*/{name}") for name in ("parity/step-*2-*/parity-*", "step-*2-*/part-00001-*"))
+    share, part = (
+        find(job, f"node1/*/{name}")
+        for name in ("parity/step-000000000002-*/parity-*", "step-000000000002-*/part-00001-*")
+    )
     flip(share, 5000)
     before, encode = share.read_bytes(), repairing._encode_share
 
@@ -261,9 +264,12 @@ def test_a_node_is_repaired_to_what_its_parity_was_computed_of(tmp_path: Path) -
     if reason := launch.unavailable():
         pytest.skip(reason)
     launch.run_ranks(3, train_twice, tmp_path, INCREMENTAL)
-    part, parity = find(tmp_path, "node1/*/step-*2-*/part-*"), find(tmp_path, "node0/*/parity/step-*2-*/parity-*")
+    part, parity = (
+        find(tmp_path, "node1/*/step-000000000002-*/part-*"),
+        find(tmp_path, "node0/*/parity/step-000000000002-*/parity-*"),
+    )
     sound, share = part.read_bytes(), parity.read_bytes()
-    assert find(tmp_path, "ckpt/step-*2-*/part-00001-*").stat().st_size < len(sound) / 2
+    assert find(tmp_path, "ckpt/step-000000000002-*/part-00001-*").stat().st_size < len(sound) / 2
     part.write_bytes(sound[:9000])
     document = call_json("verify", tmp_path / "ckpt", "--local", tmp_path / "node1", "--repair", code=1)
     (repair,) = document["repairs"]
@@ -278,7 +284,7 @@ def test_a_node_is_repaired_to_what_its_parity_was_computed_of(tmp_path: Path) -
     parity.write_bytes(share)
     assert call_json("verify", tmp_path / "ckpt", *nodes(tmp_path), "--repair")["good"]
     assert part.read_bytes() == sound
-    other = find(tmp_path, "ckpt/step-*2-*/part-00001-*")
+    other = find(tmp_path, "ckpt/step-000000000002-*/part-00001-*")
     for path in (other, *other.parent.glob("base-00001-*")):  # what such a repair has left, before there was this rule
         shutil.copy(path, part.parent)
     document = call_json("verify", tmp_path / "ckpt", *nodes(tmp_path))

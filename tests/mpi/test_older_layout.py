@@ -69,13 +69,18 @@ def life(directory: Path, save: tuple[int, ...], step: int | None, options: dict
     return {"restored": restored, "good": good, "explanation": str(explanation)}
 
 
+def local_options(directory: Path) -> list[object]:
+    """All nodes' directories, for commands."""
+    return [option for node in sorted((directory / "nodes").iterdir()) for option in ("--local", node)]
+
+
 def test_the_commands_know_its_steps(directory: Path) -> None:
-    root, local = directory / "ckpt", directory / "nodes" / "*"
+    root, local = directory / "ckpt", local_options(directory)
     assert [parse_step_directory_name(path.name).session for path in root.glob("step-*")] == ["", ""]  # type: ignore[union-attr]
-    text = call("ls", root, "--local", local)
+    text = call("ls", root, *local)
     assert text.count("complete") >= 2 and "damaged" not in text
     call("verify", root)
-    call("verify", root, "--local", local)
+    call("verify", root, *local)
     for step in (2, 3):
         assert call_json("show", root, "--step", step)
         assert same(deeppart.load(str(root), step=step), make_state(0, step))
@@ -114,7 +119,7 @@ def test_a_job_goes_on_and_its_steps_take_their_place(directory: Path, run_ranks
     found = run_ranks(2, life, directory, (5, 6), None, {}, timeout=JOB_S).values
     assert [each["restored"] for each in found] == [4, 4] and all(each["good"] for each in found)
     assert files_of_the_older_layout(directory) == [], "keep counts them as what they are: older"
-    call("verify", directory / "ckpt", "--local", directory / "nodes" / "*")
+    call("verify", directory / "ckpt", *local_options(directory))
     assert all(each["good"] for each in run_ranks(2, life, directory, (), None, {}, timeout=JOB_S).values)
 
 

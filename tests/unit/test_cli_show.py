@@ -24,7 +24,7 @@ def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
     document = call_json("show", tmp_path)
     assert document.keys() == {
         "directory", "step", "created", "library", "ranks", "signed", "suspect", "totals", "leaves", "problems",
-        "signature_checked", "unreadable_suspect_records",
+        "signature_checked", "unreadable_suspect_records", "passed_over",
     }  # fmt: skip
     found = {leaf["path"]: leaf for leaf in document["leaves"]}
     # as saved: in the order of the dict, nested as it was
