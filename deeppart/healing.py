@@ -244,7 +244,6 @@ def heal_recovered(
         recovered = replace(recovered, candidate=candidate)
         healing = healing_for(protection, recovered, inventory, damaged)
         if not writes.issuperset(healing.writes):  # their memory may be in use again
-            files = (f"{each.path} (node of rank {each.rank})" for each in sorted(damaged))
-            found = "damaged files: " + ", ".join(files)
+            found = "damaged files: " + ", ".join(map(str, sorted(damaged)))
             raise CheckpointError("redundancy cannot be rebuilt from what is left on nodes", found=found)
     healer.heal(healing, recovered.attempt, recovered.mine, release)

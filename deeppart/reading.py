@@ -24,7 +24,7 @@ from deeppart.errors import (
     warn_caller,
 )
 from deeppart.levels.key_files import KeyFiles, read_key_files
-from deeppart.levels.persistent import CommittedStep, committed_steps, newer_than, read_manifest, read_manifests
+from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.model import Manifest
@@ -282,7 +282,10 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
     for _ in range(MOST_LOOKS):
         found, problems = read_manifests(root, signing)
         if found:
-            return found[-1], tuple(newer_than(found[-1].key.step, problems))
+            newer = {key: why for key, why in unusable(problems).items() if key.step > found[-1].key.step}
+            return found[-1], tuple(
+                f"step {key.step} is newer, and cannot be used: {why}" for key, why in newer.items()
+            )
         if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
             break
     _check_place(root)

@@ -19,7 +19,7 @@ from deeppart.errors import CorruptFileError, DeeppartError, FormatError, Restor
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.node import Found, one_line, take_stock
-from deeppart.levels.persistent import UNFINISHED, PersistentLevel, read_manifests
+from deeppart.levels.persistent import PersistentLevel, read_manifests, unusable
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import LEVELS, Attempt, PartRecord
 from deeppart.part import FileSource, MemorySource, Signing
@@ -33,6 +33,7 @@ from deeppart.restart import (
     StoredPart,
     assign,
     explain,
+    on_node,
     survey,
 )
 from deeppart.state.capture import Staging, staging_bytes
@@ -98,9 +99,9 @@ def take_inventory(
     if len(set(node_of)) > 1:  # the same path is another file on each of them
         for rank, (_, _, *told) in enumerate(gathered):
             for lines in told:
-                lines[:] = [f"{line} (node of rank {rank})" for line in lines]
+                lines[:] = [on_node(line, rank) for line in lines]
     committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
-    committed, unfinished, damaged, unusable = json.loads(run(comm.broadcast(committed_text), what))
+    committed, unfinished, damaged, newer = json.loads(run(comm.broadcast(committed_text), what))
     return Inventory(
         found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
         node_of=node_of,
@@ -111,7 +112,7 @@ def take_inventory(
         problems=tuple(line for _, _, lines, _ in gathered for line in lines) + tuple(unfinished),
         damaged=tuple(damaged) + tuple(line for *_, refused in gathered for line in refused),
         parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _, _ in gathered),
-        unusable=tuple((step, reason) for step, reason in unusable),
+        unusable=tuple((step, reason) for step, reason in newer),
     )
 
 
@@ -127,9 +128,9 @@ def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], 
         for created in (each.manifest.created,)
     ]
     lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
-    unfinished = [line for key, line in lines.items() if problems[key] == UNFINISHED]
-    unusable = [(key.step, reason) for key, reason in sorted(problems.items()) if reason != UNFINISHED]
-    return committed, unfinished, [line for key, line in lines.items() if problems[key] != UNFINISHED], unusable
+    bad = unusable(problems)
+    unfinished = [line for key, line in lines.items() if key not in bad]
+    return committed, unfinished, [lines[key] for key in bad], [(key.step, reason) for key, reason in bad.items()]
 
 
 def recover(
@@ -292,7 +293,7 @@ def _read_mine(
 
 def _by(read: Read, error: DeeppartError) -> str:
     """A line about a source that failed, and on which node, where others may have a file of the same path."""
-    return f"{one_line(error)} (node of rank {read.reader})" if read.source.is_on_a_node else one_line(error)
+    return on_node(one_line(error), read.reader) if read.source.is_on_a_node else one_line(error)
 
 
 def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:

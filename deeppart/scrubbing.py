@@ -26,7 +26,7 @@ from deeppart.model import Attempt
 from deeppart.pipeline import Pipeline
 from deeppart.protection import Protection
 from deeppart.recovery import read_candidate, take_inventory
-from deeppart.restart import Inventory, Location, survey
+from deeppart.restart import Inventory, Location, on_node, survey
 from deeppart.state.capture import Staging
 
 #: Ranks meet at least this often.
@@ -259,8 +259,10 @@ class Scrubber:
         finally:
             staging.release()
         if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
-            reasons = [f"{reason} (node of rank {rank})" for rank, _, reason in damage]
-            found = "; ".join(reasons) or "files are missing or cannot be opened"
+            found = (
+                "; ".join(on_node(reason, rank) for rank, _, reason in damage)
+                or "files are missing or cannot be opened"
+            )
             outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
             text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome}"
             if text != self._told:  # each cycle finds it again

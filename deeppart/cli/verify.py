@@ -219,8 +219,8 @@ def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]
         out.print(line)
         for each in nodes.damage:
             out.print(Text("  " + printable(each.message), "red"), soft_wrap=True)
-        for line_of in nodes.unread:
-            out.print(Text("  " + printable(f"could not be read: {line_of}"), "red"), soft_wrap=True)
+        for problem in nodes.unread:
+            out.print(Text("  " + printable(f"could not be read: {problem}"), "red"), soft_wrap=True)
         for remark in nodes.remarks:
             out.print(Text("  " + printable(remark)), soft_wrap=True)
     for done in repaired:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.inspecting.node_files import stock_of
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
 from deeppart.levels.lineage import is_copy, read_lineage
-from deeppart.levels.node import NODE_FOLDERS, Found, take_stock
+from deeppart.levels.node import NODE_FOLDERS, Found
 from deeppart.levels.persistent import UNFINISHED, read_manifest
 from deeppart.levels.presence import file_length, part_problem
 from deeppart.levels.recognizing import recognize
@@ -25,7 +26,7 @@ from deeppart.levels.reduced import reduced_runs
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Attempt, Manifest, StepKey, SuspectLeaf
-from deeppart.part import Signing, is_hex32, parse_part_file_name
+from deeppart.part import Signing, parse_part_file_name
 from deeppart.restart import Inventory, Source, Stock
 
 #: Every part that the manifest names is on the persistent level.
@@ -283,15 +284,7 @@ def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -
     """What a lineage has under a node-local directory."""
     if lineage is None:
         return Found(problems=[f"{directory}: not searched, because DIR has no lineage of its own to match it with"])
-    try:
-        names = access.directories_in(directory)
-    except OSError as error:
-        return Found(problems=[f"{directory}: {error.strerror}"])
-    if lineage not in names:
-        others = sum(map(is_hex32, names))
-        hint = f" ({others} of other directories)" if others else ""
-        return Found(problems=[f"{directory}: no parts that belong to this checkpoint directory{hint}"])
-    return take_stock(directory, lineage, signing)
+    return stock_of(directory, lineage, signing)
 
 
 class _OnNodes:

@@ -12,7 +12,7 @@ from deeppart.inspecting.parity import parts_without_parity, shares_of_other_byt
 from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import Found, file_problem, take_stock
 from deeppart.levels.steps import parse_step_directory_name
-from deeppart.part import Signing
+from deeppart.part import Signing, is_hex32
 
 Advance = Callable[[int], None]
 
@@ -82,6 +82,22 @@ def lineage_on_nodes(root: Path) -> str:
     return lineage
 
 
+def stock_of(directory: Path, lineage: str, signing: Signing | None) -> Found:
+    """What a lineage has under a node-local directory that somebody has named, who may have mistyped it."""
+    found = Found()
+    try:
+        names = access.directories_in(directory)
+    except OSError as error:
+        found.not_listed(f"{directory}: {error.strerror}")
+        return found
+    if lineage not in names:
+        others = sum(map(is_hex32, names))
+        hint = f" ({others} of other directories)" if others else ""
+        found.remark(f"{directory}: no parts that belong to this checkpoint directory{hint}")
+        return found
+    return take_stock(directory, lineage, signing)
+
+
 def verify_nodes(
     directories: Sequence[Path],
     lineage: str,
@@ -99,12 +115,7 @@ def verify_nodes(
     stocks, damage, remarks, unread = [], [], [], []
     files = nbytes = 0
     for directory in directories:
-        try:
-            if lineage not in access.directories_in(directory):
-                remarks.append(f"{directory}: no parts that belong to this checkpoint directory")
-        except OSError as error:
-            unread.append(f"{directory}: {error.strerror}")
-        stock = take_stock(directory, lineage, signing)
+        stock = stock_of(directory, lineage, signing)
         stocks.append((directory, stock))
         remarks += stock.remarks
         unread += stock.unlisted

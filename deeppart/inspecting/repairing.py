@@ -210,16 +210,13 @@ class Repairer:
         """
         finding = self._stock.findings(attempt)[rank]
         tried = list(finding.remarks)
+        than = "" if path.parent.parent == self._root else " than copies and parity here"
         for source in finding.sources:
             if source.path == str(path) or source.path in self._bad:
                 continue
             if wanted and source.index_digest not in wanted:
-                tried.append(
-                    f"{source.path}: holds the same bytes, but encoded in another way than copies and parity here: a "
-                    "restore can use it"
-                    if path.parent.parent != self._root
-                    else f"{source.path}: holds the same bytes, but encoded in another way: a restore can use it"
-                )
+                same = "holds the same bytes, but encoded in another way"
+                tried.append(f"{source.path}: {same}{than}: a restore can use it")
                 continue
             try:
                 return self._load(Read(rank, 0, source), attempt), source

@@ -19,7 +19,7 @@ from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageE
 from deeppart.levels.files import DurableFile, Over, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
 from deeppart.levels.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
-from deeppart.levels.steps import foreign_steps, list_steps, remove_steps, step_directory
+from deeppart.levels.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
 from deeppart.levels.unchanged import link, remove_links
 from deeppart.model import Attempt, ParityIdentity, StepKey
 from deeppart.part import (
@@ -241,12 +241,12 @@ def take_stock(directory: Path, lineage: str, signing: Signing | None) -> Found:
 
 def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
     try:
-        steps = list_steps(root)
-        for path in foreign_steps(root):
-            found.remark(f"{path}: ignored: another user has made it, in a directory where anybody may")
+        steps, foreign = own_and_foreign_steps(root)
     except StorageError as error:
         found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
+    for path in foreign:
+        found.remark(f"{path}: ignored: another user has made it, in a directory where anybody may")
     for key, directory in steps.items():
         try:
             names = sorted(access.names_in(directory))

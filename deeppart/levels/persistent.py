@@ -207,14 +207,9 @@ def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedS
     return sorted(found, key=lambda each: each.order), problems
 
 
-def newer_than(step: int, problems: Mapping[StepKey, str]) -> list[str]:
-    """A line about each step after ``step`` that was committed and cannot be used.
-
-    Args:
-        problems: of :func:`read_manifests`.
-    """
-    newer = sorted((key, reason) for key, reason in problems.items() if key.step > step and reason != UNFINISHED)
-    return [f"step {key.step} is newer, and cannot be used: {reason}" for key, reason in newer]
+def unusable(problems: Mapping[StepKey, str]) -> dict[StepKey, str]:
+    """Those of the problems of :func:`read_manifests` that are about steps that were committed, in order."""
+    return {key: reason for key, reason in sorted(problems.items()) if reason != UNFINISHED}
 
 
 def committed_steps(root: Path) -> list[StepKey]:
@@ -334,15 +329,6 @@ class DirectoryOwner:
             DirectoryInUseError: naming it.
             StorageError: the lock file is gone or cannot be read.
         """
-        if self._is_exchanged():
-            raise DirectoryInUseError(
-                "another directory lies where this job's persistent_dir was; nothing is committed to it from here",
-                expected="the lock file that this job has locked",
-                found="another file with the same text, as a copy of the directory has",
-                where=str(self.directory),
-                todo="bring the directory back under its name, or end this job and start it again: it goes on from "
-                "what is there then",
-            )
         owner, _ = self._read()
         if owner.get("session") != self.session:
             raise DirectoryInUseError(
@@ -352,13 +338,20 @@ class DirectoryOwner:
                 where=str(self.directory),
                 todo="end one of the two jobs; the other goes on from the last commit",
             )
+        if self._is_exchanged():
+            raise DirectoryInUseError(
+                "another directory lies where this job's persistent_dir was; nothing is committed to it from here",
+                expected="the lock file that this job has locked",
+                found="another file with the same text, as a copy of the directory has",
+                where=str(self.directory),
+                todo="bring the directory back under its name, or end this job and start it again: it goes on from "
+                "what is there then",
+            )
 
     def _is_exchanged(self) -> bool:
-        """Whether the lock file that is open here is another one than that which has its name, with the same text."""
-        with contextlib.suppress(OSError):  # who reads it says what is wrong
-            there, held = access.look(self._path), os.fstat(self._fd)
-            if there.st_ino != held.st_ino:
-                return self._read()[0].get("session") == self.session
+        """Whether the lock file that is open here is another one than that which has its name."""
+        with contextlib.suppress(OSError):  # whoever reads it says what is wrong
+            return access.look(self._path).st_ino != os.fstat(self._fd).st_ino
         return False
 
     def check_commit(self, key: StepKey) -> None:

@@ -56,8 +56,7 @@ def list_steps(root: Path) -> dict[StepKey, Path]:
     Raises:
         StorageError: the directory cannot be read.
     """
-    named, foreign = _named_like_steps(root)
-    return {key: directory for key, directory in named.items() if key not in foreign}
+    return own_and_foreign_steps(root)[0]
 
 
 def foreign_steps(root: Path) -> list[Path]:
@@ -66,8 +65,18 @@ def foreign_steps(root: Path) -> list[Path]:
     Raises:
         StorageError: the directory cannot be read.
     """
+    return own_and_foreign_steps(root)[1]
+
+
+def own_and_foreign_steps(root: Path) -> tuple[dict[StepKey, Path], list[Path]]:
+    """What :func:`list_steps` and :func:`foreign_steps` give, of one look at the directory.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
     named, foreign = _named_like_steps(root)
-    return [named[key] for key in sorted(foreign)]
+    own = {key: directory for key, directory in named.items() if key not in foreign}
+    return own, [named[key] for key in sorted(foreign)]
 
 
 def _named_like_steps(root: Path) -> tuple[dict[StepKey, Path], set[StepKey]]:

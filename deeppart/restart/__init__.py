@@ -1,7 +1,7 @@
 """What survives a failure, and the plan to come back from it. Pure: no torch, MPI, clock or file."""
 
 from deeppart.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
-from deeppart.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
+from deeppart.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
 from deeppart.restart.sources import Piece, Rebuild, Source, Stock
 
@@ -26,6 +26,7 @@ __all__ = [
     "assign",
     "explain",
     "explain_parts",
+    "on_node",
     "plan_healing",
     "survey",
 ]

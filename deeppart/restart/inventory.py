@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
+
+
+def on_node(text: str, rank: int) -> str:
+    """A text about a file, and on which node: others may have one of the same path."""
+    return f"{text} (node of rank {rank})"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,6 +25,9 @@ class Location:
 
     rank: int
     path: str
+
+    def __str__(self) -> str:
+        return on_node(self.path, self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,12 @@ class Inventory:
     damaged: tuple[str, ...] = ()
     parity: tuple[tuple[StoredParity, ...], ...] = ()
     unusable: tuple[tuple[int, str], ...] = ()
+    _first_of_node: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for rank, node in enumerate(self.node_of):
+            self._first_of_node.setdefault(node, rank)
 
     def location(self, rank: int, path: str) -> Location:
         """Of a file on the node of a rank."""
-        return Location(self.node_of.index(self.node_of[rank]), path)
+        return Location(self._first_of_node[self.node_of[rank]], path)

@@ -193,8 +193,7 @@ def explain_parts(candidate: Candidate, reads: Sequence[Read]) -> list[str]:
 
 def _describe(source: Source, reader: int) -> str:
     if source.rebuild is None:
-        where = "" if _contains(source.readers, reader) else f" (node of rank {source.readers[0]})"
-        return f"{source.level} {source.path}{where}"
+        return f"{source.level} {source.path if _contains(source.readers, reader) else source.location}"
     rebuild = source.rebuild
     data = {piece.place for piece in rebuild.data if piece.path} - {rebuild.identity.place}
     shares = {piece.place for piece in rebuild.parity}

@@ -109,9 +109,9 @@ class _Placed:
     readers: tuple[int, ...]
 
     @property
-    def name(self) -> str:
-        """For messages."""
-        return f"{self.file.path} (node of rank {self.readers[0]})"
+    def location(self) -> Location:
+        """Of the file."""
+        return Location(self.readers[0], self.file.path)
 
     def as_source(self) -> Source:
         file = self.file
@@ -260,11 +260,11 @@ def _settle(
     """The digests that count, and remarks about files that contradict them."""
     best = record.index_digests if record is not None else _agreeing(files, {each.index_digest for each in encoded})
     if record is None and not best and (files or encoded):
-        paths = ", ".join(sorted(each.name for each in files)) or "in parity sets"
+        paths = ", ".join(sorted(str(each.location) for each in files)) or "in parity sets"
         return frozenset(), [f"files that claim to be part {part} contradict each other, and nothing decides: {paths}"]
     who = "the manifest says" if record is not None else "the parity was computed of"
     return best, [
-        f"{each.name}: claims to be part {part}, but its index is not what {who}; ignored"
+        f"{each.location}: claims to be part {part}, but its index is not what {who}; ignored"
         for each in files
         if each.file.index_digest not in best
     ]

@@ -241,12 +241,10 @@ def test_what_cannot_be_repaired_stays_as_it_is(job: Path) -> None:
     assert [path.read_bytes() for path in paths] == before
 
 
-INCREMENTAL = {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
-
-
-def train_twice(root: Path, every: dict[str, int]) -> None:
+def train_incrementally(root: Path) -> None:
     """Step 2 is whole on the nodes, for parity, and refers to step 1 on the persistent level."""
     where = {"persistent_dir": str(root / "ckpt"), "local_dir": str(root / "{node}"), "node_size": 1}
+    every = {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
     config = deeppart.Config(compression="none", every=every, parity_group=3, **where)
     with deeppart.Checkpointer(config) as checkpointer:
         for step in (1, 2):
@@ -263,7 +261,7 @@ def test_a_node_is_repaired_to_what_its_parity_was_computed_of(tmp_path: Path) -
     """Not to another encoding of the same bytes, which parity would not count: nothing would protect it any more."""
     if reason := launch.unavailable():
         pytest.skip(reason)
-    launch.run_ranks(3, train_twice, tmp_path, INCREMENTAL)
+    launch.run_ranks(3, train_incrementally, tmp_path)
     part, parity = (
         find(tmp_path, "node1/*/step-000000000002-*/part-*"),
         find(tmp_path, "node0/*/parity/step-000000000002-*/parity-*"),

@@ -19,7 +19,7 @@ import torch
 
 import deeppart
 from deeppart import scrubbing
-from deeppart.part import FileSource, PartReader
+from tests.mpi.test_scrubbing import flip, is_sound
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -77,21 +77,6 @@ def on_rank_0(comm: Any, work: Callable[..., object], *args: Any) -> None:
 def part(directory: Path, disk: str, number: int) -> Path:
     (path,) = (directory / f"disk-{disk}" / "local").glob(f"*/step-000000000002-*/part-{number:05d}-*")
     return path
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[6000] ^= 1
-    path.write_bytes(data)
-
-
-def is_sound(path: Path) -> bool:
-    try:
-        with FileSource(path) as source:
-            PartReader(source, where="").verify()
-    except deeppart.DeeppartError:
-        return False
-    return True
 
 
 def moved(comm: Any, directory: Path) -> None:
