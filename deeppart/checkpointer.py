@@ -16,7 +16,8 @@ from deeppart.assembling import cadence_for, pipeline_for, retention_for, scrubb
 from deeppart.cadence import CadenceReport
 from deeppart.collecting import collection_paused
 from deeppart.comm.agreement import raise_together
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.ending import close_at_the_end
 from deeppart.errors import (

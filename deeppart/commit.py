@@ -7,21 +7,15 @@ every rank learns why it is not, and whether it may turn out to be complete all 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from deeppart.comm.base import Comm, Drive, Operation, rank_names
+from deeppart.comm.base import Comm, Operation, rank_names
 from deeppart.errors import DeeppartError
 from deeppart.model import PartRecord
 
 Commit = Callable[[list[PartRecord]], None]
-T = TypeVar("T")
-
-#: See :class:`ForegroundRound`.
-LONGEST_GAP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,63 +65,3 @@ def _decide(reports: list[Any], commit: Commit | None) -> Verdict:
                 return Verdict(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
             return Verdict(f"rank 0 could not commit: {error}")
     return Verdict(None)
-
-
-class ForegroundRound(Generic[T]):
-    """An exchange that only the training thread may advance, now and then, when it calls the library.
-
-    Its timeout counts the time in which the training thread looks in: at most :data:`LONGEST_GAP_S` from one look to
-    the next. Training that stays away for an hour has not waited for anyone.
-
-    Args:
-        comm: the level's channel.
-        operation: a commit round, or another exchange of the background.
-        what: what is waited for, for the error.
-        timeout: seconds.
-    """
-
-    def __init__(self, comm: Comm, operation: Operation[T], what: str, timeout: float) -> None:
-        self._drive = Drive(comm, operation, what, timeout)
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._waited_s, self._looked_at = 0.0, time.monotonic()
-        self.finished = threading.Event()
-        self.error: DeeppartError | None = None
-
-    @property
-    def result(self) -> T:
-        """What the operation returned, once finished without an error."""
-        return self._drive.result
-
-    @property
-    def moved(self) -> bool:
-        """Whether the last :meth:`advance` got further without finishing."""
-        return self._drive.moved and not self.finished.is_set()
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds in which the training thread has looked in, and it has not got further."""
-        return self._waited_s
-
-    def advance(self) -> bool:
-        """Go on as far as possible without waiting; True when finished."""
-        with self._lock:
-            if self._cancelled:
-                return True
-            now = time.monotonic()
-            self._waited_s += min(now - self._looked_at, LONGEST_GAP_S)
-            self._looked_at = now
-            try:
-                if not self._drive.advance(self._waited_s):
-                    if self._drive.moved:
-                        self._waited_s = 0.0
-                    return False
-            except DeeppartError as error:
-                self.error = error
-        self.finished.set()
-        return True
-
-    def cancel(self) -> None:
-        """Never advance again: the level has been given up, and must not be committed after that."""
-        with self._lock:
-            self._cancelled = True

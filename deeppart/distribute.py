@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.comm.base import Comm, Operation, finish
+from deeppart.comm.base import Comm, Operation
+from deeppart.comm.waiting import finish
 from deeppart.loading import LoadedPart
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
 from deeppart.recovery import Recovered

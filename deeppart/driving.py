@@ -7,11 +7,11 @@ thread advances it whenever it calls the library.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any, TypeVar
 
-from deeppart.comm.base import Comm, Operation, finish
-from deeppart.commit import ForegroundRound
+from deeppart.comm.base import Comm, Operation
+from deeppart.comm.foreground import ForegroundRound, advance_all, put
+from deeppart.comm.waiting import finish
 
 T = TypeVar("T")
 #: How often a background thread looks whether the round that the training thread advances for it has been given up.
@@ -21,7 +21,7 @@ _BULK_S = 5e-3
 
 
 class Driver:
-    """One per rank.
+    """One per rank and session.
 
     Args:
         timeout: seconds to wait for other ranks, from the last time they got further.
@@ -29,7 +29,8 @@ class Driver:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._rounds: deque[ForegroundRound[Any]] = deque()
+        #: Of this session, in the background. Guarded by the interpreter: single operations on a list.
+        self._rounds: list[ForegroundRound[Any]] = []
 
     def drive(self, channel: Comm, operation: Operation[T], what: str) -> T:
         """Bring an exchange to its end; called by background threads.
@@ -41,34 +42,36 @@ class Driver:
             return finish(channel, operation, what, self._timeout, background=True)
         waiting = ForegroundRound(channel, operation, what, self._timeout)
         self._rounds.append(waiting)
-        while not waiting.finished.wait(_LOOK_S):
-            if channel.broken is not None:  # closed: nobody will advance it any more
-                waiting.cancel()
-                raise channel.broken
+        try:
+            put(waiting)
+            while not waiting.finished.wait(_LOOK_S):
+                if channel.broken is not None:  # closed: nobody will advance it any more
+                    waiting.cancel()
+                    raise channel.broken
+        finally:
+            self._rounds.remove(waiting)
         if waiting.error is not None:
             raise waiting.error
         return waiting.result
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which the training thread has looked in, and nothing that it advances has got further."""
+        """Seconds in which the training thread has looked in, and nothing of this session has got further."""
         return min((waiting.waited_s for waiting in list(self._rounds)), default=0.0)
 
     def poll(self, patience_s: float = 0.0) -> None:
-        """Advance what is queued; called by the training thread.
+        """Advance what is queued, of all sessions; called by the training thread.
 
         Args:
-            patience_s: seconds to go on while there is anything: a commit round takes several exchanges. Whatever it
-                is, goes on for up to :data:`_BULK_S` as long as data is moving.
+            patience_s: seconds to go on while there is anything of this session: a commit round takes several
+                exchanges. Whatever it is, goes on for up to :data:`_BULK_S` as long as data is moving.
         """
         now = time.monotonic()
         deadline, bulk_deadline = now + patience_s, now + max(patience_s, _BULK_S)
-        while self._rounds:
-            moved = False
-            for waiting in list(self._rounds):
-                if waiting.advance():
-                    self._rounds.remove(waiting)
-                moved = moved or waiting.moved
+        while True:
+            moved = advance_all()
+            if all(waiting.finished.is_set() for waiting in list(self._rounds)):
+                return
             if time.monotonic() >= (bulk_deadline if moved else deadline):
                 return
             time.sleep(0)

@@ -14,7 +14,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deeppart.comm.base import Comm, Operation, finish
+from deeppart.comm.base import Comm, Operation
+from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts

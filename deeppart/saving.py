@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from deeppart.comm.agreement import agree, raise_together
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.errors import (
     DeeppartError,

@@ -15,7 +15,8 @@ import numpy as np
 from deeppart.cadence.costs import CostMeter
 from deeppart.cadence.failures import Run, failure_rates
 from deeppart.cadence.history import History
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.interval import Cadence, LevelCost, best
 from deeppart.model import LEVELS
 from deeppart.pending import Pending

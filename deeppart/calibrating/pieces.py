@@ -13,7 +13,8 @@ import xxhash
 
 from deeppart.calibrating.saves import TIMEOUT_S, meet
 from deeppart.codec.choose import tensor_codec
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.erasure import ReedSolomon
 from deeppart.part.format import DEFAULT_CHUNK_BYTES
 

@@ -11,7 +11,8 @@ import torch
 
 from deeppart.calibrating.tasks import SaveTask
 from deeppart.checkpointer import Checkpointer
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.config import Config
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deeppart.comm.base import Comm, Operation, finish, rank_names
+from deeppart.comm.base import Comm, Operation, rank_names
 from deeppart.comm.single import SingleComm
+from deeppart.comm.waiting import finish
 from deeppart.config import launcher_world
 from deeppart.errors import LaunchError
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.errors import DeeppartError, RemoteRankError
 
 

@@ -1,12 +1,12 @@
-"""What deeppart asks of a communicator, and how it waits.
+"""What deeppart asks of a communicator, and what an operation is.
 
 Every operation is a generator that yields while it is not finished and returns its result: the same code can be
-driven to its end by a thread (:func:`finish`) or advanced a little at a time from calls of the training thread, which
-is what MPI libraries without ``MPI_THREAD_MULTIPLE`` need.
+driven to its end by a thread (:mod:`deeppart.comm.waiting`) or advanced a little at a time from calls of the training
+thread, which is what MPI libraries without ``MPI_THREAD_MULTIPLE`` need.
 
 Invariants
 ----------
-* No wait is unbounded: :func:`finish` takes a timeout and ends in an error that names the ranks waited for.
+* No wait is unbounded: :class:`Drive` takes a timeout and ends in an error that names the ranks waited for.
 * After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks.
 * Traffic of different channels never mixes, and never mixes with the caller's own communicator.
 
@@ -15,14 +15,13 @@ This module imports neither mpi4py nor torch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.errors import CommError, PeerTimeoutError, WaitingNotice, warn_now
+from deeppart.errors import CommError, PeerTimeoutError
 
 T = TypeVar("T")
 #: An operation under way: advance it with ``next``; its result is the generator's return value. One that takes several
@@ -30,17 +29,9 @@ T = TypeVar("T")
 Operation = Generator[bool, None, T]
 Int64s = npt.NDArray[np.int64]
 
-#: A wait of the training thread first polls without sleeping: a steady-state exchange takes microseconds, and the MPI
-#: library moves bulk data only while it is polled. Other processes get the core in between.
-POLL_S = 20e-3
-#: Then, and in background threads from the start, it sleeps ever longer between polls.
-SLEEP_FIRST_S = 20e-6
-SLEEP_MOST_S = 2e-3
 #: After this share of the timeout a waiting rank tells the others that it waits, so that an error can name the rest.
 PATIENCE_SHARE = 0.25
 PATIENCE_MOST_S = 2.0
-#: After so long the training thread says whom it waits for, once: hours before the timeout, where that is long.
-NOTICE_S = 30.0
 
 
 class Comm(Protocol):
@@ -144,51 +135,6 @@ class Drive(Generic[T]):
             self._announced = True
             self._comm.announce()
         return False
-
-
-def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
-    """Drive an operation to its end and return its result.
-
-    Args:
-        what: what is waited for, for the error: "checkpoint(step=100)".
-        timeout: seconds.
-        background: leave the processor to the training thread while waiting.
-
-    Raises:
-        PeerTimeoutError: not all ranks took part in time; the error names those not heard of.
-        CommError: the channel broke earlier.
-    """
-    began = time.monotonic()
-    drive = Drive(comm, operation, what, timeout)
-    polling, sleep_s = not background, SLEEP_FIRST_S
-    waited, is_told = 0.0, background
-    while not drive.advance(waited):
-        now = time.monotonic()
-        if drive.moved:
-            began, sleep_s = now, SLEEP_FIRST_S
-        waited = now - began
-        if waited > NOTICE_S and not is_told:
-            is_told = True
-            _tell(comm, what, waited, timeout)
-        if polling:
-            polling = waited < POLL_S
-            time.sleep(0)
-        elif not drive.moved:
-            time.sleep(sleep_s)
-            sleep_s = min(SLEEP_MOST_S, sleep_s * 1.5)
-    return drive.result
-
-
-def _tell(comm: Comm, what: str, waited_s: float, timeout: float) -> None:
-    """Say who is waited for; of all the ranks that wait, one does."""
-    heard = comm.heard()
-    missing = set(range(comm.size)) - heard
-    if missing and comm.rank == min(heard):
-        warn_now(
-            f"{what}: waiting for {rank_names(sorted(missing))} for {waited_s:.0f} s, up to {timeout:g} s. Every rank "
-            "has to make this call: is it under `if rank == 0`, or does a rank hang elsewhere?",
-            WaitingNotice,
-        )
 
 
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:

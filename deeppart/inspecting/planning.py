@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
 from deeppart.comm.single import SingleComm
+from deeppart.comm.waiting import finish
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.files import read_file
 from deeppart.levels.node import take_stock

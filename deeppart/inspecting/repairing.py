@@ -17,8 +17,8 @@ import numpy as np
 import xxhash
 
 from deeppart import access
-from deeppart.comm.base import finish
 from deeppart.comm.single import SingleComm
+from deeppart.comm.waiting import finish
 from deeppart.erasure import ReedSolomon
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
 from deeppart.exchange.memory import Arena

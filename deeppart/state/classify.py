@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
 from deeppart.state.compared import NEVER, Calls, ComparedRecord, Interval, compared_earlier

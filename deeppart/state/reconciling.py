@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from deeppart.comm.base import Comm, finish
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
 from deeppart.errors import StructureMismatchError
 from deeppart.state.flatten import Apart, ArrayLeaf, ExactPath, Node, Path, ValueLeaf, exact, id_key, readable
 from deeppart.state.naming import name_kind

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeppart.comm import Comm, base, connect, finish
+from deeppart.comm import Comm, base, connect, finish, waiting
 from deeppart.comm.agreement import agree, raise_together
 from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
 
@@ -68,7 +68,7 @@ def test_who_waits_long_says_for_whom(
     own_channel: Comm, action: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, one rank for all that wait; and it goes on waiting, where warnings are errors too."""
-    monkeypatch.setattr(base, "NOTICE_S", 1.0)
+    monkeypatch.setattr(waiting, "NOTICE_S", 1.0)
     monkeypatch.setattr(base, "PATIENCE_MOST_S", 0.1)
     rank, late = own_channel.rank, own_channel.size - 1
     if rank == late:

@@ -141,3 +141,80 @@ def test_a_rank_that_stays_away_from_a_round_is_named(run_ranks: Any, tmp_path: 
     assert "step 2" in text and "waited " in text and "s for rank 1" in text
     assert messages == ["so that there is one"], "wait has told already"
     assert deeppart.load(tmp_path / "p")["step"] == 1, "what was committed stays"
+
+
+def go_on_at_once(directory: Path) -> list[str]:
+    """A rank whose memory is in use by what is rebuilt comes late to the next checkpoint; the others wait there."""
+    from mpi4py import MPI
+
+    from deeppart.healing import Healer
+
+    def late(healer: Healer, *args: Any) -> Any:
+        time.sleep(1.0)  # the others wait in checkpoint() by then
+        return looks(healer, *args)
+
+    looks, Healer.damaged_files = Healer.damaged_files, late  # type: ignore[method-assign]
+    comm = MPI.COMM_WORLD
+    settings = config(directory, timeout=40.0, every={"partner": 0, "parity": 1, "persistent": 0}, parity_group=3)
+    with deeppart.Checkpointer(settings) as ck:
+        ck.checkpoint(state(1), 1).wait("parity", timeout=40)
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(next((directory / "local").glob("node0")))
+    comm.Barrier()
+    with deeppart.Checkpointer(settings) as ck:
+        assert ck.restore(state(0)) == 1
+        pending = ck.checkpoint(state(2), 2)
+        pending.wait("parity", timeout=40)
+        return [level.state for level in pending.report.levels.values()]
+
+
+def test_who_waits_for_a_rank_that_rebuilds_takes_part_in_that(run_ranks: Any, tmp_path: Path) -> None:
+    for states in run_ranks(3, go_on_at_once, tmp_path, env=SETTINGS).values:
+        assert sorted(set(states)) == ["done", "off"], states
+
+
+def one_rank_looks(directory: Path) -> int:
+    """``if rank == 0: pending.wait()``, with the other ranks already at the next checkpoint, or at a restore."""
+    from mpi4py import MPI
+
+    from deeppart import checkpointer, driving
+
+    checkpointer._ROUND_PATIENCE_S = driving._BULK_S = 0.0
+    leads = MPI.COMM_WORLD.rank == 0
+    with deeppart.Checkpointer(config(directory, timeout=40.0)) as ck:
+        for step in range(1, 9):
+            pending = ck.checkpoint(state(step), step)
+            if leads:
+                pending.wait(timeout=40)
+        assert ck.restore(state(0)) == 8
+        ck.checkpoint(state(9), 9)
+    return 0
+
+
+def test_one_rank_may_wait_where_others_go_on(run_ranks: Any, tmp_path: Path) -> None:
+    run_ranks(3, one_rank_looks, tmp_path, env=SETTINGS)
+    assert deeppart.load(tmp_path / "p")["step"] == 9
+
+
+def two_at_once(directory: Path) -> int:
+    """Two checkpointers of a process, waited for in another order on each rank."""
+    from mpi4py import MPI
+
+    from deeppart import checkpointer, driving
+
+    checkpointer._ROUND_PATIENCE_S = driving._BULK_S = 0.0
+    with (
+        deeppart.Checkpointer(config(directory / "a", timeout=40.0)) as one,
+        deeppart.Checkpointer(config(directory / "b", timeout=40.0)) as other,
+    ):
+        for step in range(1, 5):
+            pending = [one.checkpoint(state(step), step), other.checkpoint(state(step), step)]
+            for each in pending if MPI.COMM_WORLD.rank else reversed(pending):
+                each.wait(timeout=40)
+    return 0
+
+
+def test_several_checkpointers_are_waited_for_in_any_order(run_ranks: Any, tmp_path: Path) -> None:
+    run_ranks(2, two_at_once, tmp_path, env=SETTINGS)
+    assert [deeppart.load(tmp_path / name / "p")["step"] for name in "ab"] == [4, 4]
