@@ -40,10 +40,12 @@ def main(sockets: str, arguments: list[str]) -> int:
     for file in files:
         if file != 2:
             os.close(file)  # whoever waits for their end waits for the rank's
-    status = connection.recv(100)
+    status = _status(connection)
     if not status:
-        print(f"nursery {nursery} has ended", file=sys.stderr)
+        print(f"nursery {nursery} has ended", file=sys.stderr, flush=True)
         return 1
+    for each in _FORWARDED:
+        signal.signal(each, signal.SIG_IGN)  # mpirun tells of ranks that have ended, by a signal that would end this one
     code: int = marshal.loads(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -51,6 +53,14 @@ def main(sockets: str, arguments: list[str]) -> int:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
+
+
+def _status(connection: socket.socket) -> bytes:
+    """How the rank has ended; empty if its nursery has."""
+    try:
+        return connection.recv(100)
+    except ConnectionResetError:  # a signal was not read any more: said once, before what the nursery has sent
+        return connection.recv(100)
 
 
 def _is_open(file: int) -> bool:
@@ -62,4 +72,5 @@ def _is_open(file: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    # As soon as it is known: an interpreter that comes to its end takes signals as if nobody handled them.
+    os._exit(main(sys.argv[1], sys.argv[2:]))
