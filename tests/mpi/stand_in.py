@@ -45,7 +45,7 @@ def main(sockets: str, arguments: list[str]) -> int:
         print(f"nursery {nursery} has ended", file=sys.stderr, flush=True)
         return 1
     for each in _FORWARDED:
-        signal.signal(each, signal.SIG_IGN)  # mpirun tells of ranks that have ended, by a signal that would end this one
+        signal.signal(each, signal.SIG_IGN)  # mpirun's word that ranks have ended would end this one
     code: int = marshal.loads(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
