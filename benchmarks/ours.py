@@ -19,7 +19,7 @@ _TIMEOUT_S = 300.0
 _WARM_UPS = 3
 
 
-class _Sweep(torch.optim.Optimizer):
+class Sweep(torch.optim.Optimizer):
     """Reads and writes every element, and changes none: from its first step on, all tensors are known to be trained.
 
     While entered, the tensors ask for gradients, which take no memory.
@@ -85,7 +85,7 @@ class Deeppart:
         )
 
     def _save(self, rig: Rig, disk: Path, local: Path) -> Turn:
-        optimizer = _Sweep(rig.workload.leaves)
+        optimizer = Sweep(rig.workload.leaves)
         with deeppart.Checkpointer(self._config(disk, local)) as checkpointer, optimizer:
             rig.step()
             with MemoryWatch(local) as cold:

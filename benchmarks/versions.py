@@ -1,0 +1,117 @@
+"""This checkout beside another one, in turn: what blocks training, and restores.
+
+    git worktree add /tmp/before v0.1.0
+    python benchmarks/versions.py /tmp/before [--pairs 3] [--repeat 6] [--ranks 2] [--scale 1] [--json FILE]
+
+BERT-large by shapes with Adam, replicated. Each pair starts the ranks twice, once with either library, in alternating
+order: checkpoints to the local level, eager and lazy; then restores from local and from persistent, the page cache
+warm; the first of each does not count. Shown are seconds of the slowest rank: the median of all (fastest, slowest), and
+the ratio of the medians of each pair. Exit code: 0 measured, 1 malfunction, 2 cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+if __name__ == "__main__":  # runs from a checkout, installed or not
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bench import BYPASS_CACHES, ROOT, CannotRunError, _environment, _find_launcher, _run
+from benchmarks.machine import describe_machine
+
+_TIMEOUT_S = 900.0
+BEFORE, NOW = "before", "now"
+#: what was measured -> seconds, each time
+Times = dict[str, list[float]]
+
+
+class _MalfunctionError(Exception):
+    """The ranks of one run failed; they have said why."""
+
+
+def compare(before: Path, options: argparse.Namespace) -> list[dict[str, Times]]:
+    """What was measured in each pair, of either checkout.
+
+    Raises:
+        CannotRunError: there is no launcher.
+    """
+    launcher = _find_launcher()
+    pairs: list[dict[str, Times]] = []
+    for number in range(options.pairs):
+        order = (BEFORE, NOW) if number % 2 == 0 else (NOW, BEFORE)
+        pairs.append({which: _run_once(before if which == BEFORE else ROOT, options, launcher) for which in order})
+        print(f"pair {number + 1} of {options.pairs}", file=sys.stderr, flush=True)
+    return pairs
+
+
+def _run_once(checkout: Path, options: argparse.Namespace, launcher: list[str]) -> Times:
+    with (
+        tempfile.TemporaryDirectory(prefix="deeppart-versions-", dir=options.disk) as disk,
+        tempfile.TemporaryDirectory(prefix="deeppart-versions-", dir=options.tmpfs) as tmpfs,
+        tempfile.TemporaryDirectory(prefix="deeppart-versions-") as work,
+    ):
+        settings, result = Path(work) / "settings.json", Path(work) / "result.json"
+        document = {"disk": disk, "tmpfs": tmpfs, "repeat": options.repeat, "scale": options.scale}
+        settings.write_text(json.dumps(document), encoding="utf-8")
+        module = ["-m", "mpi4py", "-m", "benchmarks.versions_rank", str(checkout), str(settings), str(result)]
+        command = [*launcher, "-n", str(options.ranks), sys.executable, *module]
+        environment = _environment(_TIMEOUT_S, BYPASS_CACHES)
+        if not _run(command, work, _TIMEOUT_S, environment):
+            raise _MalfunctionError
+        times: Times = json.loads(result.read_text(encoding="utf-8"))
+        return times
+
+
+def show(pairs: list[dict[str, Times]], console: Console) -> None:
+    """A row for each thing that was measured."""
+    table = Table(title="seconds", title_justify="left")
+    for column in ("", BEFORE, NOW, "now / before, pair by pair"):
+        table.add_column(column, justify="right" if column else "left")
+    for what in pairs[0][NOW]:
+        cells = []
+        for which in (BEFORE, NOW):
+            times = [seconds for pair in pairs for seconds in pair[which][what]]
+            cells.append(f"{median(times):.4f} ({min(times):.4f}-{max(times):.4f})")
+        ratios = (median(pair[NOW][what]) / median(pair[BEFORE][what]) for pair in pairs)
+        table.add_row(what, *cells, ", ".join(f"{ratio:.2f}" for ratio in ratios))
+    console.print(table)
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, metavar="CHECKOUT", help="the other checkout of this repository")
+    parser.add_argument("--pairs", type=int, default=3, help="how often both are started (default 3)")
+    parser.add_argument("--repeat", type=int, default=6, help="times that count in each run (default 6)")
+    parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the state's 4.02 GB (default 1)")
+    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    options = parser.parse_args()
+    try:
+        if not (options.before / "deeppart" / "__init__.py").is_file():
+            raise CannotRunError(f"{options.before} is no checkout: it has no deeppart/__init__.py")
+        pairs = compare(options.before.resolve(), options)
+    except CannotRunError as error:
+        print(f"versions: {error}", file=sys.stderr)
+        return 2
+    except _MalfunctionError:
+        return 1
+    show(pairs, Console(width=None if sys.stdout.isatty() else 120))
+    if options.json is not None:
+        machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
+        options.json.write_text(json.dumps({"machine": machine, "pairs": pairs}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
