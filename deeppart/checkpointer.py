@@ -321,6 +321,13 @@ class Checkpointer:
     def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
         """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
         healing = healing_for(self._session.protection, recovered, inventory)
+        if healing and recovered.attempt.lineage != self._session.lineage:
+            # Its files say whose they are, and on nodes only those of this lineage count.
+            reason = (
+                "it was saved under another lineage; it is in persistent_dir, the next checkpoint is protected again"
+            )
+            self.explanation += (f"step {recovered.attempt.step}: its redundancy is not rebuilt: {reason}",)
+            return
         if healing.lacks_parity:
             reason = "its parts refer to older files; the next checkpoint of that level is protected again"
             self.explanation += (f"step {recovered.attempt.step}: its parity is not rebuilt: {reason}",)

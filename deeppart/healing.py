@@ -84,24 +84,35 @@ class Healer:
         self._phase(partial(self._encode, healing.encodes, attempt))
 
     def damaged_files(self, healing: Healing, recovered: Recovered, inventory: Inventory) -> set[Location]:
-        """Files that a plan reads, that nobody has read yet, and that turn out damaged (collective)."""
+        """Files that a plan reads and that turn out damaged (collective).
+
+        Parts that the restore has read are not read again. Of bases it has read some chunks only. What is copied is
+        whole files, so a part beside a damaged base counts as damaged, too.
+        """
         rank = self._comm.rank
         node = inventory.location(rank, "").rank
         read = {(each.part, each.source.path) for each in recovered.reads if each.source.location.rank == node}
-        mine = {(each.part, each.path) for each in (*healing.moves, *healing.copies) if each.source == rank}
+        mine = {(each.part, each.path, each.bases) for each in (*healing.moves, *healing.copies) if each.source == rank}
         for each in healing.encodes:
             stored = zip(each.which.members, each.members, each.paths, strict=True)
             mine |= {
-                (part.part, path) for member, part, path in stored if member.rank == rank and part.part is not None
+                (part.part, path, ()) for member, part, path in stored if member.rank == rank and part.part is not None
             }
-        damaged = []
-        for part, path in sorted((part, path) for part, path in mine - read if path and part is not None):
-            try:
-                self._digest_of(path, part, recovered.attempt)
-            except (DeeppartError, OSError):
-                damaged.append(path)
+        damaged: list[str] = []
+        for part, path, bases in sorted(each for each in mine if each[1]):
+            beside = [str(Path(path).with_name(name)) for name in bases]
+            found = [base for base in beside if self._is_damaged(base, part, None)]
+            if found or ((part, path) not in read and self._is_damaged(path, part, recovered.attempt)):
+                damaged += [path, *found]
         told = self._drive(self._comm.allgather(json.dumps(damaged).encode()))
         return {inventory.location(rank, path) for rank, text in enumerate(told) for path in json.loads(text)}
+
+    def _is_damaged(self, path: str, part: int, attempt: Attempt | None) -> bool:
+        try:
+            self._digest_of(path, part, attempt)
+        except (DeeppartError, OSError):
+            return True
+        return False
 
     def _digest_of(self, path: str, part: int, attempt: Attempt | None) -> tuple[int, str]:
         """Length and xxh3-128 of a part file (or, without an attempt, of a base), all of which is read and checked."""
@@ -227,6 +238,8 @@ def heal_recovered(
 ) -> None:
     """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
 
+    Parts of which there is no sound file any more are left alone, and named when all else is done.
+
     Args:
         release: called when the parts in memory are of no use any more.
 
@@ -235,15 +248,20 @@ def heal_recovered(
         CommError: from the exchange.
     """
     damaged: set[Location] = set()
-    writes = set(healing.writes)
+    in_memory = {write.part for write in healing.writes}
     while worse := healer.damaged_files(healing, recovered, inventory) - damaged:
         damaged |= worse
-        candidate = recovered.candidate.without_files(damaged)
-        if isinstance(candidate, int):
-            raise CheckpointError("redundancy cannot be rebuilt", found=f"no sound source for part {candidate}")
-        recovered = replace(recovered, candidate=candidate)
+        recovered = replace(recovered, candidate=recovered.candidate.without_files(damaged))
         healing = healing_for(protection, recovered, inventory, damaged)
-        if not writes.issuperset(healing.writes):  # their memory may be in use again
-            found = "damaged files: " + ", ".join(map(str, sorted(damaged)))
-            raise CheckpointError("redundancy cannot be rebuilt from what is left on nodes", found=found)
+        # What another plan would have written first has been in memory, and that may be in use again.
+        if forgotten := {write.part for write in healing.writes} - in_memory:
+            recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
+            healing = healing_for(protection, recovered, inventory, damaged)
     healer.heal(healing, recovered.attempt, recovered.mine, release)
+    if recovered.candidate.lacking:
+        parts = ", ".join(map(str, recovered.candidate.lacking))
+        raise CheckpointError(
+            "the redundancy of a step could not be rebuilt completely",
+            found=f"no sound files of parts {parts} on nodes: damaged are " + ", ".join(map(str, sorted(damaged))),
+            todo="nothing: the next checkpoint is protected again; what could be rebuilt of this one has been",
+        )

@@ -278,8 +278,8 @@ class Scrubber:
             return "not every part can be had any more"
         damaged = damaged | _refer_to(damaged, inventory)
         candidate = candidates[0].without_files(damaged)
-        if isinstance(candidate, int):
-            return f"no sound source for part {candidate}"
+        if candidate.lacking:
+            return f"no sound source for part {candidate.lacking[0]}"
         recovered, lines = read_candidate(
             self._comm,
             candidate,

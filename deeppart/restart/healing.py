@@ -123,7 +123,7 @@ def plan_healing(
     Parts that refer to other files are not encoded: parity would give back the part, and not those files.
 
     Args:
-        candidate: the step, with its sound sources.
+        candidate: the step, with its sound sources; a part without any is left alone.
         readers: part -> the rank that has it in memory, at least for those that no node has.
         parity: (node, file) of the parity that is there.
         bases: part -> names of the files in which chunks of it lie, of those in memory.
@@ -137,6 +137,10 @@ def plan_healing(
     beside: dict[int, tuple[str, ...]] = {}
     partners = partner_nodes(wish.nodes) if len(wish.nodes) > 1 else (0,)
     for part, sources in enumerate(candidate.sources):
+        if not sources:
+            if same_world:
+                held[node_of[part]].append((part, part))  # or the others' parity would be other sets
+            continue
         files = _by_node(sources, node_of)
         if not files:
             rank = readers[part]
@@ -190,6 +194,8 @@ def _encodes(
     node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
     encodes = []
     for which in parity_sets(wish.nodes, wish.group_size, wish.tolerate, held):
+        if any(member.part is not None and member.part not in stored for member in which.members):
+            continue
         members = tuple(
             ParityMember(None, 0, "")
             if member.part is None

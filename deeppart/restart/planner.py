@@ -7,7 +7,7 @@ another ``checkpoint()`` call of the same step number) never meet in one plan.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -25,27 +25,37 @@ class Candidate:
 
     Attributes:
         attempt: which checkpoint.
-        sources: part number -> places to read it from, cheapest first; every part has at least one.
+        sources: part number -> places to read it from, cheapest first; every part has at least one, but for what
+            :meth:`without_files` leaves.
     """
 
     attempt: Attempt
     sources: tuple[tuple[Source, ...], ...]
 
+    @property
+    def lacking(self) -> tuple[int, ...]:
+        """Parts without any source."""
+        return tuple(part for part, places in enumerate(self.sources) if not places)
+
     def without(self, failed: Iterable[tuple[int, Location]]) -> Candidate | int:
         """The candidate less some sources of parts; the number of a part that has none left, if there is one."""
         bad = set(failed)
-        sources = tuple(
-            tuple(source for source in places if (part, source.location) not in bad)
-            for part, places in enumerate(self.sources)
-        )
-        for part, places in enumerate(sources):
-            if not places:
-                return part
-        return Candidate(self.attempt, sources)
+        rest = self._with(lambda part, source: (part, source.location) not in bad)
+        return rest.lacking[0] if rest.lacking else rest
 
-    def without_files(self, files: Collection[Location]) -> Candidate | int:
-        """The same less some files, whichever parts they are of."""
-        return self.without((part, file) for part in range(self.attempt.world_size) for file in files)
+    def without_files(self, files: Collection[Location]) -> Candidate:
+        """The candidate less some files, whichever parts they are of; see :attr:`lacking`."""
+        return self._with(lambda _, source: source.location not in files)
+
+    def without_parts(self, parts: Collection[int]) -> Candidate:
+        """The candidate less all sources of some parts."""
+        return self._with(lambda part, _: part not in parts)
+
+    def _with(self, keeps: Callable[[int, Source], bool]) -> Candidate:
+        sources = (
+            tuple(source for source in places if keeps(part, source)) for part, places in enumerate(self.sources)
+        )
+        return Candidate(self.attempt, tuple(sources))
 
 
 @dataclass(frozen=True, slots=True)

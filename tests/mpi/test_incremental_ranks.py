@@ -214,3 +214,36 @@ def test_scrubbing_reads_and_repairs_bases(run_on: Any, shared_path: Path, monke
     results = run_on(4, scrubbed, shared_path)
     assert all(same for same, _ in results)
     assert "repaired from the other copies" in "".join(results[0][1])
+
+
+def beside_a_damaged_base(comm: Any, directory: Path) -> tuple[list[str], list[Any]]:
+    """Node 1 is lost, and with it the copy of part 0, whose base is damaged where nothing refers to it."""
+    with deeppart.Checkpointer(config(directory), comm) as checkpointer:
+        save(checkpointer, 1, 2, 3)
+
+    def damage() -> None:
+        lose(directory, 1)
+        for base in bases(directory / "local" / "node0"):
+            if "partner" not in base.parts:
+                data = bytearray(base.read_bytes())
+                data[31] ^= 1  # of its header: chunks have digests of their own
+                base.write_bytes(data)
+
+    at_once(comm, damage)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = [restored(comm, directory)]
+        at_once(comm, lose, directory, 2)
+        results.append(restored(comm, directory))
+    return [str(each.message) for each in caught], results
+
+
+@pytest.mark.timeout(110)
+def test_one_damaged_base_does_not_keep_the_other_parts_unprotected(run_on: Any, shared_path: Path) -> None:
+    """Part 0 can be restored, and no sound copy of it be made; part 1, whose only file was on node 2, is copied."""
+    told = run_on(4, beside_a_damaged_base, shared_path)
+    for _, results in told:
+        assert [(step, good) for step, good, _ in results] == [(3, True)] * 2
+    texts = [text for text in told[0][0] if "redundancy" in text]
+    assert len(texts) == 2
+    assert all("no sound files of parts 0 on nodes" in text and "/base-00000-of-00004-" in text for text in texts)

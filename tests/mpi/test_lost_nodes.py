@@ -235,3 +235,28 @@ def misplaced(comm: Any, directory: Path, kind: str) -> list[Any]:
 def test_what_lies_in_a_wrong_place_is_no_redundancy(run_on: Any, shared_path: Path, kind: str) -> None:
     for results in run_on(4, misplaced, shared_path, kind):
         assert [(step, good) for step, good, _ in results] == [(1, True)] * 3, results
+
+
+def without_its_lineage(comm: Any, directory: Path) -> tuple[Any, set[str]]:
+    """The record of the lineage is lost: what is restored then, and what the nodes gain."""
+    settings = {"every": {"persistent": 1}}
+    save(comm, directory, settings)
+    before = {str(path) for path in directory.glob("local/*/*/**/*.dpp")}
+    comm.Barrier()
+    if comm.rank == 0:
+        (directory / "ckpt" / "deeppart.json").unlink()
+    comm.Barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        restored = restore(comm, directory, settings)
+    comm.Barrier()
+    return restored, {str(path) for path in directory.glob("local/*/*/**/*.dpp")} - before
+
+
+def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage(
+    run_on: Any, shared_path: Path
+) -> None:
+    for (step, good, explanation), gained in run_on(4, without_its_lineage, shared_path):
+        assert step == 2 and good
+        assert any("its redundancy is not rebuilt: it was saved under another lineage" in line for line in explanation)
+        assert not gained

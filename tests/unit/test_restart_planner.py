@@ -167,9 +167,10 @@ def test_a_bad_file_says_nothing_of_one_with_the_same_path_on_another_node() -> 
     both = [replace(stored(of, part), path=f"/local/10/{part}") for part in range(2)]
     (candidate,) = survey(inventory(both, both)).candidates
     rest = candidate.without_files([Location(0, "/local/10/0")])
-    assert isinstance(rest, Candidate)
     assert [[source.readers for source in places] for places in rest.sources] == [[(1,)], [(0,), (1,)]]
-    assert rest.without_files([Location(1, "/local/10/0")]) == 0
+    assert rest.lacking == ()
+    assert rest.without_files([Location(1, "/local/10/0")]).lacking == (0,)
+    assert rest.without_parts([1]).lacking == (1,)
 
 
 # --- who reads what ---------------------------------------------------------------------------------------------------

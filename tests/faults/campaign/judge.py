@@ -342,6 +342,9 @@ def check_healed(
     if not life.every["partner"] and any(each.bases for each in after if each.step == step):
         return []  # parts that refer to other files cannot be encoded
     unread = [each for each in look_sound if each.kind in ("partner", "parity")]
+    whole = oracle.newest(oracle.recoverable([*after, *unread], oracle.View(nodes, outcome.lineage, (-1,))))
+    if told and (whole is None or whole < step):
+        return []  # restored from harmed files, where what it needed was good (bases): there is no sound file to copy
     for node in nodes:
         view = oracle.View([other for other in nodes if other != node], outcome.lineage, (-1,))
         left = oracle.newest(oracle.recoverable([*after, *unread], view))
