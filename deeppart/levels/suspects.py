@@ -85,19 +85,21 @@ def read_suspicions(root: Path) -> Suspicions:
 
 
 def remove_suspicions(root: Path, kept: Collection[StepKey], newest: StepKey) -> None:
-    """Remove the records of which no step is left.
+    """Remove the records of a session of which no step is left.
+
+    Those of earlier sessions stay: their steps may be on nodes that are not in this job, and come back with them.
 
     Args:
         kept: what is anywhere.
-        newest: the checkpoint committed last; records of its session that are later are kept: what they name may be on
-            its way.
+        newest: the checkpoint committed last, of the session whose records are meant; later ones are kept: what they
+            name may be on its way.
 
     Raises:
         StorageError: a removal was refused.
     """
     for record in read_suspicions(root).records:
-        on_its_way = record.session == newest.session and record.sequence > newest.sequence
-        if not on_its_way and not any(record.may_name(key) for key in kept):
+        is_over = record.session == newest.session and record.sequence <= newest.sequence
+        if is_over and not any(record.may_name(key) for key in kept):
             try:
                 access.remove(root / _name(record))
             except FileNotFoundError:

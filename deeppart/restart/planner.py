@@ -115,9 +115,26 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
             continue
         notes += [f"step {attempt.step}: {remark}" for finding in findings for remark in finding.contradictions]
         candidates.append(Candidate(attempt, tuple(finding.sources for finding in findings)))
-    candidates.sort(key=lambda each: (each.attempt.step, stock.age(each.attempt)), reverse=True)
+    _sort(candidates, stock)
     notes += _told_apart(stock, [each.attempt for each in candidates])
     return Outlook(tuple(candidates), tuple(sorted(rejected, reverse=True)), tuple(notes), tuple(lost))
+
+
+def _sort(candidates: list[Candidate], stock: Stock) -> None:
+    """Best first: the later step; of sessions, that with the latest attempt at it; of a session, its last attempt."""
+    latest: dict[tuple[int, str], tuple[bool, str, float, int]] = {}
+    for each in candidates:
+        at, age = (each.attempt.step, each.attempt.session), stock.age(each.attempt)
+        latest[at] = max(latest.get(at, age), age)
+    candidates.sort(
+        key=lambda each: (
+            each.attempt.step,
+            latest[each.attempt.step, each.attempt.session],
+            each.attempt.session,
+            each.attempt.sequence,
+        ),
+        reverse=True,
+    )
 
 
 def _told_apart(stock: Stock, attempts: Sequence[Attempt]) -> list[str]:

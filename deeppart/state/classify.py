@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ from deeppart.state.turns import TURNS
 from deeppart.state.values import Encoded, encode_key, encode_value
 
 Flags = npt.NDArray[np.bool_]
+#: Leaves that have left the state, of which it is remembered when they were last compared.
+_MOST_EARLIER = 10_000
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
 DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
 
@@ -217,6 +219,7 @@ class Classifier:
         self._calls = Calls()
         #: Of leaves of earlier structures: path -> type, and the turn at which all of it was last compared.
         self._earlier: dict[Any, tuple[LeafType, int]] = {}
+        self._oldest_earlier: int | None = None
         #: What the last checkpoint has left to compare, and the leaves compared in turn at it, with their orders.
         self._trailing: TrailingSlices | None = None
         self._trailed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
@@ -259,9 +262,17 @@ class Classifier:
         if layout is None:
             return
         for leaf, kind, own in zip(layout.arrays, layout.types, layout.per_rank.tolist(), strict=True):
-            last = layout.record.last(leaf.index)
+            alias = layout.aliases.get(leaf.index)
+            last = layout.record.last(leaf.index if alias is None else alias.owner)
             if not own and last != NEVER:
                 self._earlier[leaf.path] = kind, last
+        self._forget_earlier(frozenset())
+
+    def _forget_earlier(self, paths: Collection[Any]) -> None:
+        """These are in the state again; of the others, those that left it last are kept."""
+        kept = [each for each in self._earlier.items() if each[0] not in paths]
+        self._earlier = dict(kept[-_MOST_EARLIER:])
+        self._oldest_earlier = min((turn for _, turn in self._earlier.values()), default=None)
 
     def digests(
         self, flat: FlatState, turn: int, *, fresh: bool, owned: Mapping[int, torch.Tensor] | None = None
@@ -324,7 +335,8 @@ class Classifier:
         else:
             self._trailing, self._trailed = trailing, in_part
         if found.numbers:
-            self._calls.forget_before(min(int(layout.record.turns[found.numbers].min()), turn - TURNS))
+            oldest = min(int(layout.record.turns[found.numbers].min()), turn - TURNS)
+            self._calls.forget_before(oldest if self._oldest_earlier is None else min(oldest, self._oldest_earlier))
 
     def _count_trailing(self, layout: Layout) -> None:
         """What trailed was the same on all ranks."""
@@ -357,7 +369,7 @@ class Classifier:
         layout = self.layout
         assert layout is not None
         behind = self._compare_trailing(layout, fresh, what)
-        known, vouched = self._known_before(layout, fresh), layout.record.vouched
+        (known, retyped), vouched = self._known_before(layout, fresh), layout.record.vouched
         if fresh:
             layout.per_rank[:] = layout.forced
             layout.per_rank_values[:] = layout.forced_values
@@ -383,7 +395,7 @@ class Classifier:
             self._count(layout, turn, False, None)
         if fresh or (layout.per_rank & ~before[0]).any():
             _refresh(layout, flat)
-        return self._classified(flat, before, known, (turn, step), what)
+        return self._classified(flat, before, (known, retyped), (turn, step), what)
 
     def _compare_trailing(self, layout: Layout, fresh: bool, what: str) -> Flags | None:
         """Compare what trailed the turn before, leaf by leaf (collective).
@@ -420,18 +432,17 @@ class Classifier:
         refuted: Flags = most > 0
         return refuted
 
-    def _known_before(self, layout: Layout, fresh: bool) -> npt.NDArray[np.int64]:
-        """For each leaf the turn at which all of it was last found alike on all ranks."""
-        known = layout.record.turns.copy()
+    def _known_before(self, layout: Layout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
+        """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new."""
+        known, retyped = layout.record.turns.copy(), np.zeros(len(layout.types), dtype=np.bool_)
         known[layout.per_rank] = NEVER
         for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
             earlier, turn = self._earlier.get(leaf.path, (kind, NEVER))
-            if earlier == kind and known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
-                known[leaf.index] = turn
-        here = {leaf.path for leaf in layout.arrays}
-        recent = int(known.max(initial=NEVER)) - TURNS
-        self._earlier = {path: each for path, each in self._earlier.items() if path not in here and each[1] > recent}
-        return known
+            if known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
+                known[leaf.index], retyped[leaf.index] = turn, earlier != kind
+        if self._earlier:
+            self._forget_earlier({leaf.path for leaf in layout.arrays})
+        return known, retyped
 
     def _compare_leaves(self, layout: Layout, flat: FlatState, turn: int, in_full: bool, what: str) -> bool:
         """Find the leaves that differ (collective); returns whether all was compared in full for it."""
@@ -475,26 +486,34 @@ class Classifier:
         self,
         flat: FlatState,
         before: tuple[Flags, Flags],
-        known: npt.NDArray[np.int64],
+        known: tuple[npt.NDArray[np.int64], Flags],
         now: tuple[int, int],
         what: str,
     ) -> Classified:
-        """What is new, with the ranks and the checkpoints that it concerns (collective)."""
+        """What is new, with the ranks and the checkpoints that it concerns (collective).
+
+        A leaf of another type than before is news of its own, unless checkpoints are suspect for it.
+        """
         layout = self.layout
         assert layout is not None
-        most: npt.NDArray[np.int64] = finish(
-            self._comm, self._comm.maximum(known[: layout.shared[0]]), what, self._timeout
-        )
-        most = np.append(most, np.full(len(known) - len(most), NEVER, dtype=np.int64))
+        turns, retyped = known
+        own_view = (2 * turns + ((turns != NEVER) & ~retyped))[: layout.shared[0]]
+        most: npt.NDArray[np.int64] = finish(self._comm, self._comm.maximum(own_view), what, self._timeout)
+        most = np.append(most, np.full(len(turns) - len(most), 2 * NEVER, dtype=np.int64))
         news = layout.per_rank & ~before[0]
-        diverged = np.flatnonzero(news & (most != NEVER)).tolist()
-        own = [flat.arrays[i].path for i in np.flatnonzero(news & (most == NEVER))]
+        intervals: dict[int, Interval | None] = {}
+        for leaf in np.flatnonzero(news & (most != 2 * NEVER)).tolist():
+            interval = self._calls.interval(int(most[leaf]) // 2, *now)
+            if interval is not None or most[leaf] % 2:
+                intervals[leaf] = interval
+        diverged = list(intervals)
+        own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
         own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
         groups = find_groups(
             flat, diverged, lambda text: finish(self._comm, self._comm.allgather(text), what, self._timeout)
         )
-        intervals: list[Interval | None] = [self._calls.interval(int(most[leaf]), *now) for leaf in diverged]
-        return Classified(tuple(readable(path) for path in own), describe_divergence(flat, diverged, groups, intervals))
+        told = describe_divergence(flat, diverged, groups, list(intervals.values()))
+        return Classified(tuple(readable(path) for path in own), told)
 
     def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> bool:
         """Ties that not all ranks have are not ties of the state (collective); returns whether there are any."""

@@ -16,6 +16,8 @@ from deeppart.state.turns import TURNS, slice_of
 
 #: No turn: what was never compared.
 NEVER = -1
+#: Turns that are remembered at most.
+_MOST_CALLS = 100_000
 _Turns = npt.NDArray[np.int64]
 
 
@@ -115,8 +117,8 @@ class Calls:
 
     def forget_before(self, turn: int) -> None:
         """Nothing reaches back further than to this turn."""
-        for old in [each for each in self._steps if each < turn]:
-            del self._steps[old]
+        while self._steps and ((oldest := next(iter(self._steps))) < turn or len(self._steps) > _MOST_CALLS):
+            del self._steps[oldest]
 
     def step(self, turn: int) -> int | None:
         """The step of a turn; None if there was none."""
@@ -126,9 +128,11 @@ class Calls:
     def interval(self, after: int, before: int, before_step: int) -> Interval | None:
         """What lies between two turns; None if no checkpoint does."""
         steps = tuple(step for turn, (step, saved) in self._steps.items() if after < turn < before and saved)
-        after_step = self.step(after)
-        if not steps or after_step is None:
+        if not steps:
             return None
+        after_step = self.step(after)
+        if after_step is None:  # so long ago that it is not known any more: from there on, as far as is known
+            after_step = next(iter(self._steps.values()))[0]
         return Interval(after, before, after_step, before_step, steps)
 
 

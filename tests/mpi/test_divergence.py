@@ -83,3 +83,65 @@ def test_the_alarm_names_leaf_ranks_and_step(
         assert [set(each) for each in reported] == [set(), set(), set(lines), set()], "once, and on every rank"
         assert len(texts) == (rank == 0)
     assert "checkpoint(step=3)" in results[0][0][0] and all(line in results[0][0][0] for line in lines)
+
+
+def _as_it_is(weight: torch.nn.Parameter, step: int) -> dict[str, Any]:
+    return {"weight": weight, "bias": torch.zeros(10), "step": step}
+
+
+def _left_for_long(weight: torch.nn.Parameter, step: int) -> dict[str, Any]:
+    saved = _as_it_is(weight, step)
+    return {key: value for key, value in saved.items() if key != "weight"} if 6 <= step < CHANGES else saved
+
+
+def _tied_before(weight: torch.nn.Parameter, step: int) -> dict[str, Any]:
+    return ({"another": weight} if step < CHANGES else {}) | _as_it_is(weight, step)
+
+
+def _another_dtype(weight: torch.nn.Parameter, step: int) -> dict[str, Any]:
+    if step == CHANGES:
+        weight.data = weight.data.double()
+    return _as_it_is(weight, step)
+
+
+#: The step at which the state changes, so that all is compared: longer after the first than a turn of comparisons.
+CHANGES = 80
+FORMS = {each.__name__: each for each in (_left_for_long, _tied_before, _another_dtype)}
+
+
+def changing_form(comm: Any, directory: Path, form: str) -> tuple[tuple[str, ...], dict[int, bool]]:
+    """One element of a trained leaf comes to differ, unseen; then it comes back in another form."""
+    weight = torch.nn.Parameter(torch.zeros(ELEMENTS))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    settings: dict[str, Any] = {"keep": {"persistent": 0}, "every": {"persistent": 1}, "timeout": 60.0}
+    steps = (1, 2, 3, 4, 5, *range(6, CHANGES if form == "_left_for_long" else 6), CHANGES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), **settings), comm) as ck:
+            for step in steps:
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+                if step == 4 and comm.rank == 1:
+                    with torch.no_grad():
+                        weight[12_345] += 1  # at none of the places that are looked at before step 6
+                pending = ck.checkpoint(FORMS[form](weight, step), step)
+                pending.wait(timeout=60)
+    suspect = {}
+    for step in (4, 5):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            deeppart.load(directory, step=step)
+        suspect[step] = any(issubclass(each.category, deeppart.SuspectStepWarning) for each in caught)
+    comm.Barrier()
+    return pending.report.diverged, suspect
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_leaf_that_comes_back_in_another_form_makes_the_steps_before_suspect(
+    run_on: Any, shared_path: Path, form: str
+) -> None:
+    for diverged, suspect in run_on(2, changing_form, shared_path, form):
+        (text,) = diverged
+        assert text.startswith("weight: ") and "are suspect" in text
+        assert suspect == {4: True, 5: True}

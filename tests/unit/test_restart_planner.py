@@ -124,6 +124,15 @@ def test_of_two_attempts_at_one_step_the_committed_one_comes_first() -> None:
     assert [candidate.attempt for candidate in outlook.candidates] == [saved, local_only]
 
 
+def test_of_two_attempts_of_one_session_the_last_one_comes_first() -> None:
+    """``force=True`` saves a step once more: committed or not, that is what counts."""
+    first, forced = attempt(10, session="1", sequence=2), attempt(10, session="1", sequence=3)
+    other = attempt(10, session="2", sequence=9)
+    parts = [[stored(forced, part), stored(other, part)] for part in range(4)]
+    outlook = survey(inventory(*parts, commits=[committed(first)]))
+    assert [candidate.attempt for candidate in outlook.candidates] == [forced, first, other]
+
+
 def test_other_world_sizes_are_other_attempts() -> None:
     small, large = attempt(10, ranks=2, session="1"), attempt(10, ranks=4, session="2")
     parts = [[stored(small, part % 2)] for part in range(4)]

@@ -116,6 +116,8 @@ def test_a_record_goes_with_the_last_step_that_it_names(tmp_path: Path) -> None:
     assert path.exists(), "a directory of the older layout says its step alone"
     remove_suspicions(tmp_path, set(), attempt(8).key)
     assert path.exists(), "what it names may be on its way"
+    remove_suspicions(tmp_path, set(), attempt(12, OTHER).key)
+    assert path.exists(), "what it names may be on nodes that are not in this job"
     remove_suspicions(tmp_path, {later, attempt(4).key, attempt(9).key, attempt(7, OTHER).key}, later)
     assert not path.exists()
 
