@@ -50,7 +50,8 @@ def strict_error(names: Sequence[str], saved_by: int, ranks: int, step: int) -> 
         where=f"step {step}",
         todo='pass per_rank="rank0" to give all ranks what rank 0 had, "drop" to keep the live ones, or a function '
         "that maps the old ranks' values to the new rank; or restart on as many ranks as saved it. Leaves of which "
-        f"only rank 0's matter need not be per rank: replicated={{{names[0]!r}: 'rank0'}}",
+        "only rank 0's matter, such as metrics and running statistics, but not random generators or positions in the "
+        "data, need not be per rank: replicated={'metrics/*': 'rank0'}",
     )
 
 

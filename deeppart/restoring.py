@@ -30,7 +30,7 @@ from deeppart.errors import (
 from deeppart.part import SHARED_TABLE
 from deeppart.per_rank import DROP, MAP, RANK0, STRICT, PerRank, dropped_notice, strict_error, way_of
 from deeppart.recovery import Recovered
-from deeppart.state.advice import advice, unreached_notice, unreached_optimizers
+from deeppart.state.advice import advice, exchanged_notice, exchanged_optimizers, unreached_notice, unreached_optimizers
 from deeppart.state.apart import OwnTree, insert, without_apart
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.filling import detached
@@ -191,6 +191,8 @@ class _Restoring:
         unreached = unreached_optimizers(self._structure.tree, self._flat.root, self._target.values)
         if unreached:
             found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))
+        if exchanged := exchanged_optimizers(self._structure.tree, self._flat.root):
+            found.append(DeeppartWarning(f"restored step {attempt.step}: {exchanged_notice(exchanged)}"))
         return found
 
     def _dropped_units(self) -> list[Unit]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from deeppart.state.flatten import Branch, Key, Node, Path, ValueLeaf, id_key, readable
 from deeppart.state.structure import DICTS, SavedBranch, SavedNode, SavedValue
 
@@ -28,7 +30,13 @@ _Inner = SavedBranch | Branch
 
 def advice(saved: SavedNode, live: Node) -> str | None:
     """What to do so that the live state fits the checkpoint, or None where no usual cause is recognized."""
-    return _advice(saved, live, ())
+    found = _advice(saved, live, ())
+    if found is None and (exchanged := exchanged_optimizers(saved, live)):
+        return (
+            f"the optimizer is of another class ({'; '.join(exchanged)}): build it as it was when it was saved, or "
+            "leave it out of the state that is restored"
+        )
+    return found
 
 
 def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
@@ -102,6 +110,34 @@ def unreached_notice(paths: list[Path]) -> str:
         f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it: not of its "
         "learning rate, and not of its state unless it had stepped. Put the optimizer itself into the state, or call "
         "its load_state_dict() with what is there now"
+    )
+
+
+def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[str]:
+    """``opt: Adam in the checkpoint, AdamW here``: optimizers of a class by another name than those that were saved.
+
+    Their ``load_state_dict`` may take what is not theirs, settings such as the weight decay included.
+    """
+    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch) or saved.kind != live.kind:
+        return []
+    if live.kind == "object":
+        theirs, mine = saved.name.rpartition(".")[2], type(live.container).__name__
+        is_another = isinstance(live.container, torch.optim.Optimizer) and theirs != mine
+        return [f"{readable(path)}: {theirs} in the checkpoint, {mine} here"] if is_another else []
+    ours, others = _children(live), _children(saved)
+    return [
+        line
+        for key, each in ours.items()
+        if key in others
+        for line in exchanged_optimizers(others[key], each, (*path, key[1]))
+    ]
+
+
+def exchanged_notice(lines: list[str]) -> str:
+    """What to think of :func:`exchanged_optimizers`."""
+    return (
+        f"an optimizer is of another class than the one that was saved ({'; '.join(lines)}): its settings and its "
+        "state are the saved one's now. If that is not meant, leave it out of the state that is restored"
     )
 
 

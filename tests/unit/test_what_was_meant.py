@@ -15,7 +15,14 @@ from click.testing import CliRunner
 import deeppart
 from deeppart.cli.app import main
 from deeppart.comm import SingleComm
-from deeppart.errors import ConfigError, DeeppartWarning, RestoreError, StateError, StepExistsError
+from deeppart.errors import (
+    ConfigError,
+    DeeppartWarning,
+    RestoreError,
+    StateError,
+    StepExistsError,
+    StructureMismatchError,
+)
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -169,6 +176,29 @@ def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> 
     assert len(told) == 1 and not fresh.state and fresh.param_groups[0]["lr"] != 0.5
     fresh.load_state_dict(live["one"])  # as it says
     assert fresh.param_groups[0]["lr"] == 0.5 and len(fresh.state) == 4
+
+
+def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: deeppart.Checkpointer) -> None:
+    model, optimizer = trained()
+    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=30)
+    other = torch.optim.AdamW(model.parameters(), lr=0.5)
+    with pytest.warns(deeppart.DeeppartWarning, match="optimizer: Adam in the checkpoint, AdamW here"):
+        assert ck.restore({"model": model, "optimizer": other}) == 1
+
+    class Adam(torch.optim.Adam):
+        """The same by another module's name."""
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ck.restore({"model": model, "optimizer": Adam(model.parameters())}) == 1
+
+
+def test_an_optimizer_of_another_class_that_cannot_take_it_is_named(ck: deeppart.Checkpointer) -> None:
+    model, optimizer = trained()
+    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=30)
+    other = torch.optim.SGD(model.parameters(), lr=0.5)
+    with pytest.raises(StructureMismatchError, match="optimizer: Adam in the checkpoint, SGD here"):
+        ck.restore({"model": model, "optimizer": other})
 
 
 def test_after_the_end(tmp_path: Path) -> None:
