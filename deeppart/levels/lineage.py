@@ -164,7 +164,7 @@ def _noted_place(lock_fd: int) -> Place | None:
     texts = place.path, place.lineage
     numbers = place.lock, place.record, place.changed_ns, place.filesystem, place.directory
     sound = all(type(each) is str for each in texts) and all(type(each) is int for each in numbers)
-    return place if sound else None
+    return place if sound and _is_whole(place.path) else None
 
 
 def _home(directory: Path) -> Home:
@@ -174,7 +174,12 @@ def _home(directory: Path) -> Home:
     except (OSError, StorageError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Home()
     sound = type(home.path) is str and all(type(each) is int for each in (home.directory, home.filesystem))
-    return home if sound else Home()
+    return home if sound and _is_whole(home.path) else Home()
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a path is one that is noted: all of it, so that it does not lead elsewhere from another place."""
+    return os.path.isabs(path) and path == os.path.normpath(path)
 
 
 def _is_copy(directory: Path, name: str, before: Place | None, here: Place) -> bool:
