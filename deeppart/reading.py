@@ -26,7 +26,8 @@ from deeppart.errors import (
 from deeppart.levels.key_files import KeyFiles, read_key_files
 from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
 from deeppart.levels.recognizing import recognize
-from deeppart.levels.steps import MANIFEST_NAME, list_steps
+from deeppart.levels.retired import step_is_retired
+from deeppart.levels.steps import list_steps
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.columns import CONTAINERS
@@ -142,7 +143,7 @@ def _with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], s
             return use(Chosen(found.directory, found.manifest, passed_over, tuple(suspect)))
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
-            retired = error.errno == errno.ENOENT and not access.exists(found.directory / MANIFEST_NAME)
+            retired = error.errno == errno.ENOENT and step_is_retired(found.directory)
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")

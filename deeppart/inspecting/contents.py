@@ -18,10 +18,11 @@ from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.parts import StepFiles
 from deeppart.levels.node import one_line
+from deeppart.levels.retired import step_is_retired
 from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Manifest, SuspectLeaf
 from deeppart.part import OWN_TABLE, Signing
-from deeppart.reading import find_step
+from deeppart.reading import MOST_LOOKS, find_step
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument
 from deeppart.state.flatten import ROOT, exact, readable
@@ -150,9 +151,12 @@ def read_contents(
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    found, passed_over = find_step(root, step, signing)
-    files = StepFiles(found.directory, found.manifest, signing)
-    describing = _Describing(files, tuple(keys))
+    for _ in range(MOST_LOOKS):
+        found, passed_over = find_step(root, step, signing)
+        files = StepFiles(found.directory, found.manifest, signing)
+        describing = _Describing(files, tuple(keys))
+        if not describing.problems or not step_is_retired(found.directory):
+            break
     tree = describing.node(files.structure.tree, ())
     if tree is None:
         raise _no_match(files, keys)

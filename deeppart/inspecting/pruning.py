@@ -8,7 +8,8 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
-from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
+from deeppart.inspecting.examining import COMPLETE, PersistentStep, examine
+from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.node_files import lineage_on_nodes
 from deeppart.levels.keeping import in_order_of_commits
 from deeppart.levels.node import NODE_FOLDERS, node_root

@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart import access
 from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
 from deeppart.inspecting.cover import EXTRA, GAP, Fault, find_faults
-from deeppart.inspecting.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
+from deeppart.inspecting.examining import DAMAGED, NEWER, UNFINISHED_STATE
+from deeppart.inspecting.listing import name_ranks, require_directory
 from deeppart.inspecting.naming import DamagedLeaf, LeafNames
 from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spans
 from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
+from deeppart.levels.retired import is_gone, step_is_retired
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest, PartRecord, StepKey
 from deeppart.part import HEADER_BYTES, Signing
@@ -208,13 +209,16 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
         return Verdict(subject.key, state, len(manifest.parts), 0, 0, (damage,))
     damage_found = checking.run()
     state = DAMAGED if damage_found else SOUND
-    if damage_found and not access.exists(subject.directory / MANIFEST_NAME):
+    if damage_found and step_is_retired(subject.directory):
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
     return Verdict(subject.key, state, *counts, tuple(damage_found), manifest)
 
 
 def _without_manifest(subject: Subject) -> Verdict:
+    gone = is_gone(subject.directory) if subject.error is None else step_is_retired(subject.directory)
+    if gone:
+        return Verdict(subject.key, REMOVED, 0, 0, 0, ())
     if subject.error is None:
         damage = Damage("manifest", UNFINISHED)
         return Verdict(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
