@@ -143,12 +143,12 @@ def plan_prune(
 
 
 def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) -> CheckpointError:
-    what = "complete and signed" if uncounted else "complete"
+    what = "complete checkpoint that is signed" if uncounted else "complete checkpoint"
     return CheckpointError(
-        f"that would remove the last {what} checkpoint, if there is one; nothing was removed"
+        f"that would leave no {what}; nothing was removed"
         if uncounted
-        else "that would remove the last complete checkpoint; nothing was removed",
-        expected=f"at least one {what} checkpoint to stay",
+        else f"that would remove the last {what}; nothing was removed",
+        expected=f"at least one {what} to stay",
         found="; ".join([f"selected: {', '.join(map(str, lost))}", *_lines(uncounted)]),
         where=str(root),
         todo="select less, or use --allow-empty",

@@ -54,7 +54,10 @@ def test_people_are_told(root: Path, key: Path) -> None:
 def test_the_last_signed_checkpoint_stays(with_key: bool, root: Path, key: Path) -> None:
     options = ["--sign-key-file", key] if with_key else []
     error: Any = call_json("prune", root, "--before", "3", "--yes", *options, code=2)["error"]
-    assert "the last complete and signed checkpoint" in error["summary"] and "step 3 does not count" in error["found"]
+    assert (
+        "would leave no complete checkpoint that is signed" in error["summary"]
+        and "step 3 does not count" in error["found"]
+    )
     assert steps_in(root) == [1, 2, 3]
     assert call_json("prune", root, "--after", "2", "--yes", *options)["removed"] == [3], "by its number it can go"
     assert call_json("prune", root, "--before", "2", "--yes", *options)["removed"] == [1]
