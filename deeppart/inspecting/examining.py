@@ -16,6 +16,7 @@ from deeppart.levels.retired import is_gone, step_is_retired
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, parse_part_file_name
+from deeppart.reading import MOST_LOOKS
 
 #: Every part that the manifest names is on the persistent level.
 COMPLETE = "complete"
@@ -69,8 +70,14 @@ def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
     Raises:
         StorageError: the directory cannot be listed.
     """
-    found = (examine_step(root, key, signing) for key in list_steps(root))
-    return sorted((entry for entry in found if entry is not None), key=_order)
+    found: dict[StepKey, PersistentStep | None] = {}
+    for _ in range(MOST_LOOKS):
+        new = list_steps(root).keys() - found.keys()
+        looked = {key: examine_step(root, key, signing) for key in sorted(new)}
+        found |= looked
+        if None not in looked.values():  # otherwise the job has committed newer ones, and there may be no others
+            break
+    return sorted((entry for entry in found.values() if entry is not None), key=_order)
 
 
 def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:

@@ -28,6 +28,7 @@ from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import Manifest, PartRecord, StepKey
 from deeppart.part import HEADER_BYTES, Signing
 from deeppart.part.json_text import parse_json
+from deeppart.reading import MOST_LOOKS
 from deeppart.state.scatter import check_places
 
 #: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
@@ -162,13 +163,16 @@ def choose_steps(
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    present = list(list_steps(root))
-    keys = present
-    if step is not None:
-        keys = [key for key in present if key.step == step]
-    elif not every:
-        committed = committed_steps(root)
-        keys = [key for key in committed if key.step == committed[-1].step]
+    for _ in range(MOST_LOOKS):
+        present = list(list_steps(root))
+        keys = present
+        if step is not None:
+            keys = [key for key in present if key.step == step]
+        elif not every:
+            committed = committed_steps(root)
+            keys = [key for key in committed if key.step == committed[-1].step]
+        if keys or present == list(list_steps(root)):  # otherwise a running job has moved on meanwhile
+            break
     if not keys:
         numbers = sorted({key.step for key in present})
         raise RestoreError(

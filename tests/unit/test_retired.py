@@ -53,6 +53,23 @@ def test_ls(when: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(2, "complete")]
 
 
+def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise there may be nothing left, and it says that nothing can be restored."""
+    from deeppart.inspecting import examining
+
+    real, retired = examining.part_problem, [step_dir(root, 1), step_dir(root, 2)]
+
+    def late(*arguments: Any) -> Any:
+        if retired:
+            forge(root, 3)
+        while retired:
+            remove_step(retired.pop())
+        return real(*arguments)
+
+    monkeypatch.setattr(examining, "part_problem", late)
+    assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(3, "complete")]
+
+
 def test_ls_beside_a_removal_that_is_under_way(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "deeppart.inspecting.examining.part_problem",
