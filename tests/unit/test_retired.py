@@ -94,7 +94,7 @@ def test_show_of_a_step_that_is_retired(root: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_verify_where_the_manifest_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.inspecting.verifying.read_manifest", step_dir(root, 1))
+    before(monkeypatch, "deeppart.inspecting.choosing.read_manifest", step_dir(root, 1))
     document = call_json("verify", root, "--all")
     assert [step["state"] for step in document["steps"]] == ["removed", "sound"] and document["good"] is True
 
