@@ -26,7 +26,7 @@ from deeppart.errors import (
 from deeppart.levels.key_files import KeyFiles, read_key_files
 from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
 from deeppart.levels.recognizing import recognize
-from deeppart.levels.retired import step_is_retired
+from deeppart.levels.retired import MOST_LOOKS, step_is_retired
 from deeppart.levels.steps import list_steps
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
@@ -43,9 +43,6 @@ from deeppart.state.target import Target, decode_values
 from deeppart.suspecting import suspect_lines, warn_suspect
 
 T = TypeVar("T")
-
-#: How often we look again because a running job has removed what it was about to read.
-MOST_LOOKS = 20
 
 
 def load(

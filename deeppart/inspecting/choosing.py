@@ -8,10 +8,10 @@ from pathlib import Path
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
 from deeppart.inspecting.listing import require_directory
 from deeppart.levels.persistent import committed_steps, read_manifest
+from deeppart.levels.retired import MOST_LOOKS
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing
-from deeppart.reading import MOST_LOOKS
 
 
 @dataclass(frozen=True, slots=True)

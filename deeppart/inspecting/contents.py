@@ -18,11 +18,11 @@ from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.parts import StepFiles
 from deeppart.levels.node import one_line
-from deeppart.levels.retired import step_is_retired
+from deeppart.levels.retired import MOST_LOOKS, step_is_retired
 from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Manifest, SuspectLeaf
 from deeppart.part import OWN_TABLE, Signing
-from deeppart.reading import MOST_LOOKS, find_step
+from deeppart.reading import find_step
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument
 from deeppart.state.flatten import ROOT, exact, readable

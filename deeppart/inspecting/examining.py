@@ -12,11 +12,10 @@ from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, SignatureError, StorageError
 from deeppart.levels.persistent import UNFINISHED, read_manifest
 from deeppart.levels.presence import file_length, part_problem
-from deeppart.levels.retired import is_gone, step_is_retired
+from deeppart.levels.retired import MOST_LOOKS, is_gone, step_is_retired
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, parse_part_file_name
-from deeppart.reading import MOST_LOOKS
 
 #: Every part that the manifest names is on the persistent level.
 COMPLETE = "complete"

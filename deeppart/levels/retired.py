@@ -12,6 +12,9 @@ from pathlib import Path
 from deeppart import access
 from deeppart.levels.steps import MANIFEST_NAME
 
+#: How often we look again because a running job has removed what it was about to read.
+MOST_LOOKS = 20
+
 
 def step_is_retired(directory: Path) -> bool:
     """Whether a step that was committed is none any more: its manifest is gone."""
