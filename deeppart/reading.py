@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,8 @@ from deeppart.errors import (
 from deeppart.levels.key_files import KeyFiles, read_key_files
 from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
 from deeppart.levels.recognizing import recognize
-from deeppart.levels.steps import MANIFEST_NAME, list_steps
+from deeppart.levels.retired import MOST_LOOKS, step_is_retired
+from deeppart.levels.steps import list_steps
 from deeppart.model import Manifest
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.columns import CONTAINERS
@@ -34,7 +35,7 @@ from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.flatten import ROOT, readable
 from deeppart.state.leaves import Array
 from deeppart.state.merge import build, tie
-from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.patterns import covers, may_match_below
 from deeppart.state.runs import make_run, run_items, run_kind
 from deeppart.state.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, decode_structure
@@ -42,9 +43,6 @@ from deeppart.state.target import Target, decode_values
 from deeppart.suspecting import suspect_lines, warn_suspect
 
 T = TypeVar("T")
-
-#: How often we look again because a running job has removed what it was about to read.
-MOST_LOOKS = 20
 
 
 def load(
@@ -59,9 +57,10 @@ def load(
     Args:
         path: the persistent directory.
         step: which one; None for the newest whose manifest is sound.
-        keys: globs over leaf paths ("model/*", "optimizer/state/0/*"); only the leaves that match, and the chunks that
-            hold them, are read. None for everything. Components of a path are joined by ``/``; inside a component
-            ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
+        keys: globs over paths ("model", "model/*.bias", "optimizer/state/0/*"); only the leaves that they cover, and
+            the chunks that hold them, are read. None for everything. One that matches a container covers all below it,
+            and one that ends in ``/*`` the container before it too. Components of a path are joined by ``/``; inside a
+            component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
         rank: whose values to take for leaves that each rank saved for itself.
         sign_key_file: file, or files, with the key that the checkpoint must be signed with (``Config.sign_key_file``);
             None: signatures are not checked.
@@ -141,7 +140,7 @@ def _with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], s
             return use(Chosen(found.directory, found.manifest, passed_over, tuple(suspect)))
         except StorageError as error:
             # a job that is running may have committed the next step and removed this one
-            retired = error.errno == errno.ENOENT and not access.exists(found.directory / MANIFEST_NAME)
+            retired = error.errno == errno.ENOENT and step_is_retired(found.directory)
             if step is not None or not retired or look == MOST_LOOKS - 1:
                 raise
     raise AssertionError("the last look returns or raises")
@@ -205,7 +204,7 @@ class OpenCheckpoint:
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 
     def select(self, patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
-        """The part of the tree whose leaf paths match globs, and the numbers of the leaves in it.
+        """The part of the tree that globs cover, and the numbers of the leaves in it.
 
         Raises:
             StructureMismatchError: nothing matches.
@@ -353,19 +352,18 @@ def _target(structure: Structure, own: OwnDocument, where: str) -> Target:
 
 
 def _select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
-    """The part of the tree whose leaf paths match, and the leaf numbers in it; cuts runs to the items that match."""
+    """The part of the tree that the globs cover, and the leaf numbers in it; cuts runs to the items that they cover."""
     if patterns is None:
         return structure.tree, set(range(len(structure.types)))
     kept: set[int] = set()
 
     def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:
-        if not isinstance(node, SavedBranch):
-            text = readable(path)
-            if not matches(text, patterns):
-                return None if not isinstance(node, SavedValue) else _select_items(node, values, text, patterns)
-            if isinstance(node, SavedArray):
-                kept.add(node.index)
+        text = readable(path)
+        if (path or not isinstance(node, SavedBranch)) and covers(text, patterns):
+            kept.update(_arrays(node))
             return node
+        if not isinstance(node, SavedBranch):
+            return _select_items(node, values, text, patterns) if isinstance(node, SavedValue) else None
         inner = [
             (key, prune(child, path if node.kind == "object" else (*path, key)))
             for key, child in zip(node.keys, node.children, strict=True)
@@ -390,8 +388,17 @@ def _select(structure: Structure, values: list[Any], patterns: Sequence[str] | N
     return tree, kept
 
 
+def _arrays(node: SavedNode) -> Iterator[int]:
+    """Numbers of the leaves in a tree."""
+    if isinstance(node, SavedArray):
+        yield node.index
+    elif isinstance(node, SavedBranch):
+        for child in node.children:
+            yield from _arrays(child)
+
+
 def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequence[str]) -> SavedValue | None:
-    """A run of which some items match: their paths are those that they would have one by one."""
+    """A run of which some items are covered: their paths are those that they would have one by one."""
     value = values[node.index]
     beneath = [pattern for pattern in patterns if may_match_below(path, pattern)]
     if run_kind(value) is None or not beneath:
@@ -404,11 +411,11 @@ def _select_items(node: SavedValue, values: list[Any], path: str, patterns: Sequ
 
 
 def _choose(value: Any, prefix: str, patterns: Sequence[str]) -> Any:
-    """A container of a run, less the items whose paths do not match; None if that is all."""
+    """A container of a run, less the items that are not covered; None if that is all."""
     found = []
     for key, item in zip(*run_items(value), strict=True):
         path = prefix + readable((key,))
-        if matches(path, patterns):
+        if covers(path, patterns):
             found.append((key, item))
         elif type(item) in CONTAINERS:
             inner = _choose(item, f"{path}/", patterns)

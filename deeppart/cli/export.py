@@ -22,7 +22,9 @@ from deeppart.units import show_bytes
 @directory_argument
 @click.argument("out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
-@click.option("--keys", metavar="GLOB", multiple=True, help="Only leaves of such paths: 'model/*'. May be repeated.")
+@click.option(
+    "--keys", metavar="GLOB", multiple=True, help="Only what such paths cover: model, '*.bias'. May be repeated."
+)
 @click.option(
     "--rank", metavar="R", type=click.IntRange(min=0), default=0, help="Whose per-rank leaves; 0 if left out."
 )

@@ -11,7 +11,8 @@ from rich.table import Table
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, moment, printable, some, state_text, step_names
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
-from deeppart.inspecting.listing import DAMAGED, UNFINISHED_STATE, Listing, StepSummary, list_directory
+from deeppart.inspecting.examining import DAMAGED, UNFINISHED_STATE
+from deeppart.inspecting.listing import Listing, StepSummary, list_directory
 from deeppart.inspecting.ownership import Owner
 from deeppart.model import LEVELS, SuspectLeaf
 from deeppart.part import Signing

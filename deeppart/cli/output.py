@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deeppart.commanding import end_quietly
+from deeppart.inspecting.listing import name_ranks
 from deeppart.model import StepKey
 
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
@@ -83,6 +84,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def unchecked_line(step: int) -> str:
-    """What to say of a step that is signed, where no key was given."""
-    return f"step {step} is signed; its signatures were not checked, for lack of a key (--sign-key-file)"
+def unchecked_line(*steps: int) -> str:
+    """What to say of steps that are signed, where no key was given."""
+    found = sorted(set(steps))
+    which = f"step {found[0]} is signed; its" if len(found) == 1 else f"steps {name_ranks(found)} are signed; their"
+    return f"{which} signatures were not checked, for lack of a key (--sign-key-file)"

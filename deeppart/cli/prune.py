@@ -10,14 +10,15 @@ import click
 from rich.table import Table
 
 from deeppart.cli.ls import owner_document, owner_line
-from deeppart.cli.options import directory_argument, local_option
-from deeppart.cli.output import console, count, printable, state_text, step_names
+from deeppart.cli.options import directory_argument, local_option, sign_key_option
+from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.errors import CheckpointError
 from deeppart.inspecting.ownership import hold_directory, read_owner
 from deeppart.inspecting.pruning import PrunePlan, PruneResult, Selection, plan_prune
 from deeppart.inspecting.pruning import prune as prune_planned
 from deeppart.model import StepKey
+from deeppart.part import Signing
 from deeppart.units import show_bytes
 
 _STEP = click.IntRange(min=0)
@@ -30,14 +31,16 @@ _STEP = click.IntRange(min=0)
 @click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")
 @click.option("--incomplete", is_flag=True, help="Also what was never committed.")
 @local_option("to remove the same steps from")
+@sign_key_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--allow-empty", is_flag=True, help="Even if no complete checkpoint is left.")
 @click.option("--no-lock", is_flag=True, help="On file systems without locks: no job is running there, I am sure.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document. Needs --yes or --dry-run.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document. Asks nothing: see --yes.")
 def prune(
     directory: Path,
     local_dirs: tuple[Path, ...],
+    signing: Signing | None,
     dry_run: bool,
     yes: bool,
     no_lock: bool,
@@ -48,25 +51,27 @@ def prune(
     step 1000 and not among the last three. Only --incomplete adds to the others.
 
     Refuses while a job is running there, and if no complete checkpoint would be left. Only deeppart's own files are
-    removed. Exit code 1 if something could not be removed, or you said no.
+    removed. With a key, only steps signed with it count as complete. Exit code 1 if something could not be removed, or
+    you said no.
     """
     selection = Selection(**options)
     _check(selection, local_dirs)
-    if not (yes or dry_run) and (as_json or not _can_ask()):
-        raise click.UsageError("there is nobody to ask: use --yes or --dry-run")
+    plan = plan_prune(directory, selection, local_dirs, signing)
     if dry_run:
-        return _dry_run(directory, plan_prune(directory, selection, local_dirs), as_json)
-    plan = plan_prune(directory, selection, local_dirs)
+        return _dry_run(directory, plan, signing, as_json)
     if plan.remove and not yes:
+        if as_json or not _can_ask():
+            raise click.UsageError("there is nobody to ask: use --yes or --dry-run")
         with hold_directory(directory, without_lock=no_lock):
             pass  # a refusal comes before the question, and jobs are not kept out while it is being thought about
         _print_plan(plan)
+        _print_signatures(plan, signing)
         if not click.confirm(f"Remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)})?", err=True):
             return NOT_GOOD
     result = PruneResult((), {}, ())
     if plan.remove:
         with hold_directory(directory, without_lock=no_lock):
-            if plan_prune(directory, selection, local_dirs) != plan:
+            if plan_prune(directory, selection, local_dirs, signing) != plan:
                 raise CheckpointError(
                     "the directory has changed since you were asked; nothing was removed",
                     where=str(directory),
@@ -74,9 +79,11 @@ def prune(
                 )
             result = prune_planned(plan)
     if as_json:
-        print_json(_document(directory, plan, result, dry_run=False))
+        print_json(_document(directory, plan, result, signing, dry_run=False))
     else:
         _print_result(plan, result)
+        if yes or not plan.remove:  # otherwise it stood before the question
+            _print_signatures(plan, signing)
     return NOT_GOOD if result.failed else GOOD
 
 
@@ -95,13 +102,14 @@ def _check(selection: Selection, local_dirs: tuple[Path, ...]) -> None:
         raise click.UsageError("--local goes with --keep, --after or --before")
 
 
-def _dry_run(directory: Path, plan: PrunePlan, as_json: bool) -> int:
+def _dry_run(directory: Path, plan: PrunePlan, signing: Signing | None, as_json: bool) -> int:
     if as_json:
-        print_json(_document(directory, plan, PruneResult((), {}, ()), dry_run=True))
+        print_json(_document(directory, plan, PruneResult((), {}, ()), signing, dry_run=True))
         return GOOD
     _print_plan(plan)
     out = console()
     out.print(f"would remove {count(len(plan.remove), 'step')} ({show_bytes(plan.nbytes)}); {_kept(plan)}")
+    _print_signatures(plan, signing)
     owner = read_owner(directory)
     line = owner_line(owner)
     if plan.remove and owner is not None and line is not None:
@@ -110,7 +118,9 @@ def _dry_run(directory: Path, plan: PrunePlan, as_json: bool) -> int:
     return GOOD
 
 
-def _document(directory: Path, plan: PrunePlan, result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
+def _document(
+    directory: Path, plan: PrunePlan, result: PruneResult, signing: Signing | None, *, dry_run: bool
+) -> dict[str, Any]:
     return {
         "directory": str(directory),
         "dry_run": dry_run,
@@ -129,6 +139,8 @@ def _document(directory: Path, plan: PrunePlan, result: PruneResult, *, dry_run:
         "removed": [key.step for key in result.removed],
         "failed": [{"step": key.step, "reason": reason} for key, reason in result.failed.items()],
         "left_behind": [str(place) for place in result.left],
+        "signatures_checked": signing is not None,
+        "problems": list(plan.problems),
     }
 
 
@@ -145,6 +157,13 @@ def _print_plan(plan: PrunePlan) -> None:
         places = "\n".join(printable(str(place)) for place in removal.directories)
         table.add_row(names[removal.key], show_bytes(removal.nbytes), state_text(removal.state or "local only"), places)
     console().print(table)
+
+
+def _print_signatures(plan: PrunePlan, signing: Signing | None) -> None:
+    """What was not checked, and which steps did not count."""
+    lines = [unchecked_line(*plan.signed)] if signing is None and plan.signed else []
+    for line in (*lines, *plan.problems):
+        console().print(printable(line), style="yellow", soft_wrap=True)
 
 
 def _print_result(plan: PrunePlan, result: PruneResult) -> None:

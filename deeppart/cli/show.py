@@ -42,7 +42,7 @@ def show(
 ) -> int:
     """Show what a checkpoint in DIR holds: paths, dtypes, shapes, bytes, and which parts hold them.
 
-    KEYS are globs over paths, as for deeppart.load: 'model/*' '*.bias'. Reads manifest and indexes, no chunk. Exit code
+    KEYS are globs over paths, as for deeppart.load: model '*.bias'. Reads manifest and indexes, no chunk. Exit code
     1 if a part's index cannot be read, or there is nothing to show.
     """
     contents = read_contents(directory, step, keys, signing)

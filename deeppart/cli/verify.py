@@ -15,11 +15,12 @@ from deeppart.cli.options import directory_argument, local_option, sign_key_opti
 from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
 from deeppart.cli.progress import progress_bar
 from deeppart.commanding import GOOD, NOT_GOOD, print_json
+from deeppart.inspecting.choosing import choose_steps
 from deeppart.inspecting.naming import DamagedLeaf
 from deeppart.inspecting.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
 from deeppart.inspecting.repairing import Repaired, Repairer
-from deeppart.inspecting.verifying import Damage, Verdict, choose_steps
+from deeppart.inspecting.verifying import Damage, Verdict
 from deeppart.inspecting.verifying import verify as verify_subject
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.levels.suspects import Suspicions, read_suspicions

@@ -18,16 +18,17 @@ from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.inspecting.listing import require_directory
 from deeppart.inspecting.parts import StepFiles
 from deeppart.levels.node import one_line
+from deeppart.levels.retired import MOST_LOOKS, step_is_retired
 from deeppart.levels.suspects import read_suspicions
 from deeppart.model import Manifest, SuspectLeaf
 from deeppart.part import OWN_TABLE, Signing
 from deeppart.reading import find_step
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument
+from deeppart.state.flatten import ROOT, exact, readable
 from deeppart.state.flatten import Path as KeyPath
-from deeppart.state.flatten import exact, readable
 from deeppart.state.leaves import LeafType
-from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.patterns import covers, may_match_below
 from deeppart.state.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 
@@ -150,9 +151,12 @@ def read_contents(
         StorageError: the directory cannot be read.
     """
     require_directory(root)
-    found, passed_over = find_step(root, step, signing)
-    files = StepFiles(found.directory, found.manifest, signing)
-    describing = _Describing(files, tuple(keys))
+    for _ in range(MOST_LOOKS):
+        found, passed_over = find_step(root, step, signing)
+        files = StepFiles(found.directory, found.manifest, signing)
+        describing = _Describing(files, tuple(keys))
+        if not describing.problems or not step_is_retired(found.directory):
+            break
     tree = describing.node(files.structure.tree, ())
     if tree is None:
         raise _no_match(files, keys)
@@ -214,30 +218,34 @@ class _Describing:
             entries.sort(key=lambda entry: (entry.start, entry.rank))
         return holdings
 
-    def node(self, saved: SavedNode, path: KeyPath) -> Node | None:
-        """What was saved at a path, less what the globs leave out; None if that is all of it."""
+    def node(self, saved: SavedNode, path: KeyPath, covered: bool = False) -> Node | None:
+        """What was saved at a path, less what the globs leave out; None if that is all of it.
+
+        Args:
+            covered: whether a container above it is.
+        """
+        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
+        covered = covered or not self._patterns or ((is_leaf or bool(path)) and covers(text, self._patterns))
         if isinstance(saved, SavedApart):
             trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
-            found_of = [(f"rank {rank}", self._of_rank(rank, tree)) for rank, tree in trees]
-            return Container("per rank", "", tuple((name, found) for name, found in found_of if found is not None))
+            found_of = [(f"rank {rank}", self._of_rank(rank, tree, covered)) for rank, tree in trees]
+            children = [(name, found) for name, found in found_of if found is not None]
+            return Container("per rank", "", tuple(children)) if children or covered else None
         if not isinstance(saved, SavedBranch):
-            text = readable(path)
             if isinstance(saved, SavedArray):
-                return self._leaf(saved, text) if not self._patterns or matches(text, self._patterns) else None
+                return self._leaf(saved, text) if covered else None
             value = self._value(saved, text)
-            return value if not self._patterns or self._any_matches(text, value) else None
+            return value if covered or self._covers_items(text, value) else None
         children = []
         for key, child in zip(saved.keys, saved.children, strict=True):
-            found = self.node(child, path if saved.kind == "object" else (*path, key))
+            found = self.node(child, path if saved.kind == "object" else (*path, key), covered)
             if found is not None:
                 children.append((_name(key), found))
         for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
-            found = self._of_rank(rank, tree)
+            found = self._of_rank(rank, tree, covered)
             if found is not None:
                 children.append((f"{_name(tree.path[-1])} (rank {rank})", found))
-        if not children and self._patterns:
-            return None
-        return Container(saved.kind, saved.name, tuple(children))
+        return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
 
     def _trees_below(self, path: KeyPath) -> list[tuple[int, OwnTree]]:
         """What ranks have under keys of a dict that the others need not have."""
@@ -248,11 +256,11 @@ class _Describing:
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
 
-    def _of_rank(self, rank: int, tree: OwnTree) -> Node | None:
+    def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
         """What stands apart on one rank."""
         self._rank = rank
         try:
-            return self.node(tree.node, tree.path)
+            return self.node(tree.node, tree.path, covered)
         finally:
             self._rank = None
 
@@ -264,14 +272,13 @@ class _Describing:
         tied = None if alias is None else f"leaf {alias.owner} of rank {rank}"
         return Leaf(path, kind, {rank: kind}, tied, tuple(holdings))
 
-    def _any_matches(self, path: str, found: Value) -> bool:
-        """Whether the globs choose a value, or an item of a run, which is then shown as a whole."""
-        if matches(path, self._patterns):
-            return True
+    def _covers_items(self, path: str, found: Value) -> bool:
+        """Whether the globs cover some items of a run, which is then shown as a whole."""
         below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
         held = [found.value] if found.per_rank is None else list(found.per_rank.values())
         inside = (each for value in held if below and run_kind(value) is not None for each in paths_inside(value))
-        return any(matches(f"{path}/{readable(each)}", below) for each in inside)
+        prefix = "" if path == ROOT else f"{path}/"
+        return any(covers(prefix + readable(each), below) for each in inside)
 
     def _leaf(self, saved: SavedArray, path: str) -> Leaf:
         index = saved.index

@@ -12,64 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deeppart import access
-from deeppart.errors import FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.errors import FormatError, RestoreError, StorageError
+from deeppart.inspecting.examining import COMPLETE, DAMAGED, UNFINISHED_STATE, PersistentStep, examine
 from deeppart.inspecting.node_files import stock_of
 from deeppart.inspecting.ownership import Owner, read_owner
 from deeppart.levels.files import storage_error
 from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import NODE_FOLDERS, Found
-from deeppart.levels.persistent import UNFINISHED, read_manifest
-from deeppart.levels.presence import file_length, part_problem
 from deeppart.levels.recognizing import recognize
 from deeppart.levels.reduced import reduced_runs
-from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
+from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.levels.suspects import read_suspicions
-from deeppart.model import Attempt, Manifest, StepKey, SuspectLeaf
-from deeppart.part import Signing, parse_part_file_name
+from deeppart.model import Attempt, StepKey, SuspectLeaf
+from deeppart.part import Signing
 from deeppart.restart import Inventory, Source, Stock
 
-#: Every part that the manifest names is on the persistent level.
-COMPLETE = "complete"
 #: Not complete there, but whole together with the node-local directories that were given.
 RECOVERABLE = "recoverable"
-#: Never committed: no manifest.
-UNFINISHED_STATE = "unfinished"
-#: Committed, but the manifest is damaged, or a part is missing or is not the one that it names.
-DAMAGED = "damaged"
-#: Written by a newer version of the library.
-NEWER = "newer"
-
-
-@dataclass(frozen=True, slots=True)
-class PersistentStep:
-    """A step directory on the persistent level.
-
-    Attributes:
-        key: what its name says.
-        state: COMPLETE, UNFINISHED_STATE, DAMAGED or NEWER.
-        reasons: why it is not complete.
-        manifest: None where there is no sound one.
-        parts: ranks whose part is there and is the right one; of an unfinished step, ranks whose file is there.
-        nbytes: length of all part files in the directory.
-    """
-
-    key: StepKey
-    state: str
-    reasons: tuple[str, ...]
-    manifest: Manifest | None
-    parts: tuple[int, ...]
-    nbytes: int
-
-    @property
-    def step(self) -> int:
-        """Its number."""
-        return self.key.step
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether it has a manifest, of whatever quality."""
-        return self.state != UNFINISHED_STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,64 +168,6 @@ def require_directory(root: Path) -> None:
     mistaken = recognize(root)
     if mistaken is not None and any(root.iterdir()):
         raise RestoreError(mistaken.what, where=str(root), todo=mistaken.todo)
-
-
-def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
-    """Every step directory of a persistent directory, by ascending step.
-
-    Args:
-        signing: what manifests and parts must be signed with; None: not checked.
-
-    Raises:
-        StorageError: the directory cannot be listed.
-    """
-    return sorted((examine_step(root, key, signing) for key in list_steps(root)), key=_order)
-
-
-def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
-    """By step; of several at one step unfinished ones first, then by the time of the commit."""
-    return (entry.step, entry.is_committed, entry.manifest.created if entry.manifest else "", entry.key.sequence)
-
-
-def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep:
-    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.levels.presence`)."""
-    directory = step_directory(root, key)
-    try:
-        manifest = read_manifest(root, key, signing)
-    except FileNotFoundError:
-        ranks, nbytes = _part_files(directory)
-        return PersistentStep(key, UNFINISHED_STATE, (UNFINISHED,), None, ranks, nbytes)
-    except NewerFormatError as error:
-        return PersistentStep(key, NEWER, (error.summary,), None, *_part_files(directory))
-    except (FormatError, StorageError) as error:
-        reason = f"manifest: {error.summary}" + (f": {error.found}" if error.found else "")
-        return PersistentStep(key, DAMAGED, (reason,), None, *_part_files(directory))
-    parts, reasons, nbytes = [], [], 0
-    for record in manifest.parts:
-        problem, length = part_problem(directory, manifest, record, signing)
-        nbytes += length
-        if problem is None:
-            parts.append(record.rank)
-        else:
-            reasons.append(f"part {record.rank} {problem}")
-    return PersistentStep(key, DAMAGED if reasons else COMPLETE, tuple(reasons), manifest, tuple(parts), nbytes)
-
-
-def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
-    """(ranks, bytes) of the part files in a directory without a sound manifest."""
-    ranks, nbytes = set(), 0
-    try:
-        names = access.names_in(directory)
-    except OSError:
-        return (), 0
-    for name in names:
-        parsed = parse_part_file_name(name)
-        if parsed is not None:
-            found, length = file_length(directory / name)
-            nbytes += length
-            if found is None:
-                ranks.add(parsed[0])
-    return tuple(sorted(ranks)), nbytes
 
 
 def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:

@@ -11,6 +11,7 @@ from deeppart.errors import FormatError
 from deeppart.inspecting.parity import parts_without_parity, shares_of_other_bytes
 from deeppart.levels.lineage import is_copy, read_lineage
 from deeppart.levels.node import Found, file_problem, take_stock
+from deeppart.levels.retired import is_gone
 from deeppart.levels.steps import parse_step_directory_name
 from deeppart.part import Signing, is_hex32
 
@@ -125,9 +126,10 @@ def verify_nodes(
         for path, length in _sound(stock, step):
             files, nbytes = files + 1, nbytes + length
             problem = file_problem(path, signing, advance)
-            if problem is not None and access.exists(path):  # otherwise a running job has retired it meanwhile
+            if problem is not None:
                 damage.append(NodeDamage(directory, path, problem, True))
     damage += _of_other_bytes(stocks, {str(each.path) for each in damage}, step)
+    damage = [each for each in damage if not is_gone(each.path)]  # a running job may have retired it meanwhile
     parts = [each for _, stock in stocks for each in stock.parts if step in (None, each.attempt.step)]
     remarks += parts_without_parity([each for _, stock in stocks for each in stock.parity], parts)
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks), tuple(unread))

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from deeppart.errors import FormatError, StorageError
+from deeppart.levels.retired import is_gone
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import FileSource, ParityReader
 from deeppart.redundancy.stripes import Stripes
@@ -59,12 +60,14 @@ def _digests_of(
         if (part.attempt, part.rank, part.index_digest) == (identity.attempt, member.part, member.index_digest):
             try:
                 with FileSource(part.path) as source:
-                    return [
+                    digests = [
                         [_digest(source, stripes, row, block, member.nbytes) for block in range(stripes.data_blocks)]
                         for row in range(stripes.rows)
                     ]
             except (FormatError, StorageError):
                 continue
+            if not is_gone(Path(part.path)):  # otherwise a running job may have written over it meanwhile
+                return digests
     return None
 
 

@@ -1,20 +1,27 @@
-"""Removing steps: what a selection means, and the removal itself. The last complete checkpoint is never among it."""
+"""Removing steps: what a selection means, and the removal itself. The last complete checkpoint is never among it.
+
+Whoever can write to the directory can put a step there that is newer than all others. So where steps are signed, only
+those that are count as complete: with a key those that are signed with it, without one those that say that they are.
+Others are treated as ones whose manifest cannot be read: for ``keep`` they stay, by their numbers they can be removed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import CheckpointError, StorageError
-from deeppart.inspecting.listing import COMPLETE, PersistentStep, examine, require_directory
+from deeppart.inspecting.examining import COMPLETE, PersistentStep, examine
+from deeppart.inspecting.listing import name_ranks, require_directory
 from deeppart.inspecting.node_files import lineage_on_nodes
 from deeppart.levels.keeping import in_order_of_commits
 from deeppart.levels.node import NODE_FOLDERS, node_root
 from deeppart.levels.persistent import CommittedStep
 from deeppart.levels.steps import list_steps, remove_step, step_directory
 from deeppart.model import StepKey
+from deeppart.part import Signing
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,14 @@ class PrunePlan:
     Attributes:
         remove: by ascending step.
         kept: steps that stay on the persistent level.
+        signed: numbers of the steps whose manifest is signed.
+        problems: lines about steps that do not count as complete for want of a signature.
     """
 
     remove: tuple[Removal, ...]
     kept: tuple[StepKey, ...]
+    signed: tuple[int, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -94,11 +105,14 @@ class PruneResult:
     left: tuple[Path, ...]
 
 
-def plan_prune(root: Path, selection: Selection, local_dirs: Sequence[Path] = ()) -> PrunePlan:
+def plan_prune(
+    root: Path, selection: Selection, local_dirs: Sequence[Path] = (), signing: Signing | None = None
+) -> PrunePlan:
     """Find what a selection means for a directory; changes nothing.
 
     Args:
         local_dirs: node-local directories, from which the same steps are removed.
+        signing: what steps must be signed with to count as complete; None: not checked.
 
     Raises:
         RestoreError: there is no such directory.
@@ -106,18 +120,15 @@ def plan_prune(root: Path, selection: Selection, local_dirs: Sequence[Path] = ()
         StorageError, FormatError: a directory, or the lineage record that ``local_dirs`` need, cannot be read.
     """
     require_directory(root)
-    steps = examine(root)
-    chosen = {entry.key: entry for entry in _choose(root, steps, selection)}
+    steps = examine(root, signing)
+    uncounted = _uncounted(steps)
+    counted = {entry.key for entry in steps if entry.state == COMPLETE} - uncounted.keys()
+    chosen = {entry.key: entry for entry in _choose(root, steps, selection, counted, uncounted)}
     stay = [entry for entry in steps if entry.key not in chosen]
-    lost = [entry.step for entry in chosen.values() if entry.state == COMPLETE]
-    if lost and not any(entry.state == COMPLETE for entry in stay) and not selection.allow_empty:
-        raise CheckpointError(
-            "that would remove the last complete checkpoint; nothing was removed",
-            expected="at least one complete checkpoint to stay",
-            found=f"complete: {', '.join(map(str, lost))}, all of them selected",
-            where=str(root),
-            todo="select less, or use --allow-empty",
-        )
+    # A wrong key must not make it look as if there were nothing to lose.
+    lost = [entry.step for entry in chosen.values() if entry.state == COMPLETE or entry.refused]
+    if lost and not any(entry.key in counted for entry in stay) and not selection.allow_empty:
+        raise _refusal(root, lost, uncounted)
     places = {key: [step_directory(root, key)] for key in chosen}
     for key, found in _local_steps(root, local_dirs).items():
         if _goes_too(key, selection, chosen.values(), stay):
@@ -127,13 +138,51 @@ def plan_prune(root: Path, selection: Selection, local_dirs: Sequence[Path] = ()
         entry = chosen.get(key)
         state, nbytes = (entry.state, entry.nbytes) if entry else (None, 0)
         removals.append(Removal(key, state, nbytes, tuple(places[key])))
-    return PrunePlan(tuple(removals), tuple(entry.key for entry in stay))
+    signed = tuple(entry.step for entry in steps if entry.manifest is not None and entry.manifest.signed)
+    return PrunePlan(tuple(removals), tuple(entry.key for entry in stay), signed, tuple(_lines(uncounted)))
+
+
+def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) -> CheckpointError:
+    what = "complete checkpoint that is signed" if uncounted else "complete checkpoint"
+    return CheckpointError(
+        f"that would leave no {what}; nothing was removed"
+        if uncounted
+        else f"that would remove the last {what}; nothing was removed",
+        expected=f"at least one {what} to stay",
+        found="; ".join([f"selected: {', '.join(map(str, lost))}", *_lines(uncounted)]),
+        where=str(root),
+        todo="select less, or use --allow-empty",
+    )
+
+
+def _uncounted(steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
+    """Steps that may be a forger's -> why they do not count."""
+    found = {entry.key: entry.reasons[0] for entry in steps if entry.refused}
+    manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
+    if any(manifest.signed for _, manifest in manifests):
+        found |= {key: "not signed, as others are" for key, manifest in manifests if not manifest.signed}
+    return found
+
+
+def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:
+    """One line for each reason."""
+    steps: dict[str, list[int]] = {}
+    for key, reason in uncounted.items():
+        steps.setdefault(reason, []).append(key.step)
+    return [
+        f"step {name_ranks(found)} does not count as complete: {reason}"
+        if len(set(found)) == 1
+        else f"steps {name_ranks(found)} do not count as complete: {reason}"
+        for reason, found in steps.items()
+    ]
 
 
 def _goes_too(
     key: StepKey, selection: Selection, chosen: Iterable[PersistentStep], stay: Iterable[PersistentStep]
 ) -> bool:
     """Whether a directory on node-local storage goes: with the committed steps of its number, unless its own stays."""
+    if any(entry.is_committed and entry.key == key for entry in stay):
+        return False
     if any(entry.manifest is not None and key.may_hold(entry.manifest.attempt) for entry in stay):
         return False
     of_step = [entry for entry in chosen if entry.step == key.step]
@@ -166,28 +215,37 @@ def prune(plan: PrunePlan) -> PruneResult:
     return PruneResult(tuple(sorted(removed)), dict(sorted(failed.items())), tuple(sorted(left)))
 
 
-def _choose(root: Path, steps: Sequence[PersistentStep], selection: Selection) -> list[PersistentStep]:
+def _choose(
+    root: Path,
+    steps: Sequence[PersistentStep],
+    selection: Selection,
+    counted: Collection[StepKey],
+    uncounted: Collection[StepKey],
+) -> list[PersistentStep]:
     chosen = [entry for entry in steps if selection.incomplete and not entry.is_committed]
     if not selection.wants_committed:
         return chosen
     committed = [entry for entry in steps if entry.is_committed and selection.has_number(entry.step)]
     if selection.keep is not None:
-        # Ones without a readable manifest have no time: whether they are older cannot be told, so they stay.
-        older = _older_than_kept(root, steps, selection.keep)
+        # Ones without a readable manifest have no time: whether they are older cannot be told, so they stay. So do
+        # those whose manifest anybody may have written.
+        trusted = [entry for entry in steps if entry.key not in uncounted]
+        older = _older_than_kept(root, trusted, counted, selection.keep)
         committed = [entry for entry in committed if entry.key in older]
     return chosen + committed
 
 
-def _older_than_kept(root: Path, steps: Sequence[PersistentStep], keep: int) -> set[StepKey]:
+def _older_than_kept(
+    root: Path, steps: Sequence[PersistentStep], counted: Collection[StepKey], keep: int
+) -> set[StepKey]:
     """What was committed before the ``keep`` complete ones committed last, in the order of ``Config.keep``."""
-    state = {entry.key: entry.state for entry in steps}
     found = [
         CommittedStep(entry.key, step_directory(root, entry.key), entry.manifest)
         for entry in steps
         if entry.manifest is not None
     ]
     ordered = [each.key for each in in_order_of_commits(found)]
-    complete = [place for place, key in enumerate(ordered) if state[key] == COMPLETE]
+    complete = [place for place, key in enumerate(ordered) if key in counted]
     return set(ordered[: complete[-keep:][0]]) if complete else set()
 
 

@@ -10,22 +10,23 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart import access
-from deeppart.errors import DeeppartError, FormatError, NewerFormatError, RestoreError, StorageError
+from deeppart.errors import DeeppartError, FormatError, NewerFormatError, StorageError
+from deeppart.inspecting.choosing import Subject
 from deeppart.inspecting.cover import EXTRA, GAP, Fault, find_faults
-from deeppart.inspecting.listing import DAMAGED, NEWER, UNFINISHED_STATE, name_ranks, require_directory
+from deeppart.inspecting.examining import DAMAGED, NEWER, UNFINISHED_STATE
+from deeppart.inspecting.listing import name_ranks
 from deeppart.inspecting.naming import DamagedLeaf, LeafNames
 from deeppart.inspecting.parts import OpenPart, StepFiles, own_spans, shared_spans
-from deeppart.levels.persistent import UNFINISHED, committed_steps, read_manifest
-from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
+from deeppart.levels.persistent import UNFINISHED
+from deeppart.levels.retired import is_gone, step_is_retired
+from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.model import Manifest, PartRecord, StepKey
-from deeppart.part import HEADER_BYTES, Signing
+from deeppart.part import HEADER_BYTES
 from deeppart.part.json_text import parse_json
 from deeppart.state.scatter import check_places
 
@@ -122,73 +123,6 @@ class Verdict:
         return tuple(file for _, file in sorted(bad))
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A step to verify.
-
-    Attributes:
-        directory: the step's directory.
-        key: what its name says.
-        manifest: None if there is no sound one.
-        error: why there is none; None if it was never committed.
-        signing: what it must be signed with; None: not checked.
-    """
-
-    directory: Path
-    key: StepKey
-    manifest: Manifest | None
-    error: DeeppartError | None
-    signing: Signing | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that verifying reads."""
-        return self.manifest.nbytes + self.manifest.referenced_bytes if self.manifest else 0
-
-
-def choose_steps(
-    root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
-) -> list[Subject]:
-    """What to verify: one step, every step directory, or by default the newest commit, sound or not.
-
-    Of a step that there are several attempts at, all of them.
-
-    Args:
-        signing: what they must be signed with; None: not checked.
-
-    Raises:
-        RestoreError: there is no such step.
-        StorageError: the directory cannot be read.
-    """
-    require_directory(root)
-    present = list(list_steps(root))
-    keys = present
-    if step is not None:
-        keys = [key for key in present if key.step == step]
-    elif not every:
-        committed = committed_steps(root)
-        keys = [key for key in committed if key.step == committed[-1].step]
-    if not keys:
-        numbers = sorted({key.step for key in present})
-        raise RestoreError(
-            "there is no committed checkpoint" if step is None else f"there is no step {step}",
-            found=f"steps {', '.join(map(str, numbers[-8:]))}" if numbers else "no step directory",
-            where=str(root.absolute()),
-            todo="`deeppart ls DIR` shows what is there",
-        )
-    return [_subject(root, key, signing) for key in keys]
-
-
-def _subject(root: Path, key: StepKey, signing: Signing | None) -> Subject:
-    directory = step_directory(root, key)
-    try:
-        return Subject(directory, key, read_manifest(root, key, signing), None, signing)
-    except FileNotFoundError:
-        return Subject(directory, key, None, None)
-    except (FormatError, StorageError) as error:
-        return Subject(directory, key, None, error)
-
-
 def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
     """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
 
@@ -208,13 +142,16 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
         return Verdict(subject.key, state, len(manifest.parts), 0, 0, (damage,))
     damage_found = checking.run()
     state = DAMAGED if damage_found else SOUND
-    if damage_found and not access.exists(subject.directory / MANIFEST_NAME):
+    if damage_found and step_is_retired(subject.directory):
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
     return Verdict(subject.key, state, *counts, tuple(damage_found), manifest)
 
 
 def _without_manifest(subject: Subject) -> Verdict:
+    gone = is_gone(subject.directory) if subject.error is None else step_is_retired(subject.directory)
+    if gone:
+        return Verdict(subject.key, REMOVED, 0, 0, 0, ())
     if subject.error is None:
         damage = Damage("manifest", UNFINISHED)
         return Verdict(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))

@@ -18,6 +18,7 @@ from deeppart.access import PERMISSIONS
 from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
 from deeppart.levels.files import DurableFile, Over, make_directory, storage_error, write_file
 from deeppart.levels.mapped import forget_removed
+from deeppart.levels.retired import is_gone
 from deeppart.levels.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
 from deeppart.levels.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
 from deeppart.levels.unchanged import link, remove_links
@@ -259,6 +260,8 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
             try:
                 _look_at(directory / name, key, level, lineage, signing, found)
             except (FormatError, StorageError) as error:
+                if is_gone(directory / name):
+                    continue
                 found.problems.append(one_line(error))
                 found.damaged.append(directory / name)
                 if isinstance(error, SignatureError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from deeppart import access
@@ -35,6 +36,11 @@ def is_checkpoint_file(name: str) -> bool:
     """Whether a name is that of a part, a base or parity."""
     parsed = parse_part_file_name(name) or parse_base_file_name(name)
     return parsed is not None or is_parity_file_name(name)
+
+
+def in_order_of_removal(names: Iterable[str]) -> list[str]:
+    """Names of files of a step, what refers to others before these: a part without its base is damage, then."""
+    return sorted(names, key=lambda name: parse_base_file_name(name) is not None)
 
 
 def take_spare(spares: Path, name: Path) -> int | None:
@@ -79,7 +85,7 @@ def set_aside(path: Path, spares: Path) -> None:
         with access.open_folder(path) as folder:
             access.make_folder(spares)
             with access.open_folder(spares) as there:
-                for name in folder.names():
+                for name in in_order_of_removal(folder.names()):
                     if is_checkpoint_file(name):
                         folder.rename(name, there, name)
     except OSError:

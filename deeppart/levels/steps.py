@@ -17,7 +17,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.levels.files import storage_error
-from deeppart.levels.spares import is_checkpoint_file
+from deeppart.levels.spares import in_order_of_removal, is_checkpoint_file
 from deeppart.model import StepKey
 
 MANIFEST_NAME = "manifest"
@@ -121,7 +121,9 @@ def remove_steps(root: Path, keys: Collection[StepKey]) -> None:
 def remove_step(path: Path) -> None:
     """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
 
-    Only files that this library names are removed; others, and a directory holding them, stay.
+    Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
+    (:mod:`deeppart.levels.retired`). Only files that this library names are removed; others, and a directory holding
+    them, stay.
 
     Raises:
         StorageError: the operating system refused.
@@ -132,7 +134,7 @@ def remove_step(path: Path) -> None:
             if MANIFEST_NAME in names:
                 folder.remove(MANIFEST_NAME)
                 folder.sync()
-            for name in names:
+            for name in in_order_of_removal(names):
                 if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
                     folder.remove(name)
             is_empty = not folder.names()

@@ -1,5 +1,8 @@
 """Globs over readable paths: which leaves ``keys`` of a load and ``replicated`` of a configuration mean.
 
+A glob that matches a container covers everything below it, and one that ends in ``/*`` covers the container before it
+too: ``best/*`` holds where a rank has None instead of the dict ``best``. The state itself is no such container.
+
 Components of a path are joined by ``/``; inside a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC
 6901). ``*`` matches any text, ``/`` included, ``?`` one character, ``[seq]`` one of several, as in Python's
 ``fnmatch``; case counts.
@@ -14,9 +17,16 @@ from collections.abc import Iterable
 _WILDCARD = re.compile(r"[*?\[]")
 
 
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether any of the globs matches a readable path."""
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
+def covers(path: str, patterns: Iterable[str]) -> bool:
+    """Whether any of the globs covers what is at a readable path, and everything below that if it is a container.
+
+    False of what only lies below a container that is covered: whoever walks a tree asks at every container.
+    """
+    return any(
+        fnmatch.fnmatchcase(path, pattern)
+        or (pattern.endswith("/*") and len(pattern) > 2 and fnmatch.fnmatchcase(path, pattern[:-2]))
+        for pattern in patterns
+    )
 
 
 def may_match_below(path: str, pattern: str) -> bool:

@@ -1,8 +1,7 @@
 """What the user knows of his leaves: which are replicated, by globs over their paths (``Config.replicated``).
 
-The first pattern that matches decides; where none does, leaves are compared ("auto"). A pattern that matches a
-container covers everything below it, and one that ends in ``/*`` covers the container before it too: ``best/*`` holds
-where a rank has None instead of the dict ``best``.
+The first pattern that covers a leaf (:mod:`deeppart.state.patterns`) decides; where none does, leaves are compared
+("auto").
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deeppart.state.flatten import Path, component, readable
-from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.patterns import covers, may_match_below
 
 AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
 
@@ -84,5 +83,4 @@ def _places(path: Path) -> list[str]:
 
 
 def _hits(pattern: str, places: list[str]) -> bool:
-    patterns = (pattern, pattern.removesuffix("/*")) if len(pattern) > 2 else (pattern,)
-    return any(matches(place, patterns) for place in places)
+    return any(covers(place, (pattern,)) for place in places)

@@ -24,8 +24,9 @@ import pytest
 import torch
 
 import deeppart
+from deeppart.inspecting.choosing import choose_steps
 from deeppart.inspecting.listing import list_directory
-from deeppart.inspecting.verifying import choose_steps, verify
+from deeppart.inspecting.verifying import verify
 from deeppart.levels import persistent
 from deeppart.levels.lineage import LOCK_NAME
 from deeppart.levels.steps import parse_step_directory_name

@@ -142,6 +142,13 @@ def check(comm: Any, directory: Path) -> Any:
     shown = json.loads(call("show", directory / "ckpt", "--json"))
     call("show", directory / "ckpt")
     call("export", directory / "ckpt", directory / "out.h5", "--rank", "1")
+    kept = {
+        leaf["path"]
+        for key in ("replay", "best")
+        for leaf in json.loads(call("show", directory / "ckpt", key, "--json"))["leaves"]
+    }
+    assert kept == {leaf["path"] for leaf in shown["leaves"] if leaf["path"].startswith(("replay", "best"))}
+    call("show", directory / "ckpt", "replay/nothing", code=1)
     return verified, shown
 
 

@@ -67,8 +67,10 @@ def test_selections(options: tuple[str, ...], left: list[int], root: Path) -> No
     assert steps(root) == left
     gone = sorted({10, 20, 30, 40} - set(left))
     assert document.keys() == {
-        "directory", "dry_run", "owner", "selected", "kept", "removed", "failed", "left_behind"
+        "directory", "dry_run", "owner", "selected", "kept", "removed", "failed", "left_behind", "signatures_checked",
+        "problems",
     }  # fmt: skip
+    assert (document["signatures_checked"], document["problems"]) == (False, [])
     assert (document["removed"], document["kept"], document["failed"]) == (gone, left, [])
     assert [entry["step"] for entry in document["selected"]] == gone
     assert all(entry["bytes"] > 8000 and entry["state"] == "complete" for entry in document["selected"])
@@ -107,6 +109,12 @@ def test_nobody_to_ask(root: Path) -> None:
     assert "use --yes or --dry-run" in call("prune", root, "--keep", "1", code=2)
     assert "use --yes or --dry-run" in call_json("prune", root, "--keep", "1", code=2)["error"]["summary"]
     assert steps(root) == [10, 20, 30, 40]
+
+
+def test_nobody_is_asked_where_there_is_nothing_to_remove(root: Path) -> None:
+    assert call("prune", root, "--before", "1") == "nothing to remove; steps 10, 20, 30, 40 stay\n"
+    assert call_json("prune", root, "--keep", "4")["selected"] == []
+    assert "say what to remove" in call("prune", root, code=2)
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, root: Path, text: str) -> Any:

@@ -6,13 +6,16 @@ from collections import Counter, OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 
 import deeppart
+from deeppart.testing.states import difference
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save
 
 Pair = namedtuple("Pair", "left right")
+Point = namedtuple("Point", "x y")
 
 
 def leaves(*arguments: object, code: int = 0) -> dict[str, Any]:
@@ -129,6 +132,45 @@ def test_globs(tmp_path: Path) -> None:
     assert "no leaf of the checkpoint matches" in call("show", tmp_path, "nothing*", code=1)
     same = deeppart.load(tmp_path, keys=["model/*", "r*"])
     assert same.keys() == {"model", "rate"}
+
+
+NESTED: dict[str, Any] = {
+    "model": {"a": torch.ones(2), "inner": {"b": torch.ones(3), "none": {}}},
+    "modem": torch.zeros(1),
+    "best": None,
+    "point": Point(torch.ones(1), 2),
+    "rows": [[place, str(place)] for place in range(300)],
+    "word": {"model": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "covered"),
+    [
+        (["model"], ["model/a", "model/inner/b"]),
+        (["model/*"], ["model/a", "model/inner/b"]),
+        (["model/inner"], ["model/inner/b"]),
+        (["mode[lm]"], ["model/a", "model/inner/b", "modem"]),
+        (["best/*"], ["best"]),
+        (["best", "poin?"], ["best", "point/x", "point/y"]),
+        (["rows/7"], ["rows"]),
+        (["rows/7/*"], ["rows"]),
+        (["*/model"], ["word/model"]),
+    ],
+)
+def test_a_glob_covers_what_is_below_a_container(keys: list[str], covered: list[str], tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt")) as checkpointer:
+        checkpointer.checkpoint(NESTED, step=1).wait("persistent", timeout=60)
+    assert list(leaves(tmp_path / "ckpt", *keys)) == covered
+    loaded = deeppart.load(tmp_path / "ckpt", keys=keys)
+    assert list(loaded) == list(dict.fromkeys(path.split("/")[0] for path in covered))
+    if "model/inner/b" in covered and "model/a" in covered:
+        assert difference(NESTED["model"], loaded["model"]) is None, "all of it, to what is empty"
+    assert loaded.get("rows", [[7, "7"]]) == [[7, "7"]]
+    out = tmp_path / "out.h5"
+    call("export", tmp_path / "ckpt", out, *(each for key in keys for each in ("--keys", key)))
+    with h5py.File(out) as file:
+        assert sorted(file["state"]) == sorted(loaded)
 
 
 def test_flat(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import deeppart
 from deeppart.codec import EncodedChunk
-from deeppart.inspecting.verifying import choose_steps, verify
+from deeppart.inspecting.choosing import choose_steps
+from deeppart.inspecting.verifying import verify
 from deeppart.levels import unchanged as unchanged_module
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import take_stock

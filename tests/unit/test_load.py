@@ -52,6 +52,9 @@ def test_only_the_chunks_that_hold_what_matches_are_read(checkpoint: Path, bytes
     assert loaded.keys() == {"layer3"} and bool((loaded["layer3"]["w"] == 3).all())
     assert 3 * MIB <= sum(bytes_read) <= 3 * MIB + tables(checkpoint)
     bytes_read.clear()
+    assert deeppart.load(checkpoint, keys="layer3")["layer3"]["w"][0] == 3
+    assert 3 * MIB <= sum(bytes_read) <= 3 * MIB + tables(checkpoint), "of a container, too"
+    bytes_read.clear()
     assert len(deeppart.load(checkpoint, keys=["long"])["long"]) == 30 * MIB // 4
     assert 30 * MIB <= sum(bytes_read) <= 30 * MIB + tables(checkpoint)
     bytes_read.clear()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deeppart.state.flatten import Apart, Cuts, exact, flatten
-from deeppart.state.patterns import matches, may_match_below
+from deeppart.state.patterns import covers, may_match_below
 from deeppart.state.replication import Replication
 from deeppart.state.template import Template
 
@@ -54,7 +54,7 @@ def test_rank0_stops_where_another_rule_may_hold_below() -> None:
 def test_may_match_below_is_never_wrong_about_a_match(path: str, pattern: str) -> None:
     prefix = "" if path == "(root)" else f"{path}/"
     below = [prefix + rest for rest in ("a", "b", "c", "b/c", "a/b", "a/b/c", "x/b")]
-    if any(matches(each, [pattern]) for each in below):
+    if any(covers(each, [pattern]) for each in below):
         assert may_match_below(path, pattern)
 
 

@@ -1,0 +1,101 @@
+"""``deeppart prune`` beside steps that anybody may have put there: only signed ones count where any is signed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli_support import call, call_json, flip, part_path, save, step_dir, steps_in
+
+KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
+
+
+def key_file(path: Path, secret: bytes) -> Path:
+    path.write_bytes(secret)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return key_file(tmp_path / "key", KEY)
+
+
+@pytest.fixture
+def root(tmp_path: Path, key: Path) -> Path:
+    """Signed steps 1 and 2, and an unsigned step 3 that was committed later."""
+    save(tmp_path / "ckpt", 1, 2, sign_key_file=str(key))
+    save(tmp_path / "ckpt", 3)
+    return tmp_path / "ckpt"
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_what_is_not_signed_does_not_count_for_keep_and_stays(with_key: bool, root: Path, key: Path) -> None:
+    options = ["--sign-key-file", key] if with_key else []
+    document = call_json("prune", root, "--keep", "1", "--yes", *options)
+    assert (document["removed"], document["kept"]) == ([1], [2, 3])
+    assert document["signatures_checked"] is with_key
+    (line,) = document["problems"]
+    assert line.startswith("step 3 does not count as complete: ") and "not signed" in line
+    assert steps_in(root) == [2, 3]
+
+
+def test_people_are_told(root: Path, key: Path) -> None:
+    lines = call("prune", root, "--keep", "2", "--dry-run")
+    assert "would remove 0 steps" in lines and "step 3 does not count as complete: not signed, as others are\n" in lines
+    assert "steps 1-2 are signed; their signatures were not checked, for lack of a key (--sign-key-file)\n" in lines
+    lines = call("prune", root, "--keep", "2", "--yes", "--sign-key-file", key)
+    assert "nothing to remove" in lines and "step 3 does not count" in lines and "lack of a key" not in lines
+
+
+@pytest.mark.parametrize("with_key", [False, True])
+def test_the_last_signed_checkpoint_stays(with_key: bool, root: Path, key: Path) -> None:
+    options = ["--sign-key-file", key] if with_key else []
+    error: Any = call_json("prune", root, "--before", "3", "--yes", *options, code=2)["error"]
+    assert (
+        "would leave no complete checkpoint that is signed" in error["summary"]
+        and "step 3 does not count" in error["found"]
+    )
+    assert steps_in(root) == [1, 2, 3]
+    assert call_json("prune", root, "--after", "2", "--yes", *options)["removed"] == [3], "by its number it can go"
+    assert call_json("prune", root, "--before", "2", "--yes", *options)["removed"] == [1]
+
+
+def test_a_wrong_key_leaves_nothing_to_lose_and_nothing_is_lost(root: Path, tmp_path: Path) -> None:
+    wrong = ["--sign-key-file", key_file(tmp_path / "other", OTHER)]
+    assert call_json("prune", root, "--keep", "1", "--yes", *wrong)["removed"] == []
+    error = call_json("prune", root, "--before", "9", "--yes", *wrong, code=2)["error"]
+    assert "steps 1-2 do not count as complete: " in error["found"]
+    assert steps_in(root) == [1, 2, 3]
+    assert call_json("prune", root, "--before", "9", "--yes", "--allow-empty", *wrong)["removed"] == [1, 2, 3]
+
+
+def test_the_last_complete_one_is_not_removed_for_a_damaged_signed_one(root: Path) -> None:
+    for step in (1, 2):
+        flip(part_path(root, step), 5)
+    call("prune", root, "--after", "2", "--yes", code=2)
+    assert steps_in(root) == [1, 2, 3]
+
+
+def test_where_nothing_is_signed_all_count(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    document = call_json("prune", tmp_path, "--keep", "1", "--yes")
+    assert (document["removed"], document["problems"]) == ([1, 2], [])
+
+
+def test_parts_on_a_node_stay_with_what_does_not_count(tmp_path: Path, key: Path) -> None:
+    root, local = tmp_path / "ckpt", tmp_path / "local"
+    save(root, 1, local_dir=local)  # of the same number as a signed one
+    (lineage,) = (path for path in local.iterdir() if len(path.name) == 32)
+    unsigned = [(step_dir(place, 1), tmp_path / name) for place, name in ((root, "a"), (lineage, "b"))]
+    for directory, aside in unsigned:
+        directory.rename(aside)
+    save(root, 1, 2, local_dir=local, sign_key_file=str(key))
+    for directory, aside in unsigned:
+        aside.rename(directory)
+    document = call_json("prune", root, "--keep", "1", "--yes", "--local", local, "--sign-key-file", key)
+    assert [len(entry["directories"]) for entry in document["selected"]] == [2]
+    assert sorted(document["kept"]) == [1, 2]
+    assert steps_in(lineage) == [1, 2] and unsigned[1][0].exists()

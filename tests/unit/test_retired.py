@@ -1,0 +1,178 @@
+"""Commands beside a running job: what it retires while they look is no damage, and what stays damaged is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.levels.node import take_stock
+from deeppart.levels.spares import set_aside, spares_directory
+from deeppart.levels.steps import remove_step
+from deeppart.part import PartReader
+from tests.unit.cli_support import call, call_json, flip, forge, manifest_path, part_path, step_dir
+
+
+def before(monkeypatch: pytest.MonkeyPatch, name: str, *retired: Path) -> None:
+    """Have a running job retire steps just before something is called for the first time."""
+    module, _, attribute = name.rpartition(".")
+    owner: Any = PartReader if module == "PartReader" else __import__(module, fromlist=["x"])
+    real = getattr(owner, attribute)
+    waiting = list(retired)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        while waiting:
+            remove_step(waiting.pop())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, attribute, late)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Complete steps 1 and 2."""
+    for step in (1, 2):
+        forge(tmp_path, step)
+    return tmp_path
+
+
+LOOKS = {
+    "parts": "deeppart.inspecting.examining.part_problem",
+    "manifest": "deeppart.inspecting.examining.read_manifest",
+}
+
+
+@pytest.mark.parametrize("when", LOOKS)
+def test_ls(when: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch, LOOKS[when], step_dir(root, 1))
+    assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(2, "complete")]
+
+
+def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise there may be nothing left, and it says that nothing can be restored."""
+    from deeppart.inspecting import examining
+
+    real, retired = examining.part_problem, [step_dir(root, 1), step_dir(root, 2)]
+
+    def late(*arguments: Any) -> Any:
+        if retired:
+            forge(root, 3)
+        while retired:
+            remove_step(retired.pop())
+        return real(*arguments)
+
+    monkeypatch.setattr(examining, "part_problem", late)
+    assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(3, "complete")]
+
+
+def test_ls_beside_a_removal_that_is_under_way(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "deeppart.inspecting.examining.part_problem",
+        lambda directory, *_: (
+            (manifest_path(root, 1).unlink(missing_ok=True), ("is missing", 0))[1]
+            if directory == step_dir(root, 1)
+            else (None, 1)
+        ),
+    )
+    assert [(step["step"], step["state"]) for step in call_json("ls", root)["steps"]] == [(2, "complete")]
+
+
+def test_show_looks_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch, "deeppart.inspecting.contents.StepFiles", step_dir(root, 2))
+    document = call_json("show", root)
+    assert (document["step"], document["problems"]) == (1, [])
+
+
+def test_show_of_a_step_that_is_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch, "deeppart.inspecting.contents.StepFiles", step_dir(root, 2))
+    assert "step 2 is not a committed checkpoint" in call("show", root, "--step", 2, code=1)
+
+
+def test_verify_where_the_manifest_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch, "deeppart.inspecting.choosing.read_manifest", step_dir(root, 1))
+    document = call_json("verify", root, "--all")
+    assert [step["state"] for step in document["steps"]] == ["removed", "sound"] and document["good"] is True
+
+
+def test_what_is_damaged_stays_damaged(root: Path) -> None:
+    part_path(root, 1, 1, 3).unlink()
+    flip(manifest_path(root, 2), 40)
+    assert [step["state"] for step in call_json("ls", root, code=1)["steps"]] == ["damaged", "damaged"]
+    assert [step["state"] for step in call_json("verify", root, "--all", code=1)["steps"]] == ["damaged", "damaged"]
+    assert call_json("show", root, "--step", 1, code=1)["problems"]
+
+
+# --- on nodes ---------------------------------------------------------------------------------------------------------
+
+
+def incremental(base: Path) -> Path:
+    """Two steps on the only node, the second with a base; the folder of its lineage."""
+    with deeppart.Checkpointer(
+        persistent_dir=str(base / "ckpt"), local_dir=str(base / "node"), keep={"local": 0}
+    ) as checkpointer:
+        frozen = torch.arange(300_000, dtype=torch.float32)
+        for step in (1, 2):
+            checkpointer.checkpoint({"frozen": frozen, "w": torch.full((10,), float(step))}, step).wait(timeout=60)
+    (lineage,) = (each for each in (base / "node").iterdir() if len(each.name) == 32)
+    assert list(step_dir(lineage, 2).glob("base-*"))
+    return lineage
+
+
+def nodes(base: Path, code: int = 0) -> list[str]:
+    document = call_json("verify", base / "ckpt", "--local", base / "node", code=code)["nodes"]
+    return [each["message"] for each in document["damage"]]
+
+
+MOMENTS = {
+    "before a file is opened": "deeppart.levels.node.stored_part",
+    "before its bases are": "PartReader.check_bases",
+    "before all of it is read": "deeppart.inspecting.node_files.file_problem",
+}
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+def test_verify_local(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = incremental(tmp_path)
+    before(monkeypatch, MOMENTS[when], step_dir(lineage, 1), step_dir(lineage, 2))
+    assert nodes(tmp_path) == []
+    before(monkeypatch, MOMENTS[when])
+    assert call_json("ls", tmp_path / "ckpt", "--local", tmp_path / "node")["problems"] == []
+
+
+def test_what_is_damaged_on_a_node_stays_damaged(tmp_path: Path) -> None:
+    lineage = incremental(tmp_path)
+    part_path(lineage, 1).write_bytes(b"x" * 9000)
+    for path in step_dir(lineage, 2).glob("base-*"):
+        path.unlink()
+    assert len(nodes(tmp_path, code=1)) == 2
+    assert len(take_stock(tmp_path / "node", lineage.name, None).damaged) == 2
+
+
+@pytest.mark.parametrize("how", ["removed", "set aside"])
+def test_parts_go_before_their_bases(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lineage = incremental(tmp_path)
+    gone: list[str] = []
+
+    def noting(real: Callable[..., None]) -> Callable[..., None]:
+        def note(name: str, *arguments: Any, **options: Any) -> None:
+            gone.append(Path(name).name)
+            real(name, *arguments, **options)
+
+        return note
+
+    for call_name in ("unlink", "rename"):
+        monkeypatch.setattr(os, call_name, noting(getattr(os, call_name)))
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda where: sorted(real(where)))  # base-... before part-...
+    path = step_dir(lineage, 2)
+    if how == "removed":
+        remove_step(path)
+    else:
+        set_aside(path, spares_directory(lineage, "ab" * 16))
+    files = [name for name in gone if name.startswith(("part-", "base-"))]
+    assert files and files == sorted(files, reverse=True)
