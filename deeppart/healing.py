@@ -10,7 +10,7 @@ name: what is written there was checked to be that attempt's, and takes no place
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,8 +83,10 @@ class Healer:
         self._phase(partial(self._transfer, healing.copies, attempt))
         self._phase(partial(self._encode, healing.encodes, attempt))
 
-    def damaged_files(self, healing: Healing, recovered: Recovered, inventory: Inventory) -> set[Location]:
-        """Files that a plan reads and that turn out damaged (collective).
+    def damaged_files(
+        self, healing: Healing, recovered: Recovered, inventory: Inventory
+    ) -> tuple[set[Location], set[int]]:
+        """Files that a plan reads and that turn out damaged, and parts in memory that lack such a file (collective).
 
         Parts that the restore has read are not read again. Of bases it has read some chunks only. What is copied is
         whole files, so a part beside a damaged base counts as damaged, too.
@@ -100,12 +102,24 @@ class Healer:
             }
         damaged: list[str] = []
         for part, path, bases in sorted(each for each in mine if each[1]):
-            beside = [str(Path(path).with_name(name)) for name in bases]
-            found = [base for base in beside if self._is_damaged(base, part, None)]
+            found = self._damaged_bases(part, (Path(path).with_name(name) for name in bases))
             if found or ((part, path) not in read and self._is_damaged(path, part, recovered.attempt)):
                 damaged += [path, *found]
-        told = self._drive(self._comm.allgather(json.dumps(damaged).encode()))
-        return {inventory.location(rank, path) for rank, text in enumerate(told) for path in json.loads(text)}
+        lacking: list[int] = []
+        for part in sorted(write.part for write in healing.writes if write.rank == rank):
+            if found := self._damaged_bases(part, (path for _, path in recovered.mine[part].bases())):
+                damaged += found
+                lacking.append(part)
+        told = self._drive(self._comm.allgather(json.dumps([damaged, lacking]).encode()))
+        files, parts = set[Location](), set[int]()
+        for sender, text in enumerate(told):
+            theirs, without = json.loads(text)
+            files |= {inventory.location(sender, path) for path in theirs}
+            parts |= set(without)
+        return files, parts
+
+    def _damaged_bases(self, part: int, paths: Iterable[Path]) -> list[str]:
+        return [str(path) for path in paths if self._is_damaged(str(path), part, None)]
 
     def _is_damaged(self, path: str, part: int, attempt: Attempt | None) -> bool:
         try:
@@ -132,12 +146,17 @@ class Healer:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 
     def _write(self, healing: Healing, attempt: Attempt, memory: Mapping[int, LoadedPart]) -> None:
-        for write in healing.writes:
-            if write.rank == self._comm.rank:
-                local, part = self._levels["local"], memory[write.part]
-                for name, path in part.bases():
+        problem: DeeppartError | None = None
+        for part in (write.part for write in healing.writes if write.rank == self._comm.rank):
+            try:
+                local, loaded = self._levels["local"], memory[part]
+                for name, path in loaded.bases():
                     fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
-                fill(local.open_part(attempt, write.part, mend=True), part.pieces())
+                fill(local.open_part(attempt, part, mend=True), loaded.pieces())
+            except DeeppartError as error:  # it says nothing of the other parts
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         rank = self._comm.rank
@@ -249,9 +268,13 @@ def heal_recovered(
     """
     damaged: set[Location] = set()
     in_memory = {write.part for write in healing.writes}
-    while worse := healer.damaged_files(healing, recovered, inventory) - damaged:
+    while True:
+        worse, lacking = healer.damaged_files(healing, recovered, inventory)
+        if worse <= damaged and not lacking:
+            break
         damaged |= worse
-        recovered = replace(recovered, candidate=recovered.candidate.without_files(damaged))
+        in_memory -= lacking
+        recovered = replace(recovered, candidate=recovered.candidate.without_files(damaged).without_parts(lacking))
         healing = healing_for(protection, recovered, inventory, damaged)
         # What another plan would have written first has been in memory, and that may be in use again.
         if forgotten := {write.part for write in healing.writes} - in_memory:
@@ -262,6 +285,6 @@ def heal_recovered(
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(
             "the redundancy of a step could not be rebuilt completely",
-            found=f"no sound files of parts {parts} on nodes: damaged are " + ", ".join(map(str, sorted(damaged))),
+            found=f"no sound files of parts {parts}: damaged are " + ", ".join(map(str, sorted(damaged))),
             todo="nothing: the next checkpoint is protected again; what could be rebuilt of this one has been",
         )

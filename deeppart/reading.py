@@ -359,7 +359,8 @@ def _select(structure: Structure, values: list[Any], patterns: Sequence[str] | N
 
     def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:
         text = readable(path)
-        if (path or not isinstance(node, SavedBranch)) and covers(text, patterns):
+        container = not isinstance(node, SavedArray)
+        if (path or not isinstance(node, SavedBranch)) and covers(text, patterns, container=container):
             kept.update(_arrays(node))
             return node
         if not isinstance(node, SavedBranch):

@@ -295,8 +295,11 @@ class Scrubber:
         if not healing:
             return None
         healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
-        if worse := healer.damaged_files(healing, recovered, inventory) - damaged:  # since they were read
+        worse, lacking = healer.damaged_files(healing, recovered, inventory)
+        if not worse <= damaged:  # since they were read
             return self._repair_from(inventory, attempt, damaged | worse, staging)
+        if lacking:
+            return f"no sound source for part {min(lacking)}"
         try:
             healer.heal(healing, attempt, recovered.mine, lambda: None)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better

@@ -225,7 +225,9 @@ class _Describing:
             covered: whether a container above it is.
         """
         text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
-        covered = covered or not self._patterns or ((is_leaf or bool(path)) and covers(text, self._patterns))
+        if not covered and (is_leaf or path):
+            covered = covers(text, self._patterns, container=not isinstance(saved, SavedArray))
+        covered = covered or not self._patterns
         if isinstance(saved, SavedApart):
             trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
             found_of = [(f"rank {rank}", self._of_rank(rank, tree, covered)) for rank, tree in trees]

@@ -62,13 +62,16 @@ def has_suspicions(root: Path) -> bool:
         raise storage_error("cannot list a checkpoint directory", error, root) from error
 
 
-def read_suspicions(root: Path) -> Suspicions:
-    """All records of a persistent directory."""
+def read_suspicions(root: Path, session: str | None = None) -> Suspicions:
+    """All records of a persistent directory, or those of one session."""
     try:
-        names = sorted(name for name in access.names_in(root) if _NAME.fullmatch(name))
+        found = ((name, _NAME.fullmatch(name)) for name in access.names_in(root))
+        names = sorted(name for name, match in found if match and session in (None, match[1]))
     except OSError as error:
         return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.strerror}",))
     records, problems = [], []
+    if len(names) > _MOST_RECORDS:
+        problems.append(f"{len(names)} records of suspect steps: only {_MOST_RECORDS} of them are read")
     for name in names[-_MOST_RECORDS:]:
         path = root / name
         try:
@@ -97,9 +100,8 @@ def remove_suspicions(root: Path, kept: Collection[StepKey], newest: StepKey) ->
     Raises:
         StorageError: a removal was refused.
     """
-    for record in read_suspicions(root).records:
-        is_over = record.session == newest.session and record.sequence <= newest.sequence
-        if is_over and not any(record.may_name(key) for key in kept):
+    for record in read_suspicions(root, newest.session).records:
+        if record.sequence <= newest.sequence and not any(record.may_name(key) for key in kept):
             try:
                 access.remove(root / _name(record))
             except FileNotFoundError:

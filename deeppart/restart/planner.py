@@ -121,20 +121,22 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
 
 
 def _sort(candidates: list[Candidate], stock: Stock) -> None:
-    """Best first: the later step; of sessions, that with the latest attempt at it; of a session, its last attempt."""
+    """Best first: the later step; of sessions, that with the latest attempt at it; of a session, its last attempt.
+
+    Whatever two attempts have in common, the order is the same on all ranks.
+    """
+    ages = {each.attempt: stock.age(each.attempt) for each in candidates}
     latest: dict[tuple[int, str], tuple[bool, str, float, int]] = {}
-    for each in candidates:
-        at, age = (each.attempt.step, each.attempt.session), stock.age(each.attempt)
+    for attempt, age in ages.items():
+        at = attempt.step, attempt.session
         latest[at] = max(latest.get(at, age), age)
-    candidates.sort(
-        key=lambda each: (
-            each.attempt.step,
-            latest[each.attempt.step, each.attempt.session],
-            each.attempt.session,
-            each.attempt.sequence,
-        ),
-        reverse=True,
-    )
+
+    def rank(candidate: Candidate) -> tuple[object, ...]:
+        of = candidate.attempt
+        first = of.step, latest[of.step, of.session], of.session, of.sequence
+        return (*first, ages[of], of.lineage, of.world_size)
+
+    candidates.sort(key=rank, reverse=True)
 
 
 def _told_apart(stock: Stock, attempts: Sequence[Attempt]) -> list[str]:

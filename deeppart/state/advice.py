@@ -122,7 +122,7 @@ def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[
         return []
     if live.kind == "object":
         theirs, mine = saved.name.rpartition(".")[2], type(live.container).__name__
-        is_another = isinstance(live.container, torch.optim.Optimizer) and theirs != mine
+        is_another = isinstance(live.container, torch.optim.Optimizer) and theirs not in _goes_by(live.container)
         return [f"{readable(path)}: {theirs} in the checkpoint, {mine} here"] if is_another else []
     ours, others = _children(live), _children(saved)
     return [
@@ -131,6 +131,20 @@ def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[
         if key in others
         for line in exchanged_optimizers(others[key], each, (*path, key[1]))
     ]
+
+
+def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Names of its class and of torch's that it extends, and the same of what it wraps.
+
+    Of torch's own only the first: AdamW extends Adam, and is another.
+    """
+    names = set()
+    for each in (optimizer, getattr(optimizer, "optimizer", None)):
+        if isinstance(each, torch.optim.Optimizer):
+            classes = type(each).__mro__
+            torchs = (at for at, kind in enumerate(classes) if kind.__module__.startswith("torch.optim."))
+            names |= {kind.__name__ for kind in classes[: next(torchs, 0) + 1]}
+    return names
 
 
 def exchanged_notice(lines: list[str]) -> str:

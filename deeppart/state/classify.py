@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,6 @@ from deeppart.state.structure import Alias, encode_path, encode_tree
 from deeppart.state.ties import find_aliases
 from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
-from deeppart.state.turns import TURNS
 from deeppart.state.values import Encoded, encode_key, encode_value
 
 Flags = npt.NDArray[np.bool_]
@@ -219,7 +218,6 @@ class Classifier:
         self._calls = Calls()
         #: Of leaves of earlier structures: path -> type, and the turn at which all of it was last compared.
         self._earlier: dict[Any, tuple[LeafType, int]] = {}
-        self._oldest_earlier: int | None = None
         #: What the last checkpoint has left to compare, and the leaves compared in turn at it, with their orders.
         self._trailing: TrailingSlices | None = None
         self._trailed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
@@ -261,18 +259,12 @@ class Classifier:
         layout = self.layout
         if layout is None:
             return
-        for leaf, kind, own in zip(layout.arrays, layout.types, layout.per_rank.tolist(), strict=True):
+        for leaf, kind in zip(layout.arrays, layout.types, strict=True):
             alias = layout.aliases.get(leaf.index)
-            last = layout.record.last(leaf.index if alias is None else alias.owner)
-            if not own and last != NEVER:
+            owner = leaf.index if alias is None else alias.owner
+            last = layout.record.last(owner)
+            if not layout.per_rank[owner] and last != NEVER:
                 self._earlier[leaf.path] = kind, last
-        self._forget_earlier(frozenset())
-
-    def _forget_earlier(self, paths: Collection[Any]) -> None:
-        """These are in the state again; of the others, those that left it last are kept."""
-        kept = [each for each in self._earlier.items() if each[0] not in paths]
-        self._earlier = dict(kept[-_MOST_EARLIER:])
-        self._oldest_earlier = min((turn for _, turn in self._earlier.values()), default=None)
 
     def digests(
         self, flat: FlatState, turn: int, *, fresh: bool, owned: Mapping[int, torch.Tensor] | None = None
@@ -334,9 +326,6 @@ class Classifier:
             layout.record.in_part(*in_part, turn)
         else:
             self._trailing, self._trailed = trailing, in_part
-        if found.numbers:
-            oldest = min(int(layout.record.turns[found.numbers].min()), turn - TURNS)
-            self._calls.forget_before(oldest if self._oldest_earlier is None else min(oldest, self._oldest_earlier))
 
     def _count_trailing(self, layout: Layout) -> None:
         """What trailed was the same on all ranks."""
@@ -440,8 +429,9 @@ class Classifier:
             earlier, turn = self._earlier.get(leaf.path, (kind, NEVER))
             if known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
                 known[leaf.index], retyped[leaf.index] = turn, earlier != kind
-        if self._earlier:
-            self._forget_earlier({leaf.path for leaf in layout.arrays})
+        here = {leaf.path for leaf in layout.arrays}
+        gone = [each for each in self._earlier.items() if each[0] not in here]
+        self._earlier = dict(gone[-_MOST_EARLIER:])
         return known, retyped
 
     def _compare_leaves(self, layout: Layout, flat: FlatState, turn: int, in_full: bool, what: str) -> bool:
@@ -497,15 +487,19 @@ class Classifier:
         layout = self.layout
         assert layout is not None
         turns, retyped = known
+        # A leaf that was alike on all ranks is known to all of them, or it begins anew: the least decides.
         own_view = (2 * turns + ((turns != NEVER) & ~retyped))[: layout.shared[0]]
-        most: npt.NDArray[np.int64] = finish(self._comm, self._comm.maximum(own_view), what, self._timeout)
-        most = np.append(most, np.full(len(turns) - len(most), 2 * NEVER, dtype=np.int64))
+        least: npt.NDArray[np.int64] = -finish(self._comm, self._comm.maximum(-own_view), what, self._timeout)
+        least = np.append(least, np.full(len(turns) - len(least), 2 * NEVER, dtype=np.int64))
         news = layout.per_rank & ~before[0]
+        found: dict[int, Interval | None] = {}
         intervals: dict[int, Interval | None] = {}
-        for leaf in np.flatnonzero(news & (most != 2 * NEVER)).tolist():
-            interval = self._calls.interval(int(most[leaf]) // 2, *now)
-            if interval is not None or most[leaf] % 2:
-                intervals[leaf] = interval
+        for leaf in np.flatnonzero(news & (least != 2 * NEVER)).tolist():
+            after, same_type = divmod(int(least[leaf]), 2)
+            if after not in found:
+                found[after] = self._calls.interval(after, *now)
+            if found[after] is not None or same_type:
+                intervals[leaf] = found[after]
         diverged = list(intervals)
         own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
         own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]

@@ -16,8 +16,8 @@ from deeppart.state.turns import TURNS, slice_of
 
 #: No turn: what was never compared.
 NEVER = -1
-#: Turns that are remembered at most.
-_MOST_CALLS = 100_000
+#: Turns that are remembered.
+_MOST_CALLS = 10_000
 _Turns = npt.NDArray[np.int64]
 
 
@@ -106,7 +106,7 @@ class ComparedRecord:
 
 
 class Calls:
-    """The turns of a session, for as long as an interval may reach back."""
+    """The last turns of a session. All ranks remember the same ones: what they decide from these, they decide alike."""
 
     def __init__(self) -> None:
         self._steps: dict[int, tuple[int, bool]] = {}
@@ -114,24 +114,21 @@ class Calls:
     def note(self, turn: int, step: int, *, saved: bool) -> None:
         """The ranks have compared their states at a turn; ``saved``: and save them at some level."""
         self._steps[turn] = step, saved
-
-    def forget_before(self, turn: int) -> None:
-        """Nothing reaches back further than to this turn."""
-        while self._steps and ((oldest := next(iter(self._steps))) < turn or len(self._steps) > _MOST_CALLS):
-            del self._steps[oldest]
+        if len(self._steps) > _MOST_CALLS:
+            del self._steps[next(iter(self._steps))]
 
     def step(self, turn: int) -> int | None:
-        """The step of a turn; None if there was none."""
+        """The step of a turn; None if it is not remembered."""
         found = self._steps.get(turn)
         return None if found is None else found[0]
 
     def interval(self, after: int, before: int, before_step: int) -> Interval | None:
-        """What lies between two turns; None if no checkpoint does."""
+        """What lies between two turns, as far as it is remembered; None if no checkpoint does."""
         steps = tuple(step for turn, (step, saved) in self._steps.items() if after < turn < before and saved)
         if not steps:
             return None
         after_step = self.step(after)
-        if after_step is None:  # so long ago that it is not known any more: from there on, as far as is known
+        if after_step is None:
             after_step = next(iter(self._steps.values()))[0]
         return Interval(after, before, after_step, before_step, steps)
 

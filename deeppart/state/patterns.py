@@ -17,14 +17,17 @@ from collections.abc import Iterable
 _WILDCARD = re.compile(r"[*?\[]")
 
 
-def covers(path: str, patterns: Iterable[str]) -> bool:
+def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> bool:
     """Whether any of the globs covers what is at a readable path, and everything below that if it is a container.
 
     False of what only lies below a container that is covered: whoever walks a tree asks at every container.
+
+    Args:
+        container: whether a container is there, or may be on another rank; otherwise ``/*`` is no more than it says.
     """
     return any(
         fnmatch.fnmatchcase(path, pattern)
-        or (pattern.endswith("/*") and len(pattern) > 2 and fnmatch.fnmatchcase(path, pattern[:-2]))
+        or (container and pattern.endswith("/*") and len(pattern) > 2 and fnmatch.fnmatchcase(path, pattern[:-2]))
         for pattern in patterns
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state import comparing, fingerprint
+from deeppart.state import compared, comparing, fingerprint
 from deeppart.state.compared import NEVER, Calls, ComparedRecord, compared_earlier
 from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import device_digests, full_digest
@@ -396,6 +396,16 @@ def test_the_record_never_says_more_than_was_compared() -> None:
             assert record.last(2) > turn - 3 * TURNS
 
 
+def test_what_is_no_longer_remembered_is_suspect_as_far_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compared, "_MOST_CALLS", 3)
+    calls = Calls()
+    for turn in range(5):
+        calls.note(turn, 100 + turn, saved=True)
+    assert calls.step(1) is None and calls.step(2) == 102
+    interval = calls.interval(0, 5, 105)
+    assert interval is not None and interval.steps == (102, 103, 104) and interval.after_step == 102
+
+
 def test_what_a_manifest_says_of_leaves_compared_earlier() -> None:
     calls = Calls()
     for turn, number in ((0, 100), (1, 110), (2, 120)):
@@ -410,5 +420,3 @@ def test_what_a_manifest_says_of_leaves_compared_earlier() -> None:
     interval = calls.interval(0, 3, 130)
     assert interval is not None and interval.steps == (110, 120) and interval.after_step == 100
     assert calls.interval(2, 3, 130) is None
-    calls.forget_before(1)
-    assert calls.step(0) is None and calls.step(1) == 110

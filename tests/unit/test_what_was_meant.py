@@ -185,12 +185,26 @@ def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: dee
     with pytest.warns(deeppart.DeeppartWarning, match="optimizer: Adam in the checkpoint, AdamW here"):
         assert ck.restore({"model": model, "optimizer": other}) == 1
 
-    class Adam(torch.optim.Adam):
-        """The same by another module's name."""
+    class Mine(torch.optim.Adam):
+        """Extends the class that was saved."""
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert ck.restore({"model": model, "optimizer": Adam(model.parameters())}) == 1
+    class Wrapping(torch.optim.Optimizer):
+        """As accelerate's: hands all on to another optimizer."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+            self.param_groups, self.state = optimizer.param_groups, optimizer.state
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.optimizer.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.optimizer.load_state_dict(state_dict)
+
+    for live in (Mine(model.parameters()), Wrapping(torch.optim.Adam(model.parameters()))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert ck.restore({"model": model, "optimizer": live}) == 1
 
 
 def test_an_optimizer_of_another_class_that_cannot_take_it_is_named(ck: deeppart.Checkpointer) -> None:
