@@ -8,6 +8,8 @@ Invariants
   found at the start come before them; among these, the times in their manifests decide.
 * Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.levels.presence`). The others take
   no step's place; one with a sound manifest goes when it is older than those kept, one with a damaged one stays.
+* Only what is seen to have no manifest is taken for unfinished: not what cannot be seen, since the directory may be
+  away for a moment.
 * A step that was committed several times counts once. A job that is done and started again, saving its last step each
   time, does not lose the way back by that.
 """
@@ -17,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest
 from deeppart.levels.presence import first_problem
-from deeppart.levels.steps import step_directory
+from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import StepKey
 from deeppart.part import Signing
 
@@ -64,9 +67,11 @@ class Keeping:
         Raises:
             StorageError: the directory cannot be read.
         """
+        listed = list_steps(self._root)
         present = set(committed_steps(self._root))
         # A removal that was refused half-way has taken the manifest.
-        dropped = ((self._earlier | set(abandoned)) - present) | self._leaving
+        unseen = (self._earlier | set(abandoned)) - present
+        dropped = {key for key in unseen & listed.keys() if _is_unfinished(listed[key])} | self._leaving
         if self._keep:
             committed = [key for key in self._own if key in present]
             latest = {key.step: key for key in committed}
@@ -131,6 +136,14 @@ class Keeping:
                     f"{problem}"
                 )
         return self._counts[step.key]
+
+
+def _is_unfinished(directory: Path) -> bool:
+    """Whether a step has no manifest, by its own directory: one that was not found may be away with all the rest."""
+    try:
+        return MANIFEST_NAME not in access.names_in(directory)
+    except OSError:
+        return False
 
 
 def in_order_of_commits(steps: Collection[CommittedStep]) -> list[CommittedStep]:

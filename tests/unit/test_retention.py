@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 import deeppart
+from deeppart.levels.keeping import Keeping
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.levels.timestamps import CommitClock
@@ -24,6 +26,7 @@ def test_a_file_system_that_removes_slowly_holds_up_no_node(tmp_path: Path, monk
     """It can take seconds."""
     begun, go_on = threading.Event(), threading.Event()
     old = StepKey(1, "a" * 32, 0)
+    step_directory(tmp_path, old).mkdir()
 
     def slow(self: PersistentLevel, keys: set[StepKey]) -> None:
         assert keys == {old}
@@ -101,6 +104,35 @@ def test_a_step_that_cannot_be_restored_does_not_count_and_that_is_told(tmp_path
     told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
     assert len(told) == 1 and "step 2 cannot be restored" in told[0] and "does not count for `keep`" in told[0]
     assert steps_in(tmp_path) == [3, 4]
+
+
+def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not seen is not taken for unfinished, and removed when the directory is back."""
+    root, elsewhere = tmp_path / "here", tmp_path / "away"
+    config = deeppart.Config(persistent_dir=str(root), keep={"persistent": 3}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.checkpoint({"x": 1}, 1).wait(timeout=PATIENCE_S)
+    count, counted = Keeping.removable, []
+
+    def away(self: Keeping, abandoned: Collection[StepKey]) -> set[StepKey]:
+        counted.append(len(counted))
+        if counted[-1]:
+            return count(self, abandoned)
+        root.rename(elsewhere)
+        try:
+            return count(self, abandoned)
+        finally:
+            elsewhere.rename(root)
+
+    monkeypatch.setattr(Keeping, "removable", away)
+    with warnings.catch_warnings(), deeppart.Checkpointer(config) as checkpointer:
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        assert checkpointer.restore({"x": 0}) == 1
+        for step in (2, 3):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    assert len(counted) == 2 and steps_in(root) == [1, 2, 3]
 
 
 def test_with_one_step_of_its_own_the_one_that_counts_stays(tmp_path: Path) -> None:
