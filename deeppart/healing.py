@@ -22,7 +22,7 @@ from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
-from deeppart.levels.files import DurableFile, fill
+from deeppart.levels.files import DurableFile, fill_unnamed
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.loading import LoadedPart, sound_pieces
@@ -31,7 +31,7 @@ from deeppart.part import FileSource, PartReader
 from deeppart.protection import Protection
 from deeppart.recovery import Recovered
 from deeppart.redundancy import ParitySet
-from deeppart.restart import Encode, Healing, Inventory, Location, Transfer, Wish, plan_healing
+from deeppart.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[Any]], Any]
@@ -70,7 +70,7 @@ class Healer:
         def to_nodes() -> None:
             problem: DeeppartError | None = None
             try:
-                self._write(healing, attempt, memory)
+                self._write(healing.writes, attempt, memory)
             except DeeppartError as error:
                 problem = error  # other ranks count on this one in the exchange all the same
             finally:
@@ -145,18 +145,44 @@ class Healer:
         if told is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 
-    def _write(self, healing: Healing, attempt: Attempt, memory: Mapping[int, LoadedPart]) -> None:
+    def _write(self, writes: Sequence[Write], attempt: Attempt, memory: Mapping[int, LoadedPart]) -> None:
+        """Write parts that are in memory. None gets its name before all ranks have written theirs.
+
+        What a part was read from may lie in the place of another one, and is needed until the part has been written.
+        """
+        if not writes:
+            return
         problem: DeeppartError | None = None
-        for part in (write.part for write in healing.writes if write.rank == self._comm.rank):
+        written: list[list[DurableFile]] = []
+        for part in (write.part for write in writes if write.rank == self._comm.rank):
             try:
-                local, loaded = self._levels["local"], memory[part]
-                for name, path in loaded.bases():
-                    fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
-                fill(local.open_part(attempt, part, mend=True), loaded.pieces())
+                written.append(self._write_unnamed(part, attempt, memory[part]))
             except DeeppartError as error:  # it says nothing of the other parts
+                problem = problem or error
+        try:
+            self._drive(self._comm.allgather(b""))
+        except BaseException:
+            _drop(file for files in written for file in files)
+            raise
+        for files in written:
+            try:
+                _name(files)
+            except DeeppartError as error:
                 problem = problem or error
         if problem is not None:
             raise problem
+
+    def _write_unnamed(self, part: int, attempt: Attempt, loaded: LoadedPart) -> list[DurableFile]:
+        """A part and its bases, which come first: they get their names in this order."""
+        local, files = self._levels["local"], list[DurableFile]()
+        try:
+            for name, path in loaded.bases():
+                files.append(fill_unnamed(local.open_base(attempt, name, mend=True), sound_pieces(path)))
+            files.append(fill_unnamed(local.open_part(attempt, part, mend=True), loaded.pieces()))
+        except BaseException:
+            _drop(files)
+            raise
+        return files
 
     def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
         rank = self._comm.rank
@@ -214,13 +240,26 @@ class Healer:
     def _commit(self, operation: Operation[list[DurableFile]]) -> None:
         files = self._drive(operation)
         assert isinstance(files, list)
+        _name(files)
+
+
+def _name(files: Sequence[DurableFile]) -> None:
+    """Give files their names, in this order: all of them, or none from the first that cannot have it.
+
+    Raises:
+        StorageError: the operating system refused.
+    """
+    for position, file in enumerate(files):
         try:
-            for file in files:
-                file.commit()
+            file.commit()
         except StorageError:
-            for file in files:
-                file.abort()
+            _drop(files[position:])
             raise
+
+
+def _drop(files: Iterable[DurableFile]) -> None:
+    for file in files:
+        file.abort()
 
 
 def healing_for(

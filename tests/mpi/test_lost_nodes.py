@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 import deeppart
 from deeppart.errors import RestoreError
+from deeppart.loading import LoadedPart
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -260,3 +263,42 @@ def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage
         assert step == 2 and good
         assert any("its redundancy is not rebuilt: it was saved under another lineage" in line for line in explanation)
         assert not gained
+
+
+def in_each_others_places(comm: Any, directory: Path, compression: str) -> list[Any]:
+    """On each node, of which only one file of each part is left, two parts lie in each other's places."""
+    settings = {**PARTNER, "node_size": 2, "compression": compression}
+    save(comm, directory, settings, (1,))
+    if comm.rank == 0:
+        local = directory / "local"
+        for copy in local.glob("*/*/partner/step-*/*.dpp"):
+            copy.unlink()
+        for node in range(2):
+            one, other = sorted((local / f"node{node}").glob("*/step-*/*.dpp"))
+            one.rename(one.with_suffix(".moved"))
+            other.rename(one)
+            one.with_suffix(".moved").rename(other)
+    comm.Barrier()
+    results = [restore(comm, directory, settings)]
+    for node in range(2):
+        lose(comm, directory, node)
+        results.append(restore(comm, directory, settings))
+    return results
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_parts_in_each_others_places_are_written_before_any_is_replaced(
+    run_on: Any, shared_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mpi4py import MPI
+
+    pieces = LoadedPart.pieces
+
+    def last(part: LoadedPart) -> Iterator[memoryview | bytes]:
+        time.sleep(MPI.COMM_WORLD.rank % 2)  # the other rank of the node is done before this one begins
+        yield from pieces(part)
+
+    monkeypatch.setattr(LoadedPart, "pieces", last)
+    for results in run_on(4, in_each_others_places, shared_path, compression):
+        assert [(step, good) for step, good, _ in results] == [(1, True)] * 3, results
