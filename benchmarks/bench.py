@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -39,22 +37,14 @@ from rich.console import Console
 
 from benchmarks.cases import CASES, QUICK, Case, with_repetitions
 from benchmarks.figures import summarize
+from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
 from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
 from benchmarks.report import show, show_briefly
 from benchmarks.settings import CONTESTANTS, STATES, Settings
 from benchmarks.workload import BERT_LAYERS, state_bytes, state_leaves
 
-ROOT = Path(__file__).resolve().parents[1]
-#: Variables by which a launcher, or the shell around the run, would reach into the ranks.
-_FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")
 _PROCESS_BYTES = 700 << 20
-#: Copies of 1 MiB and more are written around the caches (glibc on x86).
-BYPASS_CACHES = "glibc.cpu.x86_non_temporal_threshold=0x100000"
-
-
-class CannotRunError(Exception):
-    """Something is missing here; the message says what, and the way out."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         _check_options(options)
         alone = _own_case(options)
         cases = with_repetitions((alone,) if alone else _cases(options), options.repeat)
-        launcher = _find_launcher()
+        launcher = find_launcher()
         for case in cases:
             try:
                 _check_room(options, case)
@@ -217,16 +207,6 @@ def _check_room(options: argparse.Namespace, case: Case) -> None:
             raise CannotRunError(f"{needed} needed in {path}, {found} free: choose another directory")
 
 
-def _find_launcher() -> list[str]:
-    """The command that starts MPI ranks: beside this Python, else from PATH."""
-    beside = Path(sys.prefix) / "bin" / "mpirun"
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
-    if found is None:
-        raise CannotRunError("no mpirun beside this Python nor on PATH: pip install 'deeppart[mpich]'")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return [found, "-launcher", "fork"] if "HYDRA" in version.upper() else [found]
-
-
 def _measure(options: argparse.Namespace, case: Case, launcher: list[str]) -> dict[str, Any] | None:
     """Run the ranks in directories of their own, which are removed; None if they failed."""
     gigabytes = state_bytes(case.scale, case.layers, case.state) / 1e9
@@ -244,49 +224,11 @@ def _measure(options: argparse.Namespace, case: Case, launcher: list[str]) -> di
         settings_path, result_path = Path(work) / "settings.json", Path(work) / "result.json"
         settings.save(settings_path)
         command = [*launcher, "-n", str(case.ranks), sys.executable, "-m", "mpi4py", "-m", "benchmarks.worker"]
-        environment = _environment(timeout, tunables)
-        if not _run([*command, str(settings_path), str(result_path)], work, timeout, environment):
+        environment = environment_of_ranks(timeout, tunables)
+        if not run_ranks([*command, str(settings_path), str(result_path)], work, timeout, environment):
             return None
         session = json.loads(result_path.read_text(encoding="utf-8"))
         return summarize(session, asdict(settings), machine)
-
-
-def _run(command: list[str], directory: str, timeout: float, environment: dict[str, str]) -> bool:
-    """Run the launcher in a session of its own, and stop all of it after ``timeout`` seconds or an interrupt."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, cwd=directory, env=environment, start_new_session=True
-    )
-    try:
-        code = process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        print(f"bench: the ranks did not finish within {timeout:.0f} s and are stopped", file=sys.stderr)
-        return False
-    finally:
-        _stop(process)
-    if code != 0:
-        print(f"bench: MALFUNCTION, the ranks ended with exit code {code}; see above", file=sys.stderr)
-    return code == 0
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End what is left; the ranks end with the launcher (see worker.py)."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _environment(timeout: float, tunables: str) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
-    env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPIEXEC_TIMEOUT": str(int(timeout) + 20)}
-    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if tunables:
-        env["GLIBC_TUNABLES"] = tunables
-    return env | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 
 
 if __name__ == "__main__":

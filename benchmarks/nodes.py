@@ -26,7 +26,7 @@ from typing import Any
 if __name__ == "__main__":  # runs from a checkout, installed or not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.bench import CannotRunError, _environment, _find_launcher, _run
+from benchmarks.launching import BYPASS_CACHES, CannotRunError, environment_of_ranks, find_launcher, run_ranks
 from benchmarks.machine import describe_machine
 from benchmarks.memory import available_bytes
 
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="deeppart-bench-", dir=options.tmpfs) as tmpfs:
             result = Path(tmpfs) / "result.json"
             command = [
-                *_find_launcher(),
+                *find_launcher(),
                 "-n",
                 str(RANKS),
                 sys.executable,
@@ -96,8 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
             ]
             command += ["--mib", str(options.mib), "--repeat", str(options.repeat), "--only", options.only]
             command += ["--tmpfs", tmpfs, "--json", str(result)]
-            environment = _environment(1800, "" if options.plain else "glibc.cpu.x86_non_temporal_threshold=0x100000")
-            if not _run(command, tmpfs, 1800, environment):
+            environment = environment_of_ranks(1800, "" if options.plain else BYPASS_CACHES)
+            if not run_ranks(command, tmpfs, 1800, environment):
                 return 1
             turns = json.loads(result.read_text())
             document = {"mib": options.mib, "machine": describe_machine({"nodes": tmpfs}), "turns": turns}

@@ -24,8 +24,10 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench import BYPASS_CACHES, ROOT, CannotRunError, _environment, _find_launcher, _run
+from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
 from benchmarks.machine import describe_machine
+from benchmarks.settings import STATES, Settings
+from benchmarks.workload import BERT_LAYERS
 
 _TIMEOUT_S = 900.0
 BEFORE, NOW = "before", "now"
@@ -43,7 +45,7 @@ def compare(before: Path, options: argparse.Namespace) -> list[dict[str, Times]]
     Raises:
         CannotRunError: there is no launcher.
     """
-    launcher = _find_launcher()
+    launcher = find_launcher()
     pairs: list[dict[str, Times]] = []
     for number in range(options.pairs):
         order = (BEFORE, NOW) if number % 2 == 0 else (NOW, BEFORE)
@@ -59,12 +61,14 @@ def _run_once(checkout: Path, options: argparse.Namespace, launcher: list[str]) 
         tempfile.TemporaryDirectory(prefix="deeppart-versions-") as work,
     ):
         settings, result = Path(work) / "settings.json", Path(work) / "result.json"
-        document = {"disk": disk, "tmpfs": tmpfs, "repeat": options.repeat, "scale": options.scale}
-        settings.write_text(json.dumps(document), encoding="utf-8")
+        state, contestants = STATES[0], ("deeppart", "deeppart lazy")
+        Settings(options.ranks, state, options.scale, BERT_LAYERS, options.repeat, disk, tmpfs, contestants).save(
+            settings
+        )
         module = ["-m", "mpi4py", "-m", "benchmarks.versions_rank", str(checkout), str(settings), str(result)]
         command = [*launcher, "-n", str(options.ranks), sys.executable, *module]
-        environment = _environment(_TIMEOUT_S, BYPASS_CACHES)
-        if not _run(command, work, _TIMEOUT_S, environment):
+        environment = environment_of_ranks(_TIMEOUT_S, BYPASS_CACHES)
+        if not run_ranks(command, work, _TIMEOUT_S, environment):
             raise _MalfunctionError
         times: Times = json.loads(result.read_text(encoding="utf-8"))
         return times

@@ -28,9 +28,10 @@ from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.per_rank import WAYS
 from deeppart.state.apart import encode_own
 from deeppart.state.capture import CapturePlan, Staging, staging_bytes
-from deeppart.state.classify import DIGESTS, Classified, Classifier, Layout
+from deeppart.state.classify import DIGESTS, Classified, Classifier
 from deeppart.state.comparing import UNREAD
 from deeppart.state.deferred import DeferredCopy
+from deeppart.state.derived import Layout
 from deeppart.state.divergence import Divergence
 from deeppart.state.document import Own, PartDocument
 from deeppart.state.flatten import Cuts, ExactPath, FlatState, readable

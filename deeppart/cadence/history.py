@@ -14,7 +14,7 @@ from typing import Any
 from deeppart import access
 from deeppart.cadence.failures import Run
 from deeppart.errors import FormatError, StorageError
-from deeppart.levels.files import read_file, write_file
+from deeppart.levels.small_files import read_file, write_file
 from deeppart.levels.steps import MANIFEST_NAME, list_steps
 from deeppart.levels.timestamps import now, seconds_of, timestamp
 from deeppart.model import LEVELS

@@ -11,10 +11,10 @@ from deeppart.comm.base import Comm
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.errors import FormatError, StorageError
-from deeppart.levels.files import read_file
 from deeppart.levels.node import take_stock
 from deeppart.levels.persistent import MANIFEST_LIMIT_BYTES, PersistentLevel
 from deeppart.levels.presence import part_problem
+from deeppart.levels.small_files import read_file
 from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.model import Manifest
 from deeppart.part import Signing, decode_manifest

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError, StorageError
-from deeppart.levels.persistent import CommittedStep, committed_steps, read_manifest
+from deeppart.levels.persistent import CommittedStep, committed_among, read_manifest
 from deeppart.levels.presence import first_problem
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, step_directory
 from deeppart.model import StepKey
@@ -68,7 +68,7 @@ class Keeping:
             StorageError: the directory cannot be read.
         """
         listed = list_steps(self._root)
-        present = set(committed_steps(self._root))
+        present = set(committed_among(listed, self._root))
         # A removal that was refused half-way has taken the manifest.
         unseen = (self._earlier | set(abandoned)) - present
         dropped = {key for key in unseen & listed.keys() if _is_unfinished(listed[key])} | self._leaving

@@ -31,7 +31,8 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.levels.files import DurableFile, create_file, fill, read_file, storage_error
+from deeppart.levels.files import DurableFile, fill, storage_error
+from deeppart.levels.small_files import create_file, read_file
 from deeppart.levels.timestamps import now
 from deeppart.part import is_hex32
 from deeppart.part.format import short

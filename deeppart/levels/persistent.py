@@ -26,9 +26,10 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
-from deeppart.levels.files import DurableFile, create_file, make_directory, read_file, storage_error
+from deeppart.levels.files import DurableFile, make_directory, storage_error
 from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, SMALL_FILE_BYTES, take_lineage
 from deeppart.levels.rate import RateLimit
+from deeppart.levels.small_files import create_file, read_file
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
 from deeppart.levels.suspects import has_suspicions, remove_suspicions
 from deeppart.levels.timestamps import CommitClock, now
@@ -218,8 +219,17 @@ def committed_steps(root: Path) -> list[StepKey]:
     Raises:
         StorageError: the root cannot be listed.
     """
+    return committed_among(list_steps(root), root)
+
+
+def committed_among(listed: Mapping[StepKey, Path], root: Path) -> list[StepKey]:
+    """Those of the step directories of a root that have a manifest, in their order.
+
+    Raises:
+        StorageError: one of them cannot be looked into.
+    """
     try:
-        return [key for key, directory in list_steps(root).items() if access.exists(directory / MANIFEST_NAME)]
+        return [key for key, directory in listed.items() if access.exists(directory / MANIFEST_NAME)]
     except OSError as error:
         raise storage_error("cannot look for manifests", error, root) from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deeppart.errors import StorageError
-from deeppart.levels.files import read_file, write_file
+from deeppart.levels.small_files import read_file, write_file
 from deeppart.levels.timestamps import now
 from deeppart.part import is_hex32
 from deeppart.part.json_text import parse_json

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError, StorageError
-from deeppart.levels.files import create_file, read_file, storage_error
+from deeppart.levels.files import storage_error
+from deeppart.levels.small_files import create_file, read_file
 from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
 from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 

@@ -9,10 +9,8 @@ differ stays per rank as long as the structure stands. It is on record when all 
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,167 +21,23 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
-from deeppart.state.compared import NEVER, Calls, ComparedRecord, Interval, compared_earlier
-from deeppart.state.comparing import COMPARED, TRAILING, UNREAD, Comparison
-from deeppart.state.divergence import Divergence, find_groups
-from deeppart.state.divergence import describe as describe_divergence
+from deeppart.state.compared import NEVER, Calls, Interval, compared_earlier
+from deeppart.state.comparing import COMPARED, TRAILING, UNREAD
+from deeppart.state.derived import Flags, Layout, derive, refresh
+from deeppart.state.divergence import Divergence, describe, find_groups
+from deeppart.state.earlier import Earlier
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
-from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, Path, canonical_order, readable
-from deeppart.state.leaves import LeafType, leaf_type
+from deeppart.state.flatten import ArrayLeaf, FlatState, readable
+from deeppart.state.leaves import leaf_type
+from deeppart.state.ordering import in_order
 from deeppart.state.replication import ALL, NONE, VERIFY, Replication
-from deeppart.state.runs import encode_leaf_value, make_run, run_kind
-from deeppart.state.structure import Alias, encode_path, encode_tree
-from deeppart.state.ties import find_aliases
+from deeppart.state.runs import encode_leaf_value
 from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
-from deeppart.state.values import Encoded, encode_key, encode_value
+from deeppart.state.values import Encoded, encode_value
 
-Flags = npt.NDArray[np.bool_]
-#: Leaves that have left the state, of which it is remembered when they were last compared.
-_MOST_EARLIER = 10_000
 #: Names of the digests that a rank brings into the reduction of a checkpoint.
 DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
-
-
-@dataclass(slots=True)
-class Layout:
-    """What is derived from a state's structure, kept while the structure stands.
-
-    Attributes:
-        tokens, token_types, pointers, orders: of the state this was made from.
-        tree: JSON form of the tree (rank 0's goes into the checkpoint).
-        types: type of each leaf.
-        aliases: leaves that share memory with another.
-        structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
-        type_digests: fingerprint of each leaf's type and ties.
-        per_rank, per_rank_values: what the ranks found to differ.
-        unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
-        comparison: what compares the leaves while they are held to be replicated.
-        record: when all of each leaf was last compared.
-        arrays: paths of the leaves.
-        shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
-            0's or stand apart, and are not compared.
-        forced, forced_values: leaves and values that are per rank whatever the ranks hold.
-        trusted, trusted_values: those that are taken to be equal, and not compared.
-        verified: leaves that are compared in full every time.
-    """
-
-    tokens: list[Any]
-    token_types: list[Any]
-    pointers: array[int]
-    orders: list[Any]
-    tree: Any
-    types: list[LeafType]
-    aliases: dict[int, Alias]
-    structure_digest: int
-    type_digests: npt.NDArray[np.int64]
-    per_rank: Flags
-    per_rank_values: Flags
-    comparison: Comparison
-    record: ComparedRecord
-    arrays: list[ArrayLeaf]
-    shared: tuple[int, int]
-    forced: Flags
-    forced_values: Flags
-    trusted: Flags
-    trusted_values: Flags
-    verified: frozenset[int]
-    unordered: set[int] = field(default_factory=set)
-
-    def stands_for(self, flat: FlatState, replication: Replication) -> bool:
-        """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
-        # the same objects where the template fitted
-        if flat.tokens is not self.tokens and flat.tokens != self.tokens:
-            return False
-        if flat.types is not self.token_types and flat.types != self.token_types:
-            return False
-        if flat.pointers != self.pointers:
-            if find_aliases(flat, self.types) != self.aliases:
-                return False
-            self.pointers = flat.pointers
-        if flat.orders != self.orders:
-            # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
-            self.tree, self.orders = encode_tree(flat.root), flat.orders
-            self.structure_digest = _structure_digest(flat, replication)
-        return True
-
-
-def describe(flat: FlatState, replication: Replication) -> Layout:
-    """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
-    types = [leaf_type(data) for data in flat.data]
-    modes = _modes([leaf.path for leaf in flat.arrays], flat.shared[0], replication)
-    value_modes = _modes([leaf.path for leaf in flat.values], flat.shared[1], replication)
-    layout = Layout(
-        tokens=flat.tokens,
-        token_types=flat.types,
-        pointers=flat.pointers,
-        orders=flat.orders,
-        tree=encode_tree(flat.root),
-        types=types,
-        aliases=find_aliases(flat, types),
-        structure_digest=_structure_digest(flat, replication),
-        type_digests=np.zeros(0, dtype=np.int64),
-        per_rank=modes == NONE,
-        per_rank_values=value_modes == NONE,
-        comparison=Comparison([], flat, types),
-        record=ComparedRecord(len(types)),
-        arrays=flat.arrays,
-        shared=flat.shared[:2],
-        forced=modes == NONE,
-        forced_values=value_modes == NONE,
-        trusted=modes == ALL,
-        trusted_values=value_modes == ALL,
-        verified=frozenset(np.flatnonzero(modes == VERIFY).tolist()),
-    )
-    _refresh(layout, flat)
-    return layout
-
-
-def _modes(paths: list[Path], shared: int, replication: Replication) -> npt.NDArray[np.str_]:
-    """The mode of each leaf; those outside the structure that all ranks share are nobody else's."""
-    modes = np.full(len(paths), NONE, dtype="<U8")
-    if replication.uniform is not None:
-        modes[:shared] = replication.uniform
-    else:
-        modes[:shared] = [replication.mode(path) for path in paths[:shared]]
-    return modes
-
-
-def _refresh(layout: Layout, flat: FlatState) -> None:
-    """Renew what depends on which leaves are replicated."""
-    aliases = layout.aliases
-    layout.type_digests = np.array(
-        [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
-    )
-    skipped = layout.per_rank | layout.trusted
-    compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
-    verified = layout.verified.intersection(compared)
-    layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
-
-
-def _structure_digest(flat: FlatState, replication: Replication) -> int:
-    """Of what must be equal on all ranks."""
-    shared = flat.shared[2]
-    orders = [
-        [encode_path(path), [encode_key(key, "a dict key") for key in keys]]
-        for place, path, keys in flat.ordered
-        if place <= shared and replication.mode(path) != ALL
-    ]
-    return hash_json([_skeleton(flat.tokens[:shared]), orders] if orders else _skeleton(flat.tokens[:shared]))
-
-
-def _skeleton(tokens: list[Any]) -> list[Any]:
-    """Containers, keys and leaves in canonical order as JSON: what must be equal on all ranks.
-
-    ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
-    """
-    return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
-
-
-def _token_text(token: Any) -> Encoded:
-    if token is ARRAY or token is VALUE or token is APART:
-        return token
-    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +70,7 @@ class Classifier:
         self._compares = self._mode not in (ALL, NONE)
         self._watch = TrainingWatch(SMALL_LEAF_BYTES) if self._compares and self._mode != VERIFY else None
         self._calls = Calls()
-        #: Of leaves of earlier structures: path -> type, and the turn at which all of it was last compared.
-        self._earlier: dict[Any, tuple[LeafType, int]] = {}
+        self._earlier = Earlier()
         #: What the last checkpoint has left to compare, and the leaves compared in turn at it, with their orders.
         self._trailing: TrailingSlices | None = None
         self._trailed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
@@ -250,21 +103,10 @@ class Classifier:
         self.values = [encode_value(leaf.value, "") if _scalar(leaf.value) else _encode(leaf) for leaf in flat.values]
         if self.layout is not None and self.layout.stands_for(flat, self.replication):
             return False
-        self._remember_leaves()
-        self.layout = describe(flat, self.replication)
+        if self.layout is not None:
+            self._earlier.remember(self.layout)
+        self.layout = derive(flat, self.replication)
         return True
-
-    def _remember_leaves(self) -> None:
-        """The structure changes: what was replicated stays under watch at its path."""
-        layout = self.layout
-        if layout is None:
-            return
-        for leaf, kind in zip(layout.arrays, layout.types, strict=True):
-            alias = layout.aliases.get(leaf.index)
-            owner = leaf.index if alias is None else alias.owner
-            last = layout.record.last(owner)
-            if not layout.per_rank[owner] and last != NEVER:
-                self._earlier[leaf.path] = kind, last
 
     def digests(
         self, flat: FlatState, turn: int, *, fresh: bool, owned: Mapping[int, torch.Tensor] | None = None
@@ -358,12 +200,12 @@ class Classifier:
         layout = self.layout
         assert layout is not None
         behind = self._compare_trailing(layout, fresh, what)
-        (known, retyped), vouched = self._known_before(layout, fresh), layout.record.vouched
+        (known, retyped), vouched = self._earlier.known(layout, fresh), layout.record.vouched
         if fresh:
             layout.per_rank[:] = layout.forced
             layout.per_rank_values[:] = layout.forced_values
         if self._mode == "none":
-            _refresh(layout, flat)
+            refresh(layout, flat)
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
         if behind is not None:
@@ -383,7 +225,7 @@ class Classifier:
         else:
             self._count(layout, turn, False, None)
         if fresh or (layout.per_rank & ~before[0]).any():
-            _refresh(layout, flat)
+            refresh(layout, flat)
         return self._classified(flat, before, (known, retyped), (turn, step), what)
 
     def _compare_trailing(self, layout: Layout, fresh: bool, what: str) -> Flags | None:
@@ -421,19 +263,6 @@ class Classifier:
         refuted: Flags = most > 0
         return refuted
 
-    def _known_before(self, layout: Layout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
-        """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new."""
-        known, retyped = layout.record.turns.copy(), np.zeros(len(layout.types), dtype=np.bool_)
-        known[layout.per_rank] = NEVER
-        for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
-            earlier, turn = self._earlier.get(leaf.path, (kind, NEVER))
-            if known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
-                known[leaf.index], retyped[leaf.index] = turn, earlier != kind
-        here = {leaf.path for leaf in layout.arrays}
-        gone = [each for each in self._earlier.items() if each[0] not in here]
-        self._earlier = dict(gone[-_MOST_EARLIER:])
-        return known, retyped
-
     def _compare_leaves(self, layout: Layout, flat: FlatState, turn: int, in_full: bool, what: str) -> bool:
         """Find the leaves that differ (collective); returns whether all was compared in full for it."""
         comparison = layout.comparison
@@ -452,7 +281,7 @@ class Classifier:
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
         """What is compared of a value: its encoding, or that of its entries in canonical order."""
         assert self.layout is not None
-        return _in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
+        return in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
 
     def _unequal_values(self, flat: FlatState, what: str) -> Flags:
         """Values that differ between ranks (collective); the order of a plain dict's entries is no difference."""
@@ -465,7 +294,7 @@ class Classifier:
         unequal = self._unequal(digests, layout.shared[1], what)
         asked = np.flatnonzero(unequal & ~layout.per_rank_values).tolist()
         if asked:
-            ordered = np.array([hash_json(_in_order(flat.values[index].value)) for index in asked], np.int64)
+            ordered = np.array([hash_json(in_order(flat.values[index].value)) for index in asked], np.int64)
             still = self._unequal(ordered, len(ordered), what)
             same = [index for index, differs in zip(asked, still.tolist(), strict=True) if not differs]
             layout.unordered.update(same)
@@ -506,7 +335,7 @@ class Classifier:
         groups = find_groups(
             flat, diverged, lambda text: finish(self._comm, self._comm.allgather(text), what, self._timeout)
         )
-        told = describe_divergence(flat, diverged, groups, list(intervals.values()))
+        told = describe(flat, diverged, groups, list(intervals.values()))
         return Classified(tuple(readable(path) for path in own), told)
 
     def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> bool:
@@ -518,7 +347,7 @@ class Classifier:
         for index in unequal:
             layout.aliases.pop(index, None)
         if unequal:
-            _refresh(layout, flat)
+            refresh(layout, flat)
         return bool(unequal)
 
     def _unequal(self, digests: npt.NDArray[np.int64], shared: int, what: str) -> Flags:
@@ -528,22 +357,6 @@ class Classifier:
         unequal: Flags = np.zeros(len(digests), dtype=np.bool_)
         unequal[:shared] = most[:shared] != -most[shared:]
         return unequal
-
-
-def _in_order(value: Any) -> Encoded:
-    """A value's encoding, that of dicts with their entries in canonical order, of ordered dicts in their own."""
-    return encode_leaf_value(_ordered(value), "")
-
-
-def _ordered(value: Any) -> Any:
-    kind = run_kind(value)
-    if kind is None:
-        return value
-    if isinstance(value, OrderedDict):
-        keys: Any = list(value)  # two of them in other orders are not equal
-    else:
-        keys = canonical_order(value) if isinstance(value, dict) else range(len(value))
-    return make_run(kind, keys, [_ordered(value[key]) for key in keys])
 
 
 def _scalar(value: Any) -> bool:

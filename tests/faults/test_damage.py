@@ -40,8 +40,8 @@ def sound(memory: Path) -> Path:
     with deeppart.Checkpointer(config(directory, keep={"local": 2, "persistent": 2})) as ck:
         for step in STEPS:
             pending = ck.checkpoint(state(step), step)
-            pending.wait("local", timeout=30)
-            pending.wait("persistent", timeout=30)
+            pending.wait("local", timeout=200)
+            pending.wait("persistent", timeout=200)
     return directory
 
 
@@ -359,8 +359,8 @@ def test_a_damaged_lock_file_keeps_nobody_out(directory: Path, content: bytes) -
 def test_damage_while_the_job_runs_is_noticed_at_the_next_restore(directory: Path) -> None:
     with deeppart.Checkpointer(config(directory)) as ck:
         pending = ck.checkpoint(state(3), 3)
-        pending.wait("local", timeout=30)
-        pending.wait("persistent", timeout=30)
+        pending.wait("local", timeout=200)
+        pending.wait("persistent", timeout=200)
         assert ck._pipeline.drain(30)  # nothing is being removed any more
         for level in ("local", "persistent"):
             flip(part(directory, level, 3), 5000)

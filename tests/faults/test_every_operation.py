@@ -80,10 +80,10 @@ def operations(directory: Path, level: str) -> int:
     with StorageFaults(directory / level) as faults:
         with deeppart.Checkpointer(config(directory)) as ck:
             for step in (1, 2, 3):
-                ck.checkpoint(state(step), step).wait(timeout=30)
+                ck.checkpoint(state(step), step).wait(timeout=200)
             ck._pipeline.drain(30)
             faults.clear()
-            ck.checkpoint(state(4), 4).wait(timeout=30)
+            ck.checkpoint(state(4), 4).wait(timeout=200)
             ck._pipeline.drain(30)
             count = len(faults.log)
     names = {name for name, _ in faults.log}
@@ -114,7 +114,7 @@ def one_fault(directory: Path, level: str, number: int, code: int, lasting: bool
     with StorageFaults(directory / level) as faults:
         with deeppart.Checkpointer(config(directory)) as ck:
             for step in (1, 2, 3):
-                ck.checkpoint(state(step), step).wait(timeout=30)
+                ck.checkpoint(state(step), step).wait(timeout=200)
             ck._pipeline.drain(30)
             faults.refuse(number, code, count=None if lasting else 1)
             pending = ck.checkpoint(state(4), 4)  # never raises for storage
@@ -141,8 +141,8 @@ def one_fault(directory: Path, level: str, number: int, code: int, lasting: bool
             removals = [text for text in told if "could not be removed" in text]
             assert bool(removals) == (pending.report.retire_error is not None), where
             assert len(told) - len(removals) == list(found.values()).count("failed") == ck.failures, where
-            again.wait("local", timeout=30)
-            again.wait("persistent", timeout=30)
+            again.wait("local", timeout=200)
+            again.wait("persistent", timeout=200)
             assert refused or found == {"local": "done", "persistent": "done"}, where
     assert difference(state(5), deeppart.load(directory / "persistent")) is None, where
     tidy(directory, where)
@@ -176,20 +176,20 @@ def test_an_error_that_passes_is_got_over_or_reported(memory: Path, code: str) -
     """EIO from a network file system often passes: the part is written again. ENOSPC and EROFS do not."""
     with StorageFaults(memory / "persistent") as faults:
         with deeppart.Checkpointer(config(memory, local_dir=None)) as ck:
-            ck.checkpoint(state(1), 1).wait(timeout=30)
+            ck.checkpoint(state(1), 1).wait(timeout=200)
             for times, step in ((1, 2), (2, 3)):
                 faults.refuse(0, ERRORS[code], count=times, only=("write",))
                 pending = ck.checkpoint(state(step), step)
                 if code == "EIO":
-                    pending.wait(timeout=30)
+                    pending.wait(timeout=200)
                     assert pending.report.retries == times
                 else:
                     with pytest.raises(CheckpointError, match=f"errno {ERRORS[code]}"):
-                        pending.wait(timeout=30)
+                        pending.wait(timeout=200)
                     assert pending.report.retries == 0
             faults.refuse(0, ERRORS[code], count=None, only=("write",))
             with pytest.raises(CheckpointError, match=f"errno {ERRORS[code]}"):
-                ck.checkpoint(state(9), 9).wait(timeout=30)
+                ck.checkpoint(state(9), 9).wait(timeout=200)
             faults.clear()
 
 
@@ -200,7 +200,7 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
     for level in LEVELS:
         (memory / "new" / level).mkdir(parents=True)
     with deeppart.Checkpointer(config(memory / "old")) as ck:
-        ck.checkpoint(state(1), 1).wait(timeout=30)
+        ck.checkpoint(state(1), 1).wait(timeout=200)
     for old in (False, True):
         for level in LEVELS:
             number, stride = (LASTING_PLACES if lasting else PLACES)[code]
@@ -217,7 +217,7 @@ def test_every_operation_of_starting(memory: Path, code: str, lasting: bool) -> 
                 with deeppart.Checkpointer(config(directory)) as ck:
                     live = blank()
                     assert ck.restore(live) == (1 if old else None)
-                    ck.checkpoint(state(2), 2).wait(timeout=30)
+                    ck.checkpoint(state(2), 2).wait(timeout=200)
                 if not refused:
                     break
                 number += stride
@@ -237,7 +237,7 @@ def test_every_operation_of_a_restore(
     settings["compression"] = "none" if mapped else "zstd"
     with deeppart.Checkpointer(config(memory, **settings)) as ck:
         for step in (1, 2):
-            ck.checkpoint(state(step), step).wait(timeout=30)
+            ck.checkpoint(state(step), step).wait(timeout=200)
     outcomes = set()
     for lasting in (False, True):
         number, stride = RESTORE_PLACES[code]

@@ -60,7 +60,7 @@ def config(root: Path, **settings: Any) -> deeppart.Config:
 def run(settings: deeppart.Config, *steps: int) -> None:
     with deeppart.Checkpointer(settings) as checkpointer:
         for step in steps:
-            checkpointer.checkpoint(state(step), step).wait(timeout=30)
+            checkpointer.checkpoint(state(step), step).wait(timeout=200)
 
 
 def lineage(root: Path) -> str:
@@ -115,7 +115,7 @@ def test_what_lies_among_the_spares_is_not_written_over_even_where_nobody_asks(
     planted: list[Path] = []
     with pytest.warns(deeppart.DeeppartWarning, match="unchecked"), deeppart.Checkpointer(settings) as checkpointer:
         for step in (1, 2, 3, 4, 5):
-            checkpointer.checkpoint(state(step), step).wait(timeout=30)
+            checkpointer.checkpoint(state(step), step).wait(timeout=200)
             assert checkpointer._pipeline.drain(30)
             for path in (shared / "scratch").rglob(".spare*/**/*.dpp"):
                 path.unlink()
@@ -180,7 +180,7 @@ def test_nobody_else_can_read_weights_on_a_node(shared: Path) -> None:
     try:
         with deeppart.Checkpointer(config(shared, local_dir=str(shared / "scratch"))) as checkpointer:
             for step in (1, 2, 3):
-                checkpointer.checkpoint(state(step), step).wait(timeout=30)
+                checkpointer.checkpoint(state(step), step).wait(timeout=200)
             assert checkpointer._pipeline.drain(30)
             found = everything(shared / "scratch")
             assert any(path.is_file() for path in found)
@@ -270,7 +270,7 @@ def test_step_directories_that_a_stranger_makes_where_anybody_may(shared: Path, 
         assert checkpointer.restore(live) == 1
         for step in (2, 3, 4):
             pending = checkpointer.checkpoint(state(step), step)
-            pending.wait(timeout=30)
+            pending.wait(timeout=200)
             plant(100 + step)
         assert pending.report.retire_error is None
     mine = [path.name for path in persistent.glob("step-*") if path.stat().st_uid != STRANGER]
@@ -288,7 +288,7 @@ def job(
             restored = checkpointer.restore(live)
             told = f"restored {restored}: {live['weight'][0].item()}"
             for number in range(step, step + 3):
-                checkpointer.checkpoint(state(number), number).wait(timeout=30)
+                checkpointer.checkpoint(state(number), number).wait(timeout=200)
             return told
 
     return told_by(uid, train, groups=groups, umask=umask)[1]

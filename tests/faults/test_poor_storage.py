@@ -25,7 +25,7 @@ Mount = Callable[[str, str], Path]
 
 
 def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
     yield make
     for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=60)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         yield directory, control
     finally:
         control.unlink(missing_ok=True)
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=60)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
         process.kill()
         process.wait()
 

@@ -24,7 +24,7 @@ from tests.unit.cli_support import block
 
 
 def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     yield mount
     for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=30)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
 
 
 @pytest.fixture(autouse=True)
@@ -284,7 +284,7 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(job: subprocess.Popen[str]) -> list[str]:
-    text, _ = job.communicate(timeout=90)
+    text, _ = job.communicate(timeout=300)
     assert job.returncode == 0
     return text.splitlines()
 
@@ -302,7 +302,7 @@ def test_a_job_that_is_killed_while_it_writes(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=300)
     assert list(step.glob(".part-*.tmp-*")), "it was in the middle of it"
     assert deeppart.load(tmp_path / "p")["step"] == 1
     assert finish(start(tmp_path, "0", "3")) == ["restored 1", "submitted", "closed"], "the lock went with the process"
@@ -319,7 +319,7 @@ def test_a_job_that_is_killed_between_its_levels(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=300)
     with pytest.raises(deeppart.RestoreError):
         deeppart.load(tmp_path / "p")
     assert finish(start(tmp_path, "0", "2", "local")) == ["restored 1", "submitted", "closed"]

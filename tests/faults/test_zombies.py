@@ -204,7 +204,7 @@ def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memor
             first = checkpointer.restore(live)
             assert first in (2, 3) and live["x"].unique().tolist() == [1000.0 + first]
             for step in range(first + 1, 6):
-                checkpointer.checkpoint(state(step), step).wait(timeout=60)
+                checkpointer.checkpoint(state(step), step).wait(timeout=200)
             checkpointer._pipeline.drain(60)
             session = checkpointer._session.session
             before = files_of(memory, session)
@@ -214,7 +214,7 @@ def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memor
             after = files_of(memory, session)
             assert after.keys() == before.keys(), "nothing of it is gone, and nothing came to it"
             assert after == before
-            checkpointer.checkpoint(state(6), 6).wait(timeout=60)
+            checkpointer.checkpoint(state(6), 6).wait(timeout=200)
     listing = list_directory(memory / "p")
     mine = [each for each in listing.steps if each.key.session == session]
     assert mine and {each.state for each in mine} == {"complete"}

@@ -71,7 +71,7 @@ def save(comm: Any, directory: Path, make: Any, rules: Any = "auto", steps: int 
         warnings.simplefilter("always")
         with deeppart.Checkpointer(config(directory, replicated=rules), comm) as ck:
             for step in range(1, steps + 1):
-                ck.checkpoint(make(comm.rank), step=step).wait(timeout=20)
+                ck.checkpoint(make(comm.rank), step=step).wait(timeout=200)
     return [str(w.message) for w in caught if issubclass(w.category, deeppart.DeeppartWarning)]
 
 
@@ -269,7 +269,7 @@ def growing(comm: Any, directory: Path) -> Any:
                 state = {"list": [torch.full((step,), float(comm.rank)) for _ in range(count)], "w": torch.ones(9)}
                 if step == 6:
                     state["list"] = [torch.ones(2)] * 3
-                ck.checkpoint(state, step=step).wait(timeout=20)
+                ck.checkpoint(state, step=step).wait(timeout=200)
                 states.append(state)
             live = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
             live["list"] = [live["list"][0]] * 3
@@ -300,7 +300,7 @@ def in_other_orders(comm: Any, directory: Path) -> Any:
         for step in range(1, 6):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                ck.checkpoint(recent(comm.rank, step), step=step).wait(timeout=20)
+                ck.checkpoint(recent(comm.rank, step), step=step).wait(timeout=200)
             live = blank_tensors(recent(0, 1))
             assert ck.restore(live, step=step) == step
             found.append(([str(each.message) for each in caught], live))

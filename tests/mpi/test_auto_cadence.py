@@ -43,7 +43,7 @@ def train(directory: Path, least: int, stand: bool = False) -> dict[str, Any]:
         if stand:
             (directory / f"standing-{world.rank}").touch()
             time.sleep(600)
-        ck.checkpoint(state, step + 1, force=True).wait(timeout=20)
+        ck.checkpoint(state, step + 1, force=True).wait(timeout=200)
         return {"restored": restored, "made": made, "cadence": None if ck.cadence is None else str(ck.cadence)}
 
 
@@ -77,7 +77,7 @@ def unlike(directory: Path, mistake: str) -> str:
         else deeppart.Checkpointer(persistent_dir=directory / "p", every={"persistent": 2}, timeout=20.0) as ck
     ):
         state = {"x": torch.ones(5)}
-        ck.checkpoint(state, 1).wait(timeout=20)
+        ck.checkpoint(state, 1).wait(timeout=200)
         try:
             if mistake == "calls" and rank == 1:
                 ck.checkpoint(state, 2)

@@ -367,10 +367,10 @@ def with_errors_for_warnings(comm: Any, directory: Path) -> tuple[list[str], lis
                 alike[comm.rank] = 1
             state = {"own": comm.rank, "alike": alike, "step": step}
             said.append(outcome(lambda state=state, step=step: ck.checkpoint(state, step)))
-        ck.checkpoint({"own": comm.rank, "alike": alike, "step": 5}, 5).wait(timeout=20)
+        ck.checkpoint({"own": comm.rank, "alike": alike, "step": 5}, 5).wait(timeout=200)
         said.append(outcome(lambda: ck.restore({"own": 9, "alike": alike, "step": 0}, 2)))
         said.append(outcome(lambda: ck.checkpoint({"own": comm.rank, "alike": alike, "step": 6}, 6)))
-        ck.checkpoint({"own": comm.rank, "alike": alike, "step": 7}, 7).wait(timeout=20)
+        ck.checkpoint({"own": comm.rank, "alike": alike, "step": 7}, 7).wait(timeout=200)
     return said, sorted(step.step for step in list_directory(directory).steps if step.state == "complete")
 
 

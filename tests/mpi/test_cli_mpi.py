@@ -43,7 +43,7 @@ def train(root: Path) -> int:
                 "data": {"position": 100 * checkpointer.rank + step, "epoch": 0},
                 "rng": rng.get_state(),
             }
-            checkpointer.checkpoint(state, step=step).wait("persistent", timeout=60)
+            checkpointer.checkpoint(state, step=step).wait("persistent", timeout=200)
         return checkpointer.rank
 
 

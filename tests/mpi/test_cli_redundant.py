@@ -42,7 +42,7 @@ def train(root: Path) -> int:
             pending = checkpointer.checkpoint(state, step=step)
             for level, report in pending.report.levels.items():
                 if report.state != "off":
-                    pending.wait(level, timeout=60)
+                    pending.wait(level, timeout=300)
         return checkpointer.rank
 
 
@@ -253,7 +253,7 @@ def train_incrementally(root: Path) -> None:
             pending = checkpointer.checkpoint({"w": weights, "step": step}, step=step)
             for level, report in pending.report.levels.items():
                 if report.state != "off":
-                    pending.wait(level, timeout=60)
+                    pending.wait(level, timeout=300)
 
 
 @pytest.mark.timeout(90)

@@ -77,7 +77,7 @@ def filled(comm: Any, directory: Path, name: str) -> tuple[list[tuple[str, ...]]
             if step > 1:
                 fill(buffer, comm.rank, step, rows)
             pending = ck.checkpoint({"buffer": buffer, "same": torch.ones(30_000)}, step)
-            pending.wait(timeout=30)
+            pending.wait(timeout=200)
             reported.append(pending.report.diverged)
             saved.append(buffer.copy() if isinstance(buffer, np.ndarray) else buffer.clone())
         same = True
@@ -112,7 +112,7 @@ def normed(comm: Any, directory: Path) -> tuple[list[tuple[str, ...]], bool]:
             if step == 3:
                 model.norm(torch.full((4, 20_000), float(comm.rank)))
             pending = ck.checkpoint(model, step)
-            pending.wait(timeout=30)
+            pending.wait(timeout=200)
             reported.append(pending.report.diverged)
         mine = model.norm.running_mean.clone()
         model.norm.running_mean.zero_()
@@ -140,7 +140,7 @@ def unseen(comm: Any, directory: Path, write: str) -> tuple[int, tuple[str, ...]
                 if step == 10 and comm.rank == comm.size - 1:
                     UNSEEN[write](buffer)
                 pending = ck.checkpoint({"buffer": buffer}, step)
-                pending.wait(timeout=30)
+                pending.wait(timeout=200)
                 lines = pending.report.diverged
                 found = step if lines else 0
             ck.restore({"buffer": buffer}, step=found - 1)
@@ -272,9 +272,9 @@ def failing(comm: Any, directory: Path) -> tuple[int, bool, int]:
                 if pending.report.diverged:
                     found = step
                     with pytest.raises(deeppart.CheckpointError):
-                        pending.wait(timeout=30)
+                        pending.wait(timeout=200)
                     break
-                pending.wait(timeout=30)
+                pending.wait(timeout=200)
     return found, True, len(list(directory.glob("suspect-*")))
 
 
@@ -297,7 +297,7 @@ def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
             if step == 4 and comm.rank == 1:
                 buffer.data[:] = 1  # the next sampled words tell
             pending = ck.checkpoint({"buffer": buffer}, step)
-            pending.wait("local", timeout=30)
+            pending.wait("local", timeout=200)
             found = found or step * bool(pending.report.diverged)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -351,9 +351,9 @@ def converting(comm: Any, directory: Path, capture: str) -> tuple[list[str], lis
                 if number % 2:
                     step()
                 if number % 3:
-                    pending.wait(timeout=30)
+                    pending.wait(timeout=200)
                 convert()
-                pending.wait(timeout=30)
+                pending.wait(timeout=200)
                 convert()
                 found = deeppart.load(directory, step=number)["net"] if comm.rank == 0 else saved
                 restored += [name for name in saved if not torch.equal(saved[name], found[name])]

@@ -34,7 +34,7 @@ def training(comm: Any, directory: Path, damage: str) -> tuple[list[str], list[t
                 if step >= 3:
                     DAMAGE[damage](comm.rank, mine)
                 pending = ck.checkpoint(mine, step)
-                pending.wait(timeout=20)
+                pending.wait(timeout=200)
                 reported.append(pending.report.diverged)
             back = state(0)
             assert ck.restore(back) == 4
@@ -125,7 +125,7 @@ def changing_form(comm: Any, directory: Path, form: str) -> tuple[tuple[str, ...
                     with torch.no_grad():
                         weight[12_345] += 1  # at none of the places that are looked at before step 6
                 pending = ck.checkpoint(FORMS[form](weight, step), step)
-                pending.wait(timeout=60)
+                pending.wait(timeout=200)
     suspect = {}
     for step in (4, 5):
         with warnings.catch_warnings(record=True) as caught:

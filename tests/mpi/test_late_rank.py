@@ -86,7 +86,7 @@ def second_job(directory: Path) -> tuple[int | None, bool, str]:
         for step in range((found or 0) + 1, 5):
             pending = checkpointer.checkpoint(state(2, step), step)
             for level in ("local", "partner", "persistent"):
-                pending.wait(level, timeout=30)
+                pending.wait(level, timeout=300)
         return found, good, checkpointer._session.session
 
 

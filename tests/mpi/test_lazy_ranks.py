@@ -109,7 +109,7 @@ def losing(comm: Any, directory: Path) -> tuple[list[str], list[int], Any, list[
                     weight.mul_(2.0)
             slow.end()
             try:
-                pending.wait(timeout=20)
+                pending.wait(timeout=200)
                 outcomes.append("done")
             except CheckpointError as error:
                 outcomes.append(str(error))
@@ -160,7 +160,7 @@ def drifting(comm: Any, directory: Path, capture: str) -> tuple[int, tuple[str, 
             optimizer.zero_grad()
             table.weight.square().sum().backward()
             optimizer.step()
-            pending.wait(timeout=60)
+            pending.wait(timeout=200)
             if pending.report.diverged:
                 return step, pending.report.diverged, trailing
     return 0, (), trailing
@@ -202,7 +202,7 @@ def lacking(comm: Any, directory: Path, reason: str) -> tuple[list[tuple[str, ..
             table.weight.square().sum().backward()
             optimizer.step()
             try:
-                pending.wait(timeout=60)
+                pending.wait(timeout=200)
                 outcomes.append("done")
             except CheckpointError:
                 outcomes.append("failed")
@@ -270,13 +270,13 @@ def interrupted(comm: Any, directory: Path, by: str) -> tuple[int, int]:
             between += by == "skipping" and pending.skipped
             if by == "no step" and step % 3 == 0:
                 between += 1
-                pending.wait(timeout=60)
+                pending.wait(timeout=200)
                 continue
             optimizer.zero_grad()
             table.weight.square().sum().backward()
             optimizer.step()
             if by != "skipping":
-                pending.wait(timeout=60)
+                pending.wait(timeout=200)
             if by == "restoring" and step in (4, 5, 9):
                 ck.restore(state)
                 differ()

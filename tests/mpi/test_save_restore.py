@@ -75,7 +75,7 @@ def save(comm: Any, directory: Path, **settings: Any) -> tuple[dict[str, Any], A
         warnings.simplefilter("always")
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             pending = ck.checkpoint(state, step=3)
-            pending.wait(timeout=20)
+            pending.wait(timeout=200)
     notices = [str(w.message) for w in caught if issubclass(w.category, deeppart.PerRankNotice)]
     return flat_bytes(state), (pending.report.raw_bytes, pending.report.per_rank_bytes, notices)
 
@@ -216,7 +216,7 @@ def replicated(comm: Any, directory: Path) -> list[tuple[int, int]]:
     for mode in ("all", "none"):
         with deeppart.Checkpointer(config(directory / mode, replicated=mode, kappa=0.0), comm) as ck:
             pending = ck.checkpoint(state, step=1)
-            pending.wait(timeout=20)
+            pending.wait(timeout=200)
         sizes.append((pending.report.raw_bytes, pending.report.per_rank_bytes))
     return sizes
 
@@ -241,7 +241,7 @@ def diverging(comm: Any, directory: Path) -> list[int]:
                     state["large"] += rank
                     state["value"] = rank
                 pending = ck.checkpoint(state, step=step)
-                pending.wait(timeout=20)
+                pending.wait(timeout=200)
                 own.append(pending.report.per_rank_bytes)
             fresh = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 9, "same": torch.zeros(50_000)}
             ck.restore(fresh)
@@ -261,7 +261,7 @@ def unequal_shapes(comm: Any, directory: Path) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
         with deeppart.Checkpointer(config(directory), comm) as ck:
-            ck.checkpoint(state, step=1).wait(timeout=20)
+            ck.checkpoint(state, step=1).wait(timeout=200)
             fresh = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
             ck.restore(fresh)
     return bool(torch.equal(fresh["shard"], state["shard"])) and fresh["text"] == state["text"]
@@ -282,7 +282,7 @@ def key_order(comm: Any, directory: Path) -> bool:
         state = dict(reversed(state.items()))
     with deeppart.Checkpointer(config(directory), comm) as ck:
         pending = ck.checkpoint(state, step=1)
-        pending.wait(timeout=20)
+        pending.wait(timeout=200)
         fresh = {name: torch.zeros(70_000) for name in names}
         ck.restore(fresh)
     assert pending.report.per_rank_bytes == 0
@@ -449,7 +449,7 @@ def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
         with deeppart.Checkpointer(config(directory, local_dir=str(directory / "local")), comm) as ck:
-            ck.checkpoint(state, step=1).wait(timeout=20)
+            ck.checkpoint(state, step=1).wait(timeout=200)
             before = flat_bytes(state)
             fresh = training_state(comm.rank + 100, 0)
             ck.restore(fresh)

@@ -40,7 +40,7 @@ def round_trip(path: Path) -> None:
     config = deeppart.Config(persistent_dir=str(path))
     with deeppart.Checkpointer(config) as checkpointer:
         state = {"model": {"weight": weight.clone()}, "epoch": 3}
-        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=200)
     live = {"model": {"weight": torch.zeros_like(weight)}, "epoch": 0}
     with deeppart.Checkpointer(config) as checkpointer:
         assert checkpointer.restore(live) == 1

@@ -35,7 +35,7 @@ def checkpointer() -> Iterator[deeppart.Checkpointer]:
 
 def save(ck: deeppart.Checkpointer, state: Any) -> int:
     step = next(STEPS)
-    ck.checkpoint(state, step).wait(timeout=30)
+    ck.checkpoint(state, step).wait(timeout=200)
     return step
 
 

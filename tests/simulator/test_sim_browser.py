@@ -25,7 +25,7 @@ def browse(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     command = [BROWSER, *OPTIONS, *sandbox, f"--user-data-dir={tmp_path / 'profile'}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def save(root: Path, *steps: int, local_dir: Path | None = None, **options: Any)
     )
     with deeppart.Checkpointer(config) as checkpointer:
         for step in steps:
-            checkpointer.checkpoint(make_state(float(step)), step=step).wait("persistent", timeout=60)
+            checkpointer.checkpoint(make_state(float(step)), step=step).wait("persistent", timeout=200)
 
 
 def step_dir(root: Path, step: int) -> Path:

@@ -34,7 +34,7 @@ METRICS = {
 }
 
 
-def run(arguments: list[str], timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(arguments: list[str], timeout: float = 600.0) -> subprocess.CompletedProcess[str]:
     """Run the benchmark as a user would."""
     return subprocess.run([*BENCH, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -42,7 +42,7 @@ def run(arguments: list[str], timeout: float = 60.0) -> subprocess.CompletedProc
 @pytest.mark.skipif(launch.unavailable() is not None, reason=str(launch.unavailable()))
 def test_measures_everything_and_compares_what_it_restores(tmp_path: Path) -> None:
     options = ["--scale", "0.01", "--layers", "2", "--repeat", "1", "--only", ",".join(METRICS)]
-    options += ["--disk", str(tmp_path / "disk"), "--tmpfs", str(tmp_path / "local"), "--timeout", "60"]
+    options += ["--disk", str(tmp_path / "disk"), "--tmpfs", str(tmp_path / "local"), "--timeout", "600"]
     options += ["--json", str(tmp_path / "result.json")]
     if importlib.util.find_spec("matplotlib") is not None:
         options += ["--png", str(tmp_path / "result.png")]

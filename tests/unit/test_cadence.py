@@ -300,7 +300,7 @@ def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> Non
         assert checkpointer.cadence is None
         first = checkpointer.checkpoint(state, 0)
         assert first.levels == {"local", "persistent"}
-        first.wait(timeout=20)
+        first.wait(timeout=200)
         calls = [checkpointer.checkpoint(state, step) for step in range(1, 200)]
         assert not any(call.levels for call in calls)
         assert all(call.finished and not call.skipped for call in calls)
@@ -309,7 +309,7 @@ def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> Non
         state["step"] = 200
         last = checkpointer.checkpoint(state, 200, force=True)
         assert last.levels == {"local", "persistent"}
-        last.wait(timeout=20)
+        last.wait(timeout=200)
         assert checkpointer.cadence is not None and checkpointer.cadence.failures == 0
     assert deeppart.load(tmp_path / "p")["step"] == 200
 
@@ -319,7 +319,7 @@ def test_closing_says_that_the_last_step_is_not_saved(tmp_path: Path) -> None:
         pytest.warns(DeeppartWarning, match="closed after step 2, which is not saved"),
         deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer,
     ):
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
         checkpointer.checkpoint({"x": torch.ones(3)}, 2)
 
 
@@ -355,7 +355,7 @@ def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch
         pytest.warns(DeeppartWarning, match="does not know earlier runs"),
         deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer,
     ):
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
     assert deeppart.load(tmp_path / "p")["x"].sum() == 3
 
 
@@ -366,7 +366,7 @@ def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
         raise deeppart.StorageError("cannot list a checkpoint directory", where=str(root))
 
     with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
         monkeypatch.setattr(history, "list_steps", refused)
         raise ZeroDivisionError
     known = History(tmp_path, "0" * 32, nodes=1)  # the run before has no end yet: looks for its last commit
@@ -376,7 +376,7 @@ def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
 
 def test_an_error_in_training_is_written_down(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
-        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=20)
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
         raise ZeroDivisionError
     with deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
         checkpointer.restore({"x": torch.zeros(3)})

@@ -65,11 +65,11 @@ def test_another_process_is_named_and_its_death_frees_the_directory(tmp_path: Pa
         deeppart.Checkpointer(config(tmp_path))
     assert f"process {job.pid} on {os.uname().nodename}" in str(caught.value) and str(tmp_path) in str(caught.value)
     job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=300)
     with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"a": 1}, 1).wait(timeout=20)
+        ck.checkpoint({"a": 1}, 1).wait(timeout=200)
     job = hold(tmp_path)
-    job.communicate("go\n", timeout=30)
+    job.communicate("go\n", timeout=300)
     assert job.returncode == 0
     deeppart.Checkpointer(config(tmp_path)).close()
 
@@ -92,9 +92,9 @@ def test_two_in_one_process(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(DirectoryInUseError, match=f"already[^$]*process {os.getpid()}[^$]*or close that"):
                 deeppart.Checkpointer(config(tmp_path))
-        ck.checkpoint({"a": 1}, 1).wait(timeout=20)  # the refused one has not damaged anything
+        ck.checkpoint({"a": 1}, 1).wait(timeout=200)  # the refused one has not damaged anything
         with deeppart.Checkpointer(config(tmp_path / "other")) as other:
-            other.checkpoint({"a": 2}, 1).wait(timeout=20)
+            other.checkpoint({"a": 2}, 1).wait(timeout=200)
     deeppart.Checkpointer(config(tmp_path)).close()
 
 
@@ -121,35 +121,35 @@ def test_a_refused_start_leaves_no_lock_and_no_thread(tmp_path: Path) -> None:
 def test_a_takeover_is_noticed_at_the_commit(tmp_path: Path) -> None:
     """On a file system whose locks do not reach other nodes: the lock file names another session."""
     with deeppart.Checkpointer(config(tmp_path, local_dir=str(tmp_path / "l"))) as ck:
-        ck.checkpoint({"a": 1}, 1).wait(timeout=20)
+        ck.checkpoint({"a": 1}, 1).wait(timeout=200)
         ours = (tmp_path / LOCK_NAME).read_bytes()
         theirs = {"session": "f" * 32, "who": "job 99, process 5 on node7", "since": "2030-01-01"}
         (tmp_path / LOCK_NAME).write_text(json.dumps(theirs))
         pending = ck.checkpoint({"a": 2}, 2)
-        pending.wait("local", timeout=20)
+        pending.wait("local", timeout=200)
         with pytest.raises(CheckpointError) as caught:
-            pending.wait("persistent", timeout=20)
+            pending.wait("persistent", timeout=200)
         assert "job 99, process 5 on node7" in str(caught.value) and "taken this directory over" in str(caught.value)
         assert deeppart.load(tmp_path)["a"] == 1 and not list(tmp_path.glob("step-000000000002-*/manifest"))
         contents = (b"", b"[]", b"\xff", b"null", b'{"session": null}', b"[" * 50_000)
         for step, content in enumerate(contents, start=3):
             (tmp_path / LOCK_NAME).write_bytes(content)
             with pytest.raises(CheckpointError, match="taken this directory over"):
-                ck.checkpoint({"a": step}, step).wait("persistent", timeout=20)
+                ck.checkpoint({"a": step}, step).wait("persistent", timeout=200)
         (tmp_path / LOCK_NAME).write_bytes(b"[" * 100_000)
         with pytest.raises(CheckpointError, match=r"lock file is not one of this library.*\n.*too long"):
-            ck.checkpoint({"a": 19}, 19).wait("persistent", timeout=20)
+            ck.checkpoint({"a": 19}, 19).wait("persistent", timeout=200)
         (tmp_path / LOCK_NAME).write_bytes(ours)
-        ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=20)
+        ck.checkpoint({"a": 20}, 20).wait("persistent", timeout=200)
         deadline = time.monotonic() + 20  # what is removed afterwards needs the lock file
         while len(list(tmp_path.glob("step-*"))) > 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         (tmp_path / LOCK_NAME).unlink()
         with pytest.raises(CheckpointError, match="lost its lock file"):
-            ck.checkpoint({"a": 21}, 21).wait("persistent", timeout=20)
+            ck.checkpoint({"a": 21}, 21).wait("persistent", timeout=200)
         (tmp_path / LOCK_NAME).write_bytes(ours)  # which others can lock
         with pytest.raises(CheckpointError, match="another file with the same text"):
-            ck.checkpoint({"a": 22}, 22).wait("persistent", timeout=20)
+            ck.checkpoint({"a": 22}, 22).wait("persistent", timeout=200)
     assert deeppart.load(tmp_path)["a"] == 20
 
 
@@ -189,9 +189,9 @@ def test_no_commit_in_a_copy_that_takes_the_place_of_the_directory(
     for moment in ("before the check", "after the check"):
         copies: list[Any] = []
         with deeppart.Checkpointer(config(ours, keep={"persistent": 1})) as ck:
-            ck.checkpoint({"a": torch.ones(1000)}, 1).wait(timeout=20)
+            ck.checkpoint({"a": torch.ones(1000)}, 1).wait(timeout=200)
             with pytest.raises(CheckpointError, match="another directory lies where this job's persistent_dir was"):
-                ck.checkpoint({"a": torch.zeros(1000)}, 2).wait("persistent", timeout=20)
+                ck.checkpoint({"a": torch.zeros(1000)}, 2).wait("persistent", timeout=200)
         with pytest.warns(deeppart.DeeppartWarning, match="is a copy"), deeppart.Checkpointer(config(ours)) as ck:
             state = {"a": torch.zeros(1000)}
             assert ck.restore(state) == 1 and torch.equal(state["a"], torch.ones(1000)), moment
@@ -227,18 +227,18 @@ def test_a_takeover_between_the_check_and_the_manifest(
     monkeypatch.setattr(persistent.PersistentLevel, "commit", commit)
     monkeypatch.setattr(persistent.access, "remove", remove)
     with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"a": 1}, 1).wait(timeout=20)
+        ck.checkpoint({"a": 1}, 1).wait(timeout=200)
         pending = ck.checkpoint({"a": 2}, 2)
         stands = moment == "after it"
         if stands:
-            pending.wait(timeout=20)
+            pending.wait(timeout=200)
         else:
             with pytest.raises(
                 CheckpointError, match="cannot take a commit back" if refused else "taken this directory"
             ):
-                pending.wait(timeout=20)
+                pending.wait(timeout=200)
         with pytest.raises(CheckpointError, match="job 99, process 5 on node7"):
-            ck.checkpoint({"a": 3}, 3).wait(timeout=20)
+            ck.checkpoint({"a": 3}, 3).wait(timeout=200)
     others[0].close()
     left = sorted(path.parent.name[:17] for path in tmp_path.glob("step-*/manifest"))
     committed = ["step-000000000001", "step-000000000002"] if stands or refused else ["step-000000000001"]
@@ -255,10 +255,10 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
     with pytest.warns(BackgroundFailureWarning, match="taken this directory over"):
         with deeppart.Checkpointer(config(tmp_path)) as early:
-            early.checkpoint({"a": 1}, 1).wait(timeout=20)
+            early.checkpoint({"a": 1}, 1).wait(timeout=200)
             with deeppart.Checkpointer(config(tmp_path)) as late:
                 refused = early.checkpoint({"a": 2}, 2)
-                late.checkpoint({"a": 3}, 3).wait(timeout=20)
+                late.checkpoint({"a": 3}, 3).wait(timeout=200)
                 while not refused.finished:
                     pass
     assert deeppart.load(tmp_path)["a"] == 3
@@ -302,5 +302,5 @@ def test_a_communicator_of_ones_own(tmp_path: Path) -> None:
     from deeppart.comm import SingleComm
 
     with deeppart.Checkpointer(config(tmp_path), comm=SingleComm()) as ck:
-        ck.checkpoint({"a": torch.ones(2)}, 1).wait(timeout=20)
+        ck.checkpoint({"a": torch.ones(2)}, 1).wait(timeout=200)
         assert ck.restore({"a": torch.zeros(2)}) == 1

@@ -190,12 +190,12 @@ def test_owner(tmp_path: Path) -> None:
     assert read_owner(tmp_path) is None
     config = deeppart.Config(persistent_dir=str(tmp_path))
     with deeppart.Checkpointer(config) as checkpointer:
-        checkpointer.checkpoint({"x": 1}, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint({"x": 1}, step=1).wait("persistent", timeout=200)
         owner = call_json("ls", tmp_path)["owner"]
         assert owner["running"] is True
         assert f"process {os.getpid()}" in owner["who"]
         assert f"in use by {owner['who']}" in call("ls", tmp_path)
-        checkpointer.checkpoint({"x": 1}, step=2).wait("persistent", timeout=60)  # asking has not hurt the job
+        checkpointer.checkpoint({"x": 1}, step=2).wait("persistent", timeout=200)  # asking has not hurt the job
     ended = call_json("ls", tmp_path)["owner"]
     assert ended == {**owner, "running": False}
     assert "in use" not in call("ls", tmp_path)

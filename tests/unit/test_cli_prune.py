@@ -235,7 +235,7 @@ def test_refused_while_a_job_runs(tmp_path: Path) -> None:
         assert refused in call("prune", tmp_path, "--keep", "1", "--dry-run")
         assert "refused" not in call("prune", tmp_path, "--keep", "2", "--dry-run"), "there is nothing to remove"
         assert steps(tmp_path) == [1, 2]
-        checkpointer.checkpoint({"x": 1}, step=3).wait("persistent", timeout=60)
+        checkpointer.checkpoint({"x": 1}, step=3).wait("persistent", timeout=200)
     call("prune", tmp_path, "--keep", "1", "--yes")
     assert steps(tmp_path) == [3]
 

@@ -24,7 +24,7 @@ def saved(root: Path, name: str, key: Path | None, **settings: object) -> None:
     )
     with deeppart.Checkpointer(config) as ck:
         for step in (1, 2):
-            ck.checkpoint({"w": torch.full((50_000,), float(step))}, step).wait("persistent", timeout=30)
+            ck.checkpoint({"w": torch.full((50_000,), float(step))}, step).wait("persistent", timeout=200)
 
 
 def part_of(root: Path, name: str) -> Path:

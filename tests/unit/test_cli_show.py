@@ -85,7 +85,7 @@ def test_containers(tmp_path: Path) -> None:
         5: {(1, "k"): [], "[bold]": "\x1b[31m" + "x" * 99, "": {}},
     }
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
-        checkpointer.checkpoint(state, step=3).wait("persistent", timeout=60)
+        checkpointer.checkpoint(state, step=3).wait("persistent", timeout=200)
     text = call("show", tmp_path)
     assert "├── model  torch.nn.modules.container.Sequential of 2\n│   ├── 0.weight  float32[3, 2]" in text
     assert "├── optimizer  torch.optim.sgd.SGD of 2\n" in text
@@ -99,7 +99,7 @@ def test_containers(tmp_path: Path) -> None:
 def test_counter_if_it_can_be_saved(tmp_path: Path) -> None:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
         try:
-            checkpointer.checkpoint({"c": Counter(a=1)}, step=1).wait("persistent", timeout=60)
+            checkpointer.checkpoint({"c": Counter(a=1)}, step=1).wait("persistent", timeout=200)
         except deeppart.UnsupportedLeafError:
             pytest.skip("this version does not store Counters")
     assert "c  Counter of 1\n" in call("show", tmp_path)
@@ -108,7 +108,7 @@ def test_counter_if_it_can_be_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize("root", [torch.arange(3), 17])
 def test_a_state_that_is_one_leaf(root: Any, tmp_path: Path) -> None:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
-        checkpointer.checkpoint(root, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint(root, step=1).wait("persistent", timeout=200)
     assert "(root)  " in call("show", tmp_path)
     assert list(leaves(tmp_path)) == ["(root)"]
 
@@ -160,7 +160,7 @@ NESTED: dict[str, Any] = {
 )
 def test_a_glob_covers_what_is_below_a_container(keys: list[str], covered: list[str], tmp_path: Path) -> None:
     with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt")) as checkpointer:
-        checkpointer.checkpoint(NESTED, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint(NESTED, step=1).wait("persistent", timeout=200)
     assert list(leaves(tmp_path / "ckpt", *keys)) == covered
     loaded = deeppart.load(tmp_path / "ckpt", keys=keys)
     assert list(loaded) == list(dict.fromkeys(path.split("/")[0] for path in covered))

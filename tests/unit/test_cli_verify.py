@@ -330,7 +330,7 @@ def test_progress_on_a_terminal_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_long_lists_are_cut(tmp_path: Path) -> None:
     state = {f"leaf {i}": np.full(3, i) for i in range(50)}
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
-        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=200)
     part_path(tmp_path, 1).unlink()
     assert "    and 30 more leaves; --json lists all\n  50 leaves damaged\n" in call("verify", tmp_path, code=1)
     assert len(one_damage(tmp_path)["leaves"]) == 50

@@ -14,8 +14,9 @@ from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.levels import exclusive
 from deeppart.levels.exclusive import rename_new
-from deeppart.levels.files import DurableFile, create_file
+from deeppart.levels.files import DurableFile
 from deeppart.levels.persistent import DirectoryOwner
+from deeppart.levels.small_files import create_file
 
 WAYS = ("rename", "link", "claim")
 
@@ -188,7 +189,7 @@ def test_jobs_that_start_at_once_without_locks_have_one_lineage_and_one_owner(na
         for job in jobs:
             job.start()
         go.set()
-        known = [found.get(timeout=60) for _ in jobs]
+        known = [found.get(timeout=300) for _ in jobs]
         for job in jobs:
             job.join(60)
         assert len({lineage for lineage, _ in known}) == 1

@@ -35,7 +35,7 @@ from tests.unit.test_incremental import save as save_incremental
 
 def written(directory: Path, state: Any, step: int = 1) -> Path:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), timeout=20.0)) as ck:
-        ck.checkpoint(state, step).wait(timeout=20)
+        ck.checkpoint(state, step).wait(timeout=200)
     return directory
 
 
@@ -141,7 +141,7 @@ def test_every_bit_of_every_dtype(tmp_path: Path, name: str) -> None:
 def test_any_state_can_be_exported(checkpointer: deeppart.Checkpointer, state: Any) -> None:
     root = Path(checkpointer.config.persistent_dir)
     step = max(steps_in(root), default=0) + 1
-    checkpointer.checkpoint(state, step).wait(timeout=30)
+    checkpointer.checkpoint(state, step).wait(timeout=200)
     export(root, root / "out.h5", step=step, overwrite=True)
     with h5py.File(root / "out.h5") as file:
         assert difference(plain(deeppart.load(root, step)), read_back(file["state"]), ordered=False) is None

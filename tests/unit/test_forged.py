@@ -189,7 +189,7 @@ def test_what_repeats_its_elements_is_not_written_out(tmp_path: Path) -> None:
     whole = torch.zeros(1, 8)
     state = {"owner": whole, "wide": whole.expand(1 << 30, 8), "narrow": torch.ones(8)}
     with deeppart.Checkpointer(Config(persistent_dir=str(tmp_path / "ckpt"))) as checkpointer:
-        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=200)
     with pytest.raises(StateError, match="repeats its few bytes"):
         export(tmp_path / "ckpt", tmp_path / "out.h5")
     assert export(tmp_path / "ckpt", tmp_path / "out.h5", keys=["narrow"]).leaves == 1
@@ -514,7 +514,7 @@ def test_a_configuration_that_nobody_means(tmp_path: Path, monkeypatch: pytest.M
 
 def test_show_of_an_empty_state(tmp_path: Path) -> None:
     with deeppart.Checkpointer(Config(persistent_dir=str(tmp_path))) as checkpointer:
-        checkpointer.checkpoint({}, step=1).wait("persistent", timeout=60)
+        checkpointer.checkpoint({}, step=1).wait("persistent", timeout=200)
     cli_support.call("show", tmp_path, "--flat")
 
 

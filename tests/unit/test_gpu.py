@@ -39,7 +39,7 @@ def test_round_trip_of_device_tensors(tmp_path: Path) -> None:
     expected = [leaf.clone() for leaf in (big, state["strided"], state["half"], *model.state_dict().values())]
     moments = optimizer.state_dict()["state"][0]["exp_avg"].clone()
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=60)
+        ck.checkpoint(state, step=1).wait(timeout=200)
         with torch.no_grad():
             for leaf in (big, state["strided"], state["half"], *model.state_dict().values()):
                 leaf.zero_()
@@ -78,7 +78,7 @@ def test_staging_is_pinned_and_reused(tmp_path: Path) -> None:
         with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as ck:
             places = set()
             for step in range(1, 4):
-                ck.checkpoint(state, step=step).wait(timeout=60)
+                ck.checkpoint(state, step=step).wait(timeout=200)
                 staged = ck._staging.reserve(20_000_000, pinned=True)
                 assert staged.is_pinned()
                 places.add(staged.data_ptr())

@@ -39,7 +39,7 @@ def life(directory: Path, name: str, *save: float) -> tuple[int | None, float]:
         live = {"w": torch.zeros(100_000)}
         restored = ck.restore(live)
         for value in save:
-            ck.checkpoint({"w": torch.full((100_000,), value)}, (restored or 0) + 1).wait(timeout=20)
+            ck.checkpoint({"w": torch.full((100_000,), value)}, (restored or 0) + 1).wait(timeout=200)
     return restored, float(live["w"][-1])
 
 
@@ -104,7 +104,7 @@ def test_what_is_no_copy(change: Callable[[Path], None], tmp_path: Path) -> None
     local = config(tmp_path / "a", local_dir=str(tmp_path / "local"), every={"persistent": 2})
     with deeppart.Checkpointer(local) as ck:
         for step in (1, 2, 3):
-            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=20)
+            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=200)
     change(tmp_path / "a")
     live = {"x": torch.zeros(10, dtype=torch.int64)}
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_a_directory_that_was_moved(moved_to: str, tmp_path: Path, memory: Path)
     settings = {"local_dir": local, "every": {"persistent": 2}, "keep": {"local": 3}}
     with deeppart.Checkpointer(config(tmp_path / "a", **settings)) as ck:
         for step in (1, 2):
-            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=20)
+            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=200)
     target = tmp_path / "b" if moved_to == "elsewhere" else memory / "b"
     shutil.move(tmp_path / "a", target)
     with warnings.catch_warnings(record=True) as caught:
@@ -173,7 +173,7 @@ def newer_on_nodes(directory: Path) -> Callable[[str], tuple[int | None, int]]:
     settings: dict[str, Any] = {"local_dir": str(directory / "local"), "every": {"persistent": 2}, "keep": {"local": 3}}
     with deeppart.Checkpointer(config(directory / "a", **settings)) as ck:
         for step in (1, 2):
-            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=20)
+            ck.checkpoint({"x": torch.full((10,), step)}, step).wait("local", timeout=200)
 
     def start(name: str) -> tuple[int | None, int]:
         with warnings.catch_warnings(record=True) as caught:

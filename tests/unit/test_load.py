@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state["long"] = torch.arange(30 * MIB // 4, dtype=torch.int32)
     state["small"] = [torch.full((40,), float(i)) for i in range(3000)]
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), compression="none")) as ck:
-        ck.checkpoint(state, step=1).wait(timeout=30)
+        ck.checkpoint(state, step=1).wait(timeout=200)
     return directory
 
 

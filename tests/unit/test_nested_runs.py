@@ -19,10 +19,10 @@ import deeppart
 from deeppart.cli.show import _json_value
 from deeppart.errors import CorruptFileError, NewerFormatError, StateError, StructureMismatchError, UnsupportedLeafError
 from deeppart.inspecting.contents import read_contents
-from deeppart.state.classify import _in_order
 from deeppart.state.columns import MOST_LEVELS
 from deeppart.state.filling import fill, places
 from deeppart.state.flatten import Cuts, flatten, readable
+from deeppart.state.ordering import in_order
 from deeppart.state.replication import Replication
 from deeppart.state.runs import (
     LEAST_ROWS,
@@ -314,8 +314,8 @@ def test_the_order_of_entries_is_no_difference() -> None:
     one = [{"a": 1, "b": {"c": 2, "d": 3}}] * LEAST_ROWS
     other = [{"b": {"d": 3, "c": 2}, "a": 1}] * LEAST_ROWS
     assert encode_leaf_value(one, "") != encode_leaf_value(other, "")
-    assert _in_order(one) == _in_order(other)
-    assert _in_order(one) != _in_order([{"a": 1, "b": OrderedDict(c=2, d=3)}] * LEAST_ROWS)
+    assert in_order(one) == in_order(other)
+    assert in_order(one) != in_order([{"a": 1, "b": OrderedDict(c=2, d=3)}] * LEAST_ROWS)
 
 
 # --- restored in place ------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def config(path: Path) -> deeppart.Config:
 
 def save(path: Path, state: Any) -> None:
     with deeppart.Checkpointer(config(path)) as checkpointer:
-        checkpointer.checkpoint(state, 1).wait(timeout=30)
+        checkpointer.checkpoint(state, 1).wait(timeout=200)
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -82,7 +82,7 @@ def test_wait_raises_what_went_wrong_every_time() -> None:
     threading.Timer(0.05, lambda: handle.note_level("persistent", FAILED, error=error)).start()
     for _ in range(2):
         with pytest.raises(CheckpointError) as caught:
-            handle.wait("persistent", timeout=20)
+            handle.wait("persistent", timeout=200)
         assert caught.value is error
     assert handle.report.levels["persistent"].error == str(error)
 
@@ -102,7 +102,7 @@ def test_waiting_for_a_level_that_is_not_due() -> None:
     handle = pending("persistent")
     for level in ("local", "parity"):
         with pytest.raises(LevelNotRunError, match=f"'{level}': it is off") as caught:
-            handle.wait(level, timeout=20)
+            handle.wait(level, timeout=300)
         assert "['persistent']" in str(caught.value)
     with pytest.raises(LevelNotRunError, match="no level 'tape'"):
         handle.wait("tape")
@@ -114,7 +114,7 @@ def test_a_skipped_checkpoint_is_finished_and_says_so() -> None:
     assert handle.skipped and handle.finished and states(handle)["local"] == "skipped"
     assert states(handle)["parity"] == "off"
     with pytest.raises(LevelNotRunError, match="skipped"):
-        handle.wait("persistent", timeout=20)
+        handle.wait("persistent", timeout=200)
 
 
 def test_failures_are_counted_once_and_told_by_whichever_comes_first() -> None:
@@ -124,7 +124,7 @@ def test_failures_are_counted_once_and_told_by_whichever_comes_first() -> None:
     assert handle.failures() == []
     handle.note_level("persistent", FAILED, error=CheckpointError("persistent"))
     with pytest.raises(CheckpointError, match="persistent"):
-        handle.wait("persistent", timeout=20)
+        handle.wait("persistent", timeout=200)
     assert [each.is_news(0) for each in handle.failures()] == [False], "the caller has seen it in wait"
     assert handle.failures() == []
 
@@ -185,7 +185,7 @@ def test_many_threads_may_wait_and_ask() -> None:
     def follow(level: str) -> None:
         while not handle.done("local"):
             handle.report  # noqa: B018
-        handle.wait(level, timeout=20)
+        handle.wait(level, timeout=300)
         ended.append(level)
 
     threads = [threading.Thread(target=follow, args=(level,)) for level in ("local", "persistent") * 4]
@@ -195,5 +195,5 @@ def test_many_threads_may_wait_and_ask() -> None:
     handle.note_level("local", DONE)
     handle.note_level("persistent", DONE)
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=300)
     assert sorted(ended) == ["local"] * 4 + ["persistent"] * 4

@@ -26,7 +26,7 @@ def config(directory: Path) -> deeppart.Config:
 def save(directory: Path, *states: State) -> None:
     with deeppart.Checkpointer(config(directory)) as ck:
         for step, state in enumerate(states, start=1):
-            ck.checkpoint(state, step).wait(timeout=30)
+            ck.checkpoint(state, step).wait(timeout=200)
 
 
 def restore(directory: Path, live: State) -> int | None:
@@ -172,7 +172,7 @@ def test_keys_that_do_not_compare_are_other_keys(tmp_path: Path) -> None:
     states: list[State] = [{"visits": {np.int64(3): 1}}, {"visits": {(0, 1): 1}}, {"visits": {(np.int64(0), 1): 2}}]
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         for step, state in enumerate([*states, *states], start=1):
-            ck.checkpoint(state, step).wait(timeout=30)
+            ck.checkpoint(state, step).wait(timeout=200)
             assert deeppart.load(tmp_path / "ckpt", step=step) == state
 
 
@@ -183,7 +183,7 @@ def test_the_default_device_is_the_callers_business(tmp_path: Path) -> None:
         loaded = deeppart.load(tmp_path / "ckpt")
         with deeppart.Checkpointer(config(tmp_path)) as ck:
             assert ck.restore(live) == 1
-            ck.checkpoint(live, 2).wait(timeout=30)
+            ck.checkpoint(live, 2).wait(timeout=200)
     for found in (loaded["w"], live["w"], deeppart.load(tmp_path / "ckpt")["w"]):
         assert found.device.type == "cpu" and torch.equal(found, torch.arange(5.0))
 

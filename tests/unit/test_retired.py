@@ -117,7 +117,7 @@ def incremental(base: Path) -> Path:
     ) as checkpointer:
         frozen = torch.arange(300_000, dtype=torch.float32)
         for step in (1, 2):
-            checkpointer.checkpoint({"frozen": frozen, "w": torch.full((10,), float(step))}, step).wait(timeout=60)
+            checkpointer.checkpoint({"frozen": frozen, "w": torch.full((10,), float(step))}, step).wait(timeout=200)
     (lineage,) = (each for each in (base / "node").iterdir() if len(each.name) == 32)
     assert list(step_dir(lineage, 2).glob("base-*"))
     return lineage

@@ -101,7 +101,7 @@ def test_staging_memory_is_reused_and_follows_the_share(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory)) as ck:
         for step, count in enumerate([1000, 1000, 500, 0, 3_000_000, 10, 2_999_999, 3_000_001, 1]):
             state = {"a": torch.arange(count), "b": torch.ones(count % 13)}
-            ck.checkpoint(state, step).wait(timeout=60)
+            ck.checkpoint(state, step).wait(timeout=200)
             sizes.append(ck._staging.nbytes)
             assert difference(state, deeppart.load(memory / "ckpt", step)) is None
     assert sizes[:4] == [sizes[0]] * 4 and sizes[4:7] == [sizes[4]] * 3
@@ -132,10 +132,10 @@ def test_no_memory_for_the_share_fails_that_checkpoint_alone(memory: Path, monke
                 patch.setattr(ck._staging, "reserve", refuse)
                 pending = ck.checkpoint({"a": torch.ones(3)}, step=10 * step)
             with pytest.raises(deeppart.CheckpointError, match=str(error)):
-                pending.wait("local", timeout=10)
+                pending.wait("local", timeout=200)
             with pytest.raises(deeppart.CheckpointError, match=str(error)):
-                pending.wait("persistent", timeout=10)
-            ck.checkpoint({"a": torch.ones(3)}, step=10 * step + 1).wait(timeout=10)
+                pending.wait("persistent", timeout=200)
+            ck.checkpoint({"a": torch.ones(3)}, step=10 * step + 1).wait(timeout=200)
         assert sorted(steps_in(memory / "ckpt")) == [1, 11, 21]
 
 
@@ -144,7 +144,7 @@ def test_nothing_of_the_state_is_kept_alive(memory: Path) -> None:
         for step in range(3):
             state = {"t": torch.ones(3), "n": np.ones(3), "b": Box({"x": torch.ones(2)})}
             watched = [weakref.ref(item) for item in (state["t"], state["n"], state["b"])]
-            ck.checkpoint(state, step).wait(timeout=60)
+            ck.checkpoint(state, step).wait(timeout=200)
             with pytest.raises(deeppart.StepExistsError):
                 ck.checkpoint(state, step)
             with pytest.raises(deeppart.UnsupportedLeafError):
@@ -240,7 +240,7 @@ def test_every_structure_is_saved_right_after_every_other(memory: Path) -> None:
     """One checkpointer, all variants in turn, twice; with the caches of the one before."""
     with deeppart.Checkpointer(config(memory, local_dir=None, keep={"persistent": 1})) as ck:
         for step, state in enumerate([*variants(), *reversed(variants())]):
-            ck.checkpoint(state, step).wait(timeout=60)
+            ck.checkpoint(state, step).wait(timeout=200)
             assert difference(state, deeppart.load(memory / "ckpt", step)) is None
 
 
@@ -254,7 +254,7 @@ def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
         "d": [Box([{1}]), Box(object())],
     }
     with deeppart.Checkpointer(config(memory)) as ck:
-        ck.checkpoint(good, step=0).wait(timeout=60)
+        ck.checkpoint(good, step=0).wait(timeout=200)
         for key, items in bad.items():
             for item in items:
                 with pytest.raises(deeppart.UnsupportedLeafError) as caught:
@@ -264,7 +264,7 @@ def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
         loop["c"] = loop
         with pytest.raises(deeppart.UnsupportedLeafError, match="contains itself"):
             ck.checkpoint(loop, step=1)
-        ck.checkpoint(good, step=1).wait(timeout=60)
+        ck.checkpoint(good, step=1).wait(timeout=200)
     assert difference(good, deeppart.load(memory / "ckpt", 1)) is None
 
 
@@ -273,7 +273,7 @@ def test_ties_that_come_and_go_are_noticed(memory: Path) -> None:
     states = [[one, other], [one, one], [one, other], [one, one[32:]], [one, one[:32]], [other[:32], other]]
     with deeppart.Checkpointer(config(memory)) as ck:
         for step, state in enumerate(states):
-            ck.checkpoint(state, step).wait(timeout=60)
+            ck.checkpoint(state, step).wait(timeout=200)
             a, b = deeppart.load(memory / "ckpt", step)
             assert difference(state, [a, b]) is None
             tied = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

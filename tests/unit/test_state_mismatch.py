@@ -165,7 +165,7 @@ def test_a_mismatch_is_named_and_touches_nothing(tmp_path: Path, name: str) -> N
     state = {"after": ones(5), "bad": bad, "a": np.arange(3), "value": 1, "model": torch.nn.Linear(2, 2)}
     live = {"after": zeros(5), "bad": live_bad, "a": np.zeros(3, int), "value": 0, "model": torch.nn.Linear(2, 2)}
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        ck.checkpoint(state, step=7).wait(timeout=20)
+        ck.checkpoint(state, step=7).wait(timeout=200)
         before = snapshot(live)
         with pytest.raises(kind) as caught:
             ck.restore(live)
@@ -197,7 +197,7 @@ ROOTS: dict[str, tuple[Any, Any, list[str]]] = {
 def test_what_nothing_mutable_holds_cannot_be_replaced(tmp_path: Path, name: str) -> None:
     saved, live, texts = ROOTS[name]
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        ck.checkpoint(saved, step=1).wait(timeout=20)
+        ck.checkpoint(saved, step=1).wait(timeout=200)
         with pytest.raises(StateError) as caught:
             ck.restore(live)
         assert not [t for t in texts if t not in str(caught.value)], str(caught.value)
@@ -250,7 +250,7 @@ def test_what_can_be_brought_back_is(tmp_path: Path, name: str) -> None:
     saved, live = GOOD[name]()
     before = [id(array) for array in arrays(live)]
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        ck.checkpoint({"x": saved}, step=1).wait(timeout=20)
+        ck.checkpoint({"x": saved}, step=1).wait(timeout=200)
         state = {"x": live}
         ck.restore(state)
     found, expected = state["x"], saved
@@ -266,7 +266,7 @@ def test_memory_around_a_strided_leaf_is_left_alone(tmp_path: Path, step: int) -
     base = torch.full((9, 10), -1.0)
     array = np.full(40, -1)
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        ck.checkpoint([torch.arange(9.0).view(3, 3), np.arange(10)], step=step).wait(timeout=20)
+        ck.checkpoint([torch.arange(9.0).view(3, 3), np.arange(10)], step=step).wait(timeout=200)
         ck.restore([base[1:8:3, 2:9:3], array[3:33:3]])
     assert torch.equal(base[1:8:3, 2:9:3], torch.arange(9.0).view(3, 3)) and int((base == -1).sum()) == 81
     assert array[3:33:3].tolist() == list(range(10)) and int((array == -1).sum()) == 30
@@ -274,8 +274,8 @@ def test_memory_around_a_strided_leaf_is_left_alone(tmp_path: Path, step: int) -
 
 def test_restoring_needs_the_structure_of_that_step(tmp_path: Path) -> None:
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
-        ck.checkpoint({"a": ones(2)}, step=1).wait(timeout=20)
-        ck.checkpoint({"a": ones(3)}, step=2).wait(timeout=20)
+        ck.checkpoint({"a": ones(2)}, step=1).wait(timeout=200)
+        ck.checkpoint({"a": ones(3)}, step=2).wait(timeout=200)
         with pytest.raises(LeafMismatchError):
             ck.restore({"a": zeros(2)})
         live = {"a": zeros(2)}

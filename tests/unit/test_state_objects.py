@@ -20,7 +20,7 @@ def save_and_restore(directory: Path, state: Any, live: Any) -> Any:
     config = deeppart.Config(persistent_dir=str(directory / "ckpt"), timeout=20.0)
     with deeppart.Checkpointer(config) as ck:
         pending = ck.checkpoint(state, step=3)
-        pending.wait(timeout=20)
+        pending.wait(timeout=200)
         assert ck.restore(live) == 3
     return deeppart.load(directory / "ckpt")
 
@@ -305,7 +305,7 @@ def test_objects_that_give_fresh_tensors(tmp_path: Path) -> None:
     with deeppart.Checkpointer(config) as ck:
         for step in range(5):
             saved.position = step
-            ck.checkpoint({"s": saved, "again": [saved]}, step=step).wait(timeout=20)
+            ck.checkpoint({"s": saved, "again": [saved]}, step=step).wait(timeout=200)
         ck.restore({"s": live, "again": [Sampler(9)]})
     assert live.position == 4 and torch.equal(live.order, saved.order)
 
@@ -384,7 +384,7 @@ def test_a_broken_state_dict_is_a_state_error_and_the_checkpointer_goes_on(tmp_p
     with deeppart.Checkpointer(config) as ck:
         with pytest.raises(deeppart.StateError, match="ZeroDivisionError: oops"):
             ck.checkpoint({"a": Broken()}, step=1)
-        ck.checkpoint({"a": Box(1)}, step=1).wait(timeout=20)
+        ck.checkpoint({"a": Box(1)}, step=1).wait(timeout=200)
         with pytest.raises(deeppart.StateError, match="ZeroDivisionError: oops"):
             ck.restore({"a": Broken()})
         assert ck.restore({"a": Box(0)}) == 1
@@ -401,5 +401,5 @@ def test_state_dict_is_called_once_per_checkpoint(tmp_path: Path) -> None:
     config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), timeout=20.0)
     with deeppart.Checkpointer(config) as ck:
         for step in range(3):
-            ck.checkpoint({"a": Counting({"x": torch.ones(2)})}, step=step).wait(timeout=20)
+            ck.checkpoint({"a": Counting({"x": torch.ones(2)})}, step=step).wait(timeout=200)
     assert Counting.calls == 3

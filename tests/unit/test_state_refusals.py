@@ -161,13 +161,13 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, ma
                 ck.checkpoint(state, step=1)
             assert "path a~1b/1/bad" in str(caught.value) and name in str(caught.value)
         assert not list(tmp_path.glob("step-*")), "never a file"
-        ck.checkpoint(good, step=1).wait(timeout=20)
-        ck.checkpoint(good, step=2).wait(timeout=20)
+        ck.checkpoint(good, step=1).wait(timeout=200)
+        ck.checkpoint(good, step=2).wait(timeout=200)
         with pytest.raises(deeppart.UnsupportedLeafError, match="bad"):
             ck.checkpoint({**good, "bad": item}, step=3)
         with pytest.raises(deeppart.StateError, match="bad"):
             ck.restore({**good, "bad": item})
-        ck.checkpoint(good, step=3).wait(timeout=20)
+        ck.checkpoint(good, step=3).wait(timeout=200)
         assert ck.restore(good) == 3
 
 
@@ -186,7 +186,7 @@ def test_what_takes_the_place_of_a_plain_tensor_of_the_same_type_is_refused_too(
     plain = {"x": torch.ones(3), "bad": torch.ones(LOOKALIKES[name]), "z": [torch.zeros(2)]}
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
         for step in (1, 2):
-            ck.checkpoint(plain, step).wait(timeout=20)
+            ck.checkpoint(plain, step).wait(timeout=200)
             for _ in range(2):
                 with pytest.raises(deeppart.UnsupportedLeafError, match="path bad"):
                     ck.checkpoint({**plain, "bad": item}, step=9)
@@ -227,7 +227,7 @@ def test_a_state_that_contains_itself(tmp_path: Path) -> None:
                 ck.checkpoint(state, step=1)
             assert f"path {path}" in str(caught.value)
         twice = [torch.ones(2)]
-        ck.checkpoint({"a": twice, "b": twice, "c": (twice, [twice])}, step=1).wait(timeout=20)
+        ck.checkpoint({"a": twice, "b": twice, "c": (twice, [twice])}, step=1).wait(timeout=200)
 
 
 def test_an_object_that_makes_ever_new_objects(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_nesting_beyond_what_can_be_stored(tmp_path: Path) -> None:
             for _ in range(depth):
                 state = [state]
             try:
-                ck.checkpoint(state, step=depth).wait(timeout=20)
+                ck.checkpoint(state, step=depth).wait(timeout=200)
             except deeppart.UnsupportedLeafError as error:
                 assert "too deeply" in str(error)
                 refused.append(depth)

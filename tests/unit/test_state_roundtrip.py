@@ -33,7 +33,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 def save(directory: Path, state: Any, **settings: Any) -> deeppart.Report:
     with deeppart.Checkpointer(config(directory, **settings)) as ck:
         pending = ck.checkpoint(state, step=1)
-        pending.wait(timeout=20)
+        pending.wait(timeout=200)
         return pending.report
 
 
@@ -139,7 +139,7 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
             recent.move_to_end(key)
             plain["x"] = plain.pop("x")
             state = {"recent": recent, "plain": plain}
-            ck.checkpoint(state, step=step).wait(timeout=20)
+            ck.checkpoint(state, step=step).wait(timeout=200)
             assert difference(state, deeppart.load(tmp_path / "ckpt", step)) is None
         live = OrderedDict(c=0, b=0, a=torch.ones(1))
         ck.restore({"recent": live, "plain": {"y": 0, "x": 0}})
@@ -180,7 +180,7 @@ VIEWS: list[tuple[Any, Any]] = [
 def test_a_structure_that_looks_alike_is_not_taken_for_the_cached_one(tmp_path: Path, first: Any, second: Any) -> None:
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         for step, state in enumerate((first, second, first)):
-            ck.checkpoint(wrapped(state), step=step).wait(timeout=20)
+            ck.checkpoint(wrapped(state), step=step).wait(timeout=200)
         for step, state in enumerate((first, second, first)):
             assert difference(wrapped(state), deeppart.load(tmp_path / "ckpt", step)) is None
 
@@ -397,7 +397,7 @@ def test_thousands_of_small_tensors(tmp_path: Path) -> None:
         for step in (1, 2):
             state["layer1.1"].fill_(step)
             pending = ck.checkpoint(state, step=step)
-            pending.wait(timeout=60)
+            pending.wait(timeout=200)
         live = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         ck.restore(live)
     assert all(torch.equal(live[name], state[name]) for name in state)

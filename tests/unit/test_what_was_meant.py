@@ -180,7 +180,7 @@ def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> 
 
 def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: deeppart.Checkpointer) -> None:
     model, optimizer = trained()
-    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=30)
+    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=200)
     other = torch.optim.AdamW(model.parameters(), lr=0.5)
     with pytest.warns(deeppart.DeeppartWarning, match="optimizer: Adam in the checkpoint, AdamW here"):
         assert ck.restore({"model": model, "optimizer": other}) == 1
@@ -209,7 +209,7 @@ def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: dee
 
 def test_an_optimizer_of_another_class_that_cannot_take_it_is_named(ck: deeppart.Checkpointer) -> None:
     model, optimizer = trained()
-    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=30)
+    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=200)
     other = torch.optim.SGD(model.parameters(), lr=0.5)
     with pytest.raises(StructureMismatchError, match="optimizer: Adam in the checkpoint, SGD here"):
         ck.restore({"model": model, "optimizer": other})
@@ -474,7 +474,7 @@ def test_what_the_optimizer_does_not_know_of(way: str, steps: int, tmp_path: Pat
 
     config = deeppart.Config(persistent_dir=str(tmp_path), timeout=20.0)
     with deeppart.Checkpointer(config) as ck:
-        ck.checkpoint(make(0.5, 2)[1], 1).wait(timeout=20)
+        ck.checkpoint(make(0.5, 2)[1], 1).wait(timeout=200)
     optimizer, state = make(0.1, steps)
     with warnings.catch_warnings(record=True) as caught, deeppart.Checkpointer(config) as ck:
         warnings.simplefilter("always")

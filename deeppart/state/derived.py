@@ -1,0 +1,163 @@
+"""What is derived from a state's structure so that ranks can compare it leaf by leaf; kept while that stands."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.state.compared import ComparedRecord
+from deeppart.state.comparing import Comparison
+from deeppart.state.fingerprint import hash63, hash_json
+from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, Path
+from deeppart.state.leaves import LeafType, leaf_type
+from deeppart.state.replication import ALL, NONE, VERIFY, Replication
+from deeppart.state.structure import Alias, encode_path, encode_tree
+from deeppart.state.ties import find_aliases
+from deeppart.state.values import Encoded, encode_key
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Layout:
+    """What is derived from a state's structure, kept while the structure stands.
+
+    Attributes:
+        tokens, token_types, pointers, orders: of the state this was made from.
+        tree: JSON form of the tree (rank 0's goes into the checkpoint).
+        types: type of each leaf.
+        aliases: leaves that share memory with another.
+        structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
+        type_digests: fingerprint of each leaf's type and ties.
+        per_rank, per_rank_values: what the ranks found to differ.
+        unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
+        comparison: what compares the leaves while they are held to be replicated.
+        record: when all of each leaf was last compared.
+        arrays: paths of the leaves.
+        shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
+            0's or stand apart, and are not compared.
+        forced, forced_values: leaves and values that are per rank whatever the ranks hold.
+        trusted, trusted_values: those that are taken to be equal, and not compared.
+        verified: leaves that are compared in full every time.
+    """
+
+    tokens: list[Any]
+    token_types: list[Any]
+    pointers: array[int]
+    orders: list[Any]
+    tree: Any
+    types: list[LeafType]
+    aliases: dict[int, Alias]
+    structure_digest: int
+    type_digests: npt.NDArray[np.int64]
+    per_rank: Flags
+    per_rank_values: Flags
+    comparison: Comparison
+    record: ComparedRecord
+    arrays: list[ArrayLeaf]
+    shared: tuple[int, int]
+    forced: Flags
+    forced_values: Flags
+    trusted: Flags
+    trusted_values: Flags
+    verified: frozenset[int]
+    unordered: set[int] = field(default_factory=set)
+
+    def stands_for(self, flat: FlatState, replication: Replication) -> bool:
+        """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
+        # the same objects where the template fitted
+        if flat.tokens is not self.tokens and flat.tokens != self.tokens:
+            return False
+        if flat.types is not self.token_types and flat.types != self.token_types:
+            return False
+        if flat.pointers != self.pointers:
+            if find_aliases(flat, self.types) != self.aliases:
+                return False
+            self.pointers = flat.pointers
+        if flat.orders != self.orders:
+            # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
+            self.tree, self.orders = encode_tree(flat.root), flat.orders
+            self.structure_digest = _structure_digest(flat, replication)
+        return True
+
+
+def derive(flat: FlatState, replication: Replication) -> Layout:
+    """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
+    types = [leaf_type(data) for data in flat.data]
+    modes = _modes([leaf.path for leaf in flat.arrays], flat.shared[0], replication)
+    value_modes = _modes([leaf.path for leaf in flat.values], flat.shared[1], replication)
+    layout = Layout(
+        tokens=flat.tokens,
+        token_types=flat.types,
+        pointers=flat.pointers,
+        orders=flat.orders,
+        tree=encode_tree(flat.root),
+        types=types,
+        aliases=find_aliases(flat, types),
+        structure_digest=_structure_digest(flat, replication),
+        type_digests=np.zeros(0, dtype=np.int64),
+        per_rank=modes == NONE,
+        per_rank_values=value_modes == NONE,
+        comparison=Comparison([], flat, types),
+        record=ComparedRecord(len(types)),
+        arrays=flat.arrays,
+        shared=flat.shared[:2],
+        forced=modes == NONE,
+        forced_values=value_modes == NONE,
+        trusted=modes == ALL,
+        trusted_values=value_modes == ALL,
+        verified=frozenset(np.flatnonzero(modes == VERIFY).tolist()),
+    )
+    refresh(layout, flat)
+    return layout
+
+
+def _modes(paths: list[Path], shared: int, replication: Replication) -> npt.NDArray[np.str_]:
+    """The mode of each leaf; those outside the structure that all ranks share are nobody else's."""
+    modes = np.full(len(paths), NONE, dtype="<U8")
+    if replication.uniform is not None:
+        modes[:shared] = replication.uniform
+    else:
+        modes[:shared] = [replication.mode(path) for path in paths[:shared]]
+    return modes
+
+
+def refresh(layout: Layout, flat: FlatState) -> None:
+    """Renew what depends on which leaves are replicated."""
+    aliases = layout.aliases
+    layout.type_digests = np.array(
+        [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
+    )
+    skipped = layout.per_rank | layout.trusted
+    compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
+    verified = layout.verified.intersection(compared)
+    layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
+
+
+def _structure_digest(flat: FlatState, replication: Replication) -> int:
+    """Of what must be equal on all ranks."""
+    shared = flat.shared[2]
+    orders = [
+        [encode_path(path), [encode_key(key, "a dict key") for key in keys]]
+        for place, path, keys in flat.ordered
+        if place <= shared and replication.mode(path) != ALL
+    ]
+    return hash_json([_skeleton(flat.tokens[:shared]), orders] if orders else _skeleton(flat.tokens[:shared]))
+
+
+def _skeleton(tokens: list[Any]) -> list[Any]:
+    """Containers, keys and leaves in canonical order as JSON: what must be equal on all ranks.
+
+    ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
+    """
+    return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
+
+
+def _token_text(token: Any) -> Encoded:
+    if token is ARRAY or token is VALUE or token is APART:
+        return token
+    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")

@@ -1,0 +1,49 @@
+"""What is remembered of leaves whose structure does not stand any more: when all of each was last compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.state.compared import NEVER
+from deeppart.state.derived import Flags, Layout
+from deeppart.state.flatten import Path
+from deeppart.state.leaves import LeafType
+
+#: Leaves that have left the state, of which it is remembered.
+_MOST_LEAVES = 10_000
+
+
+class Earlier:
+    """Replicated leaves of earlier structures, by path: their type, and the turn at which all of it was compared."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[Path, tuple[LeafType, int]] = {}
+
+    def remember(self, layout: Layout) -> None:
+        """The structure changes: what was replicated stays under watch at its path."""
+        for leaf, kind in zip(layout.arrays, layout.types, strict=True):
+            alias = layout.aliases.get(leaf.index)
+            owner = leaf.index if alias is None else alias.owner
+            last = layout.record.last(owner)
+            if not layout.per_rank[owner] and last != NEVER:
+                self._leaves[leaf.path] = kind, last
+
+    def known(self, layout: Layout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
+        """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new.
+
+        Leaves that are in the state again are not remembered any more: the layout's record says it of them.
+
+        Args:
+            fresh: whether the structure is new on some rank.
+        """
+        known, retyped = layout.record.turns.copy(), np.zeros(len(layout.types), dtype=np.bool_)
+        known[layout.per_rank] = NEVER
+        for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
+            earlier, turn = self._leaves.get(leaf.path, (kind, NEVER))
+            if known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
+                known[leaf.index], retyped[leaf.index] = turn, earlier != kind
+        here = {leaf.path for leaf in layout.arrays}
+        gone = [each for each in self._leaves.items() if each[0] not in here]
+        self._leaves = dict(gone[-_MOST_LEAVES:])
+        return known, retyped
