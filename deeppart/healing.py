@@ -4,7 +4,8 @@ Files that nobody has read yet are checked first, and planned around where they 
 ended by a commit round, since each works on the files of the one before: parts to their home nodes, copies to other
 nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
 They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
-name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes.
+name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes,
+and never that of the only file of another part.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
-from deeppart.levels.files import DurableFile, fill_unnamed
+from deeppart.levels.files import DurableFile, fill, storage_error
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.loading import LoadedPart, sound_pieces
@@ -31,7 +32,7 @@ from deeppart.part import FileSource, PartReader
 from deeppart.protection import Protection
 from deeppart.recovery import Recovered
 from deeppart.redundancy import ParitySet
-from deeppart.restart import Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
+from deeppart.restart import Candidate, Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
 
 #: Drives an operation to its end, on the thread that the MPI library wants.
 Drive = Callable[[Operation[Any]], Any]
@@ -54,11 +55,12 @@ class Healer:
         self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
 
     def heal(
-        self, healing: Healing, attempt: Attempt, memory: Mapping[int, LoadedPart], release: Callable[[], None]
+        self, healing: Healing, candidate: Candidate, memory: Mapping[int, LoadedPart], release: Callable[[], None]
     ) -> None:
         """Do all of it (collective).
 
         Args:
+            candidate: the step, as the plan was made of it.
             memory: the parts that this rank has read; of no use any more once ``release`` is called.
             release: called when they have been written.
 
@@ -66,16 +68,14 @@ class Healer:
             CheckpointError: something of it failed, on any rank; what was done before that stays.
             CommError: from the exchange.
         """
+        attempt = candidate.attempt
 
         def to_nodes() -> None:
-            problem: DeeppartError | None = None
             try:
-                self._write(healing.writes, attempt, memory)
-            except DeeppartError as error:
-                problem = error  # other ranks count on this one in the exchange all the same
+                needed, problem = self._write(healing.writes, candidate, memory)
             finally:
                 release()
-            self._transfer(healing.moves, attempt)
+            self._transfer(healing.moves, attempt, needed)
             if problem is not None:
                 raise problem
 
@@ -145,46 +145,51 @@ class Healer:
         if told is not None:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 
-    def _write(self, writes: Sequence[Write], attempt: Attempt, memory: Mapping[int, LoadedPart]) -> None:
-        """Write parts that are in memory. None gets its name before all ranks have written theirs.
+    def _write(
+        self, writes: Sequence[Write], candidate: Candidate, memory: Mapping[int, LoadedPart]
+    ) -> tuple[frozenset[str], DeeppartError | None]:
+        """Write parts that are in memory (collective where there are any).
 
-        What a part was read from may lie in the place of another one, and is needed until the part has been written.
+        The place of one may be taken by the only file of another one: it is written when all ranks have written those.
+
+        Returns:
+            Files of this node that are still needed where they are, and what went wrong with some of the parts.
         """
         if not writes:
-            return
+            return frozenset(), None
+        mine = {write.part for write in writes if write.rank == self._comm.rank}
+        needed = self._only_files(candidate, range(len(candidate.sources)))
         problem: DeeppartError | None = None
-        written: list[list[DurableFile]] = []
-        for part in (write.part for write in writes if write.rank == self._comm.rank):
-            try:
-                written.append(self._write_unnamed(part, attempt, memory[part]))
-            except DeeppartError as error:  # it says nothing of the other parts
-                problem = problem or error
-        try:
-            self._drive(self._comm.allgather(b""))
-        except BaseException:
-            _drop(file for files in written for file in files)
-            raise
-        for files in written:
-            try:
-                _name(files)
-            except DeeppartError as error:
-                problem = problem or error
-        if problem is not None:
-            raise problem
+        for alone in (False, True):
+            for part in sorted(mine):
+                path = str(self._levels["local"].part_path(candidate.attempt, part))
+                try:
+                    if path not in needed:
+                        self._write_part(part, candidate.attempt, memory[part])
+                        mine.remove(part)
+                    elif alone:
+                        problem = problem or _in_the_way(path)
+                except (DeeppartError, OSError) as error:
+                    problem = problem or _typed(error, path)
+            if not alone:
+                told = self._drive(self._comm.allgather(json.dumps(sorted(mine)).encode()))
+                needed = self._only_files(candidate, {part for text in told for part in json.loads(text)})
+        return needed, problem
 
-    def _write_unnamed(self, part: int, attempt: Attempt, loaded: LoadedPart) -> list[DurableFile]:
-        """A part and its bases, which come first: they get their names in this order."""
-        local, files = self._levels["local"], list[DurableFile]()
-        try:
-            for name, path in loaded.bases():
-                files.append(fill_unnamed(local.open_base(attempt, name, mend=True), sound_pieces(path)))
-            files.append(fill_unnamed(local.open_part(attempt, part, mend=True), loaded.pieces()))
-        except BaseException:
-            _drop(files)
-            raise
-        return files
+    def _only_files(self, candidate: Candidate, parts: Iterable[int]) -> frozenset[str]:
+        """The files on this node of those of the parts that have none in its place on any node."""
+        on_nodes = [[each for each in candidate.sources[part] if each.is_on_a_node] for part in parts]
+        misplaced = (each for files in on_nodes if all(file.misplaced for file in files) for each in files)
+        return frozenset(each.path for each in misplaced if self._comm.rank in each.readers)
 
-    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt) -> None:
+    def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
+        local = self._levels["local"]
+        for name, path in loaded.bases():
+            fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
+        fill(local.open_part(attempt, part, mend=True), loaded.pieces())
+
+    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt, needed: Collection[str] = frozenset()) -> None:
+        """Send part files to other nodes (collective); nothing is written over what is ``needed`` where it is."""
         rank = self._comm.rank
         if not transfers:
             return
@@ -205,6 +210,8 @@ class Healer:
             level = self._levels[levels[incoming.part]]
             if incoming.name:
                 return level.open_base(attempt, incoming.name, mend=True)
+            if (path := str(level.part_path(attempt, incoming.part))) in needed:
+                raise _in_the_way(path)
             return level.open_part(attempt, incoming.part, mend=True)
 
         self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
@@ -240,26 +247,26 @@ class Healer:
     def _commit(self, operation: Operation[list[DurableFile]]) -> None:
         files = self._drive(operation)
         assert isinstance(files, list)
-        _name(files)
-
-
-def _name(files: Sequence[DurableFile]) -> None:
-    """Give files their names, in this order: all of them, or none from the first that cannot have it.
-
-    Raises:
-        StorageError: the operating system refused.
-    """
-    for position, file in enumerate(files):
         try:
-            file.commit()
+            for file in files:
+                file.commit()
         except StorageError:
-            _drop(files[position:])
+            for file in files:
+                file.abort()
             raise
 
 
-def _drop(files: Iterable[DurableFile]) -> None:
-    for file in files:
-        file.abort()
+def _in_the_way(path: str) -> StorageError:
+    return StorageError(
+        "a file lies in the place of another one, and is the only one of its part",
+        found="its name could not be exchanged with that of what lies in its own place",
+        where=path,
+        todo="nothing: the next checkpoint is protected again; or give it its own name by hand (`deeppart verify`)",
+    )
+
+
+def _typed(error: DeeppartError | OSError, path: str) -> DeeppartError:
+    return storage_error("cannot write a part", error, path) if isinstance(error, OSError) else error
 
 
 def healing_for(
@@ -319,7 +326,7 @@ def heal_recovered(
         if forgotten := {write.part for write in healing.writes} - in_memory:
             recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
             healing = healing_for(protection, recovered, inventory, damaged)
-    healer.heal(healing, recovered.attempt, recovered.mine, release)
+    healer.heal(healing, recovered.candidate, recovered.mine, release)
     if recovered.candidate.lacking:
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(

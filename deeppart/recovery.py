@@ -21,6 +21,7 @@ from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import PersistentLevel, read_manifests, unusable
+from deeppart.levels.straightening import straighten
 from deeppart.loading import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.model import LEVELS, Attempt, PartRecord
 from deeppart.part import FileSource, MemorySource, Signing
@@ -92,7 +93,7 @@ def take_inventory(
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "taking inventory"
-    stock = take_stock(local, lineage, persistent.signing) if local is not None else Found()
+    stock = _take_stock(local, lineage, persistent.signing) if local is not None else Found()
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
     message = json.dumps([*files, lines, stock.refused]).encode()
@@ -115,6 +116,15 @@ def take_inventory(
         parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _, _ in gathered),
         unusable=tuple((step, reason) for step, reason in newer),
     )
+
+
+def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
+    """What lies on this node; what lies in wrong places there is put right first."""
+    stock = take_stock(local, lineage, signing)
+    if renamed := straighten(stock):
+        stock = take_stock(local, lineage, signing)
+        stock.problems += renamed
+    return stock
 
 
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:

@@ -19,7 +19,7 @@ from deeppart.inspecting.node_files import lineage_on_nodes
 from deeppart.levels.keeping import in_order_of_commits
 from deeppart.levels.node import NODE_FOLDERS, node_root
 from deeppart.levels.persistent import CommittedStep
-from deeppart.levels.steps import list_steps, remove_step, step_directory
+from deeppart.levels.steps import foreign_steps, list_steps, parse_step_directory_name, remove_step, step_directory
 from deeppart.model import StepKey
 from deeppart.part import Signing
 
@@ -121,7 +121,7 @@ def plan_prune(
     """
     require_directory(root)
     steps = examine(root, signing)
-    uncounted = _uncounted(steps)
+    uncounted = _uncounted(root, steps)
     counted = {entry.key for entry in steps if entry.state == COMPLETE} - uncounted.keys()
     chosen = {entry.key: entry for entry in _choose(root, steps, selection, counted, uncounted)}
     stay = [entry for entry in steps if entry.key not in chosen]
@@ -155,13 +155,25 @@ def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) 
     )
 
 
-def _uncounted(steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
-    """Steps that may be a forger's -> why they do not count."""
-    found = {entry.key: entry.reasons[0] for entry in steps if entry.refused}
+def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
+    """Steps that may be a forger's, or that a job of this user would not use -> why they do not count."""
+    found = dict.fromkeys(_of_others(root), "another user has made it, in a directory where anybody may")
+    found |= {entry.key: entry.reasons[0] for entry in steps if entry.refused}
     manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
     if any(manifest.signed for _, manifest in manifests):
         found |= {key: "not signed, as others are" for key, manifest in manifests if not manifest.signed}
     return found
+
+
+def _of_others(root: Path) -> set[StepKey]:
+    """Steps that commands show and jobs leave alone."""
+    with access.guarded(root, access.persistent_rules(access.PERMISSIONS[0])):
+        try:
+            foreign = foreign_steps(root)
+        except StorageError:
+            return set()  # no job of this user's can run here
+    keys = (parse_step_directory_name(path.name) for path in foreign)
+    return {key for key in keys if key is not None}
 
 
 def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:
@@ -244,9 +256,19 @@ def _older_than_kept(
         for entry in steps
         if entry.manifest is not None
     ]
-    ordered = [each.key for each in in_order_of_commits(found)]
-    complete = [place for place, key in enumerate(ordered) if key in counted]
-    return set(ordered[: complete[-keep:][0]]) if complete else set()
+    older: set[StepKey] = set()
+    numbers: set[int] = set()
+    above: set[StepKey] = set()
+    for each in reversed(in_order_of_commits(found)):
+        key = each.key
+        if len(numbers) == keep or (key in counted and key.step in numbers):
+            older.add(key)
+        elif key in counted:
+            numbers.add(key.step)
+            above.clear()
+        else:
+            above.add(key)
+    return older | above if numbers else set()
 
 
 def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[StepKey, list[Path]]:

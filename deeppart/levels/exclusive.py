@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deeppart import access
 
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 #: Calls by way of ctypes let other threads run meanwhile.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: Refusals that mean "not in this way on this file system" rather than "not at all".
@@ -52,12 +52,25 @@ def rename_noreplace(source: Path, target: Path) -> None:
     Raises:
         OSError: as the system call; ``ENOSYS`` where the C library does not have it.
     """
+    _renameat2(source, target, _RENAME_NOREPLACE)
+
+
+def exchange_names(one: Path, other: Path) -> None:
+    """``renameat2(2)`` with ``RENAME_EXCHANGE``: each of two files gets the other one's name, at once.
+
+    Raises:
+        OSError: as the system call; ``ENOSYS`` where the C library does not have it.
+    """
+    _renameat2(one, other, _RENAME_EXCHANGE)
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> None:
     function = getattr(_LIBC, "renameat2", None)
     if function is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(source))
     names = os.fsencode(source.name), os.fsencode(target.name)
-    with access.open_folder(target.parent) as folder:
-        if function(folder.fd, names[0], folder.fd, names[1], ctypes.c_uint(_RENAME_NOREPLACE)) != 0:
+    with access.open_folder(source.parent) as here, access.open_folder(target.parent) as there:
+        if function(here.fd, names[0], there.fd, names[1], ctypes.c_uint(flags)) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(source), None, str(target))
 

@@ -172,19 +172,16 @@ class DurableFile:
             if self._filled == BLOCK_BYTES:
                 self._flush_block(BLOCK_BYTES)
 
-    def finish(self) -> None:
-        """Make durable what was written, which is all of it, and close the file; it has no name yet.
+    def commit(self) -> None:
+        """Make the file durable and give it its name.
 
         Raises:
-            StorageError: the operating system refused.
+            StorageError: the operating system refused; ``EEXIST`` if something has the name that must not be replaced.
         """
-        if self._fd < 0:
-            return
         began = time.monotonic()
         try:
             if self._block is not None and self._filled:
                 self._flush_block(self._filled)
-            self._block = None
             found = os.fstat(self._fd).st_size
             if found > self.nbytes:  # a spare was longer
                 os.ftruncate(self._fd, self.nbytes)
@@ -199,20 +196,6 @@ class DurableFile:
             call("fsync", self.temporary, self._fd)
             descriptor, self._fd = self._fd, -1  # even a close that fails has given the number back
             call("close", self.temporary, descriptor)
-        except OSError as error:
-            self.abort()
-            raise storage_error("cannot make a checkpoint file durable", error, self.path) from error
-        self.busy_s += time.monotonic() - began
-
-    def commit(self) -> None:
-        """Make the file durable, if it is not finished, and give it its name.
-
-        Raises:
-            StorageError: the operating system refused; ``EEXIST`` if something has the name that must not be replaced.
-        """
-        self.finish()
-        began = time.monotonic()
-        try:
             with storage_operation("rename", self.path):
                 was_free = self._take_name()
             if was_free:
@@ -368,25 +351,10 @@ def fill(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> None:
     Raises:
         StorageError: the operating system refused. Or what taking the pieces raised.
     """
-    fill_unnamed(file, pieces)
     try:
+        for piece in pieces:
+            file.write(piece)
         file.commit()
     except BaseException:
         file.abort()
         raise
-
-
-def fill_unnamed(file: DurableFile, pieces: Iterable[memoryview | bytes]) -> DurableFile:
-    """Write all of a file, durably; it waits for its name, which ``commit`` gives it.
-
-    Raises:
-        StorageError: the operating system refused. Or what taking the pieces raised.
-    """
-    try:
-        for piece in pieces:
-            file.write(piece)
-        file.finish()
-    except BaseException:
-        file.abort()
-        raise
-    return file

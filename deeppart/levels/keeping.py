@@ -43,8 +43,7 @@ class Keeping:
         self._earlier = set(earlier)
         self._own: list[StepKey] = []
         self._leaving: set[StepKey] = set()
-        self._ranked: list[CommittedStep] | None = None
-        self._counts: dict[StepKey, bool] = {}
+        self._told: set[StepKey] = set()
         self._notices: list[str] = []
         self._goes_on = False
 
@@ -55,7 +54,6 @@ class Keeping:
     def committed(self, key: StepKey) -> None:
         """This session has committed a step: all its ranks have just written and checked it."""
         self._own.append(key)
-        self._counts[key] = True
 
     def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
         """What may go now that a newer step is committed.
@@ -105,8 +103,6 @@ class Keeping:
         for each in reversed(self._ranking(present)):
             if not self._goes_on and each.key.step > own_step:
                 continue  # the next restore takes it: who forgot to restore is not to lose it
-            if each.key not in present or each.key not in self._earlier:
-                continue
             if len(steps) >= self._keep or each.key.step in steps:
                 dropped.add(each.key)
             elif self._does_count(each):
@@ -114,28 +110,26 @@ class Keeping:
         return dropped
 
     def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
-        """What earlier sessions committed, in the order of time, and of sequence within a session; read once."""
-        if self._ranked is None:
-            found = []
-            for key in self._earlier & present:
-                try:
-                    manifest = read_manifest(self._root, key, self._signing)
-                except (FileNotFoundError, FormatError, StorageError):
-                    continue  # when it was committed cannot be told: it is not counted and stays
-                found.append(CommittedStep(key, step_directory(self._root, key), manifest))
-            self._ranked = in_order_of_commits(found)
-        return self._ranked
+        """What earlier sessions committed, in the order of time, and of sequence within a session; as it is now."""
+        found = []
+        for key in self._earlier & present:
+            try:
+                manifest = read_manifest(self._root, key, self._signing)
+            except (FileNotFoundError, FormatError, StorageError):
+                continue  # when it was committed cannot be told: it is not counted and stays
+            found.append(CommittedStep(key, step_directory(self._root, key), manifest))
+        return in_order_of_commits(found)
 
     def _does_count(self, step: CommittedStep) -> bool:
-        if step.key not in self._counts:
-            problem = first_problem(step.directory, step.manifest, self._signing)
-            self._counts[step.key] = problem is None
-            if problem is not None:
-                self._notices.append(
-                    f"step {step.key.step} cannot be restored from {step.directory} and does not count for `keep`: "
-                    f"{problem}"
-                )
-        return self._counts[step.key]
+        """Looked at again each time that something may go because of it: it may have been damaged since."""
+        problem = first_problem(step.directory, step.manifest, self._signing)
+        if problem is not None and step.key not in self._told:
+            self._told.add(step.key)
+            self._notices.append(
+                f"step {step.key.step} cannot be restored from {step.directory} and does not count for `keep`: "
+                f"{problem}"
+            )
+        return problem is None
 
 
 def _is_unfinished(directory: Path) -> bool:

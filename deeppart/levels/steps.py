@@ -8,6 +8,7 @@ never written.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -98,8 +99,15 @@ def _is_foreign(directory: Path) -> bool:
     try:
         with access.open_folder(directory):
             return False
+    except access.ForeignAccessError:
+        return True
     except OSError as error:
-        return isinstance(error, access.ForeignAccessError)
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            return False
+    try:  # a link, or a file
+        return access.look(directory).st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 def remove_steps(root: Path, keys: Collection[StepKey]) -> None:

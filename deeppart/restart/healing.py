@@ -69,7 +69,7 @@ class Healing:
     Attributes:
         writes: parts that no node has go from memory to storage.
         moves: parts that their home lacks go there.
-        copies: parts that only one node has go to another.
+        copies: parts go to the partner of their home, if that does not have them.
         encodes: parity sets to be computed.
         lacks_parity: whether there should be some, and cannot: parts refer to other files.
     """
@@ -158,7 +158,7 @@ def plan_healing(
                 source = _rank(wish.nodes, first, part)
                 moves.append(Transfer(part, source, files[first].path, rank, "local", beside[part]))
         held[home].append((part, rank))
-        if wish.partner and not set(files) - {home}:
+        if wish.partner and partners[home] != home and partners[home] not in files:
             target = _rank(wish.nodes, partners[home], part)
             copies.append(Transfer(part, rank, paths[part], target, "partner", beside[part]))
     refers = any(beside.values())

@@ -162,7 +162,7 @@ class Classifier:
         """What was compared at a turn goes on record; with something still to be read, its slices only with that."""
         found = layout.comparison
         read = [number for number in found.full if number not in found.unread] if unread_alike else []
-        layout.record.in_full([*found.small, *read], [*found.small, *found.full], turn)
+        layout.record.in_full([*found.small, *read], turn)
         in_part = found.in_turn, found.orders[found.ways > 0]
         if trailing is None:
             layout.record.in_part(*in_part, turn)
@@ -200,7 +200,7 @@ class Classifier:
         layout = self.layout
         assert layout is not None
         behind = self._compare_trailing(layout, fresh, what)
-        (known, retyped), vouched = self._earlier.known(layout, fresh), layout.record.vouched
+        known = self._earlier.known(layout, fresh)
         if fresh:
             layout.per_rank[:] = layout.forced
             layout.per_rank_values[:] = layout.forced_values
@@ -218,15 +218,16 @@ class Classifier:
         layout.per_rank |= untyped
         in_full = self._compare_leaves(layout, flat, turn, in_full, what)
         layout.per_rank_values |= self._unequal_values(flat, what)
-        if not fresh:
-            known = np.where(self._refuted(layout, what) | (known == NEVER), known, vouched)
         if in_full:
-            layout.record.all_of(layout.comparison.numbers, turn)
+            alike = [number for number in layout.comparison.numbers if not layout.per_rank[number]]
+            layout.record.all_of(alike, turn)
         else:
             self._count(layout, turn, False, None)
         if fresh or (layout.per_rank & ~before[0]).any():
             refresh(layout, flat)
-        return self._classified(flat, before, (known, retyped), (turn, step), what)
+        found = self._classified(flat, before, known, (turn, step), what)
+        self._earlier.settle(layout)  # not before: a call that is refused on the way has told nobody
+        return found
 
     def _compare_trailing(self, layout: Layout, fresh: bool, what: str) -> Flags | None:
         """Compare what trailed the turn before, leaf by leaf (collective).
@@ -251,17 +252,6 @@ class Classifier:
             return None
         self._trailing = self._trailed = None
         return differing
-
-    def _refuted(self, layout: Layout, what: str) -> Flags:
-        """Leaves of which torch's word that they had not changed has turned out to be wrong on some rank (collective).
-
-        What it has said at earlier checkpoints is not believed then.
-        """
-        flags = np.zeros(len(layout.types), dtype=np.int64)
-        flags[list(layout.comparison.refuted)] = 1
-        most = finish(self._comm, self._comm.maximum(flags), what, self._timeout)
-        refuted: Flags = most > 0
-        return refuted
 
     def _compare_leaves(self, layout: Layout, flat: FlatState, turn: int, in_full: bool, what: str) -> bool:
         """Find the leaves that differ (collective); returns whether all was compared in full for it."""
@@ -329,6 +319,10 @@ class Classifier:
                 found[after] = self._calls.interval(after, *now)
             if found[after] is not None or same_type:
                 intervals[leaf] = found[after]
+        for leaf, alias in layout.aliases.items():
+            if alias.owner in intervals and leaf < layout.shared[0]:
+                intervals[leaf] = intervals[alias.owner]
+        intervals = dict(sorted(intervals.items()))
         diverged = list(intervals)
         own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
         own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]

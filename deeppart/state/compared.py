@@ -53,7 +53,6 @@ class ComparedRecord:
 
     def __init__(self, leaves: int) -> None:
         self._full = np.full(leaves, NEVER, dtype=np.int64)
-        self._vouched = np.full(leaves, NEVER, dtype=np.int64)
         self._slices = np.full(TURNS, NEVER, dtype=np.int64)
         #: The order in memory in which a leaf is compared in turn, and since when.
         self._orders = np.zeros(leaves, dtype=np.int64)
@@ -63,19 +62,12 @@ class ComparedRecord:
         """All bytes of these leaves were compared; nothing else is compared any more."""
         at = list(numbers)
         self._full[at] = turn
-        self._vouched[at] = turn
         self._slices[:] = turn
         self._since[:], self._orders[:] = NEVER, 0
 
-    def in_full(self, whole: Collection[int], vouched: Collection[int], turn: int) -> None:
-        """At a turn, all bytes of some leaves were compared.
-
-        Args:
-            whole: leaves that every rank has read in full.
-            vouched: leaves that every rank has read in full, or knows to be as they were, if torch is to be believed.
-        """
+    def in_full(self, whole: Collection[int], turn: int) -> None:
+        """At a turn, every rank has read all bytes of some leaves, and found them alike."""
         self._full[list(whole)] = turn
-        self._vouched[list(vouched)] = turn
 
     def in_part(self, in_turn: _Turns, orders: _Turns, turn: int) -> None:
         """A turn's slice of some leaves was compared, which lie in memory in these orders. Turns come in order."""
@@ -98,11 +90,6 @@ class ComparedRecord:
     def turns(self) -> _Turns:
         """The same of every leaf."""
         return self._full
-
-    @property
-    def vouched(self) -> _Turns:
-        """The same of every leaf, where torch is believed that it was as it had been when it was compared."""
-        return np.maximum(self._full, self._vouched)
 
 
 class Calls:

@@ -77,8 +77,6 @@ class Comparison:
         self._c_order = np.array([memory_order(flat.data[number]) == C_ORDER for number in self.large], dtype=np.bool_)
         #: Of this rank, when it last looked.
         self._own_ways = np.full(len(self.large), -1, dtype=np.int64)
-        #: Leaves that turned out to have been written to while torch said that they had not been.
-        self.refuted: frozenset[int] = frozenset()
         self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
     def digests(
@@ -154,14 +152,12 @@ class Comparison:
 
     def in_full(self, flat: FlatState) -> Digests:
         """Digests of all bytes of every leaf, read now; 0 for leaves that are not compared."""
-        believed = {number: self.remembered.digest(number) for number in self.unread}
         self.remembered.forget()
         found = np.zeros(len(self._types), dtype=np.int64)
         for number in self.small:
             found[number] = full_digest(flat.data[number])
         digests, _ = self._whole(flat, self.large, frozenset(self.large))
         found[self.large] = digests
-        self.refuted = frozenset(number for number, digest in believed.items() if found[number] != digest)
         return found
 
     def _look(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:

@@ -32,18 +32,23 @@ class Earlier:
     def known(self, layout: Layout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
         """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new.
 
-        Leaves that are in the state again are not remembered any more: the layout's record says it of them.
-
         Args:
             fresh: whether the structure is new on some rank.
         """
-        known, retyped = layout.record.turns.copy(), np.zeros(len(layout.types), dtype=np.bool_)
-        known[layout.per_rank] = NEVER
+        owners = np.arange(len(layout.types))
+        for index, alias in layout.aliases.items():
+            owners[index] = alias.owner  # a tie is compared as what it is tied to, and some rank may have undone it
+        known, per_rank = layout.record.turns[owners], layout.per_rank[owners]
+        retyped = np.zeros(len(layout.types), dtype=np.bool_)
+        known[per_rank] = NEVER
         for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
             earlier, turn = self._leaves.get(leaf.path, (kind, NEVER))
-            if known[leaf.index] == NEVER and not layout.per_rank[leaf.index]:
+            if known[leaf.index] == NEVER and not per_rank[leaf.index]:
                 known[leaf.index], retyped[leaf.index] = turn, earlier != kind
+        return known, retyped
+
+    def settle(self, layout: Layout) -> None:
+        """The leaves of a structure have been compared: from now on its record says when, also of those that differ."""
         here = {leaf.path for leaf in layout.arrays}
         gone = [each for each in self._leaves.items() if each[0] not in here]
         self._leaves = dict(gone[-_MOST_LEAVES:])
-        return known, retyped

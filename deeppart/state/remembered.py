@@ -47,11 +47,6 @@ class Remembered:
         """Memory has been written to in ways that no counter tells."""
         self._known = {}
 
-    def digest(self, number: int) -> int | None:
-        """What is remembered of a leaf, whether it still holds or not."""
-        known = self._known.get(number)
-        return None if known is None else known.digest
-
     def digests(self, flat: FlatState, numbers: Collection[int]) -> tuple[dict[int, int], frozenset[int]]:
         """The digest of each leaf, and the leaves whose bytes were not read for it."""
         counting = self._counting(flat, numbers)

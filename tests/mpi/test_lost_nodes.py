@@ -5,11 +5,11 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import shutil
-import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import RestoreError
-from deeppart.loading import LoadedPart
+import deeppart.healing
+import deeppart.levels.straightening
+from deeppart.errors import RestoreError, StorageError
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -265,9 +266,8 @@ def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage
         assert not gained
 
 
-def in_each_others_places(comm: Any, directory: Path, compression: str) -> list[Any]:
+def in_each_others_places(comm: Any, directory: Path, settings: dict[str, Any], fault: str) -> list[Any]:
     """On each node, of which only one file of each part is left, two parts lie in each other's places."""
-    settings = {**PARTNER, "node_size": 2, "compression": compression}
     save(comm, directory, settings, (1,))
     if comm.rank == 0:
         local = directory / "local"
@@ -279,26 +279,62 @@ def in_each_others_places(comm: Any, directory: Path, compression: str) -> list[
             other.rename(one)
             one.with_suffix(".moved").rename(other)
     comm.Barrier()
-    results = [restore(comm, directory, settings)]
+    results = []
+    if fault != "none":
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+            refuse_on(comm.rank, fault, patch)
+            results += [restore(comm, directory, settings), restore(comm, directory, settings)]
+    results.append(restore(comm, directory, settings))
     for node in range(2):
         lose(comm, directory, node)
         results.append(restore(comm, directory, settings))
     return results
 
 
+def refuse_on(rank: int, fault: str, patch: pytest.MonkeyPatch) -> None:
+    """Names cannot be exchanged; with "full", one rank of each node cannot write either."""
+
+    def refuse(*paths: Any) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    def full(file: Any, pieces: Any) -> None:
+        file.abort()
+        raise StorageError("cannot write a checkpoint file", found="No space left on device (errno 28)")
+
+    patch.setattr(deeppart.levels.straightening, "exchange_names", refuse)
+    if fault == "full" and rank % 2:
+        patch.setattr(deeppart.healing, "fill", full)
+
+
 @pytest.mark.timeout(110)
+@pytest.mark.parametrize("fault", ["none", "no exchange", "full"])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_parts_in_each_others_places_are_written_before_any_is_replaced(
-    run_on: Any, shared_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
+def test_a_part_in_the_place_of_another_one_is_never_written_over(
+    run_on: Any, shared_path: Path, compression: str, fault: str
 ) -> None:
-    from mpi4py import MPI
+    settings = {**PARTNER, "node_size": 2, "compression": compression}
+    for results in run_on(4, in_each_others_places, shared_path, settings, fault):
+        assert {(step, good) for step, good, _ in results} == {(1, True)}, results
 
-    pieces = LoadedPart.pieces
 
-    def last(part: LoadedPart) -> Iterator[memoryview | bytes]:
-        time.sleep(MPI.COMM_WORLD.rank % 2)  # the other rank of the node is done before this one begins
-        yield from pieces(part)
+def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:
+    """Two nodes come back with each other's storage: what each part's partner is has changed."""
+    save(comm, directory, PARTNER, (1,))
+    if comm.rank == 0:
+        one, other = directory / "local" / "node0", directory / "local" / "node1"
+        one.rename(directory / "moved")
+        other.rename(one)
+        (directory / "moved").rename(other)
+    comm.Barrier()
+    results = [restore(comm, directory, PARTNER)]
+    for nodes in ((1, 3), (0, 2), (1, 3)):
+        lose(comm, directory, *nodes)
+        results.append(restore(comm, directory, PARTNER))
+    return results
 
-    monkeypatch.setattr(LoadedPart, "pieces", last)
-    for results in run_on(4, in_each_others_places, shared_path, compression):
-        assert [(step, good) for step, good, _ in results] == [(1, True)] * 3, results
+
+@pytest.mark.timeout(110)
+def test_copies_are_on_the_next_node_again_after_nodes_were_exchanged(run_on: Any, shared_path: Path) -> None:
+    for results in run_on(4, with_nodes_exchanged, shared_path):
+        assert [(step, good) for step, good, _ in results] == [(1, True)] * 4, results

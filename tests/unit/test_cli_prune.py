@@ -184,6 +184,18 @@ def test_keep_counts_by_time_of_commit(root: Path) -> None:
     assert steps(root) == [25, 40]
 
 
+def test_a_step_that_was_committed_again_counts_once(tmp_path: Path) -> None:
+    for numbers in ((1, 2, 3), (3,), (3,)):
+        with deeppart.Checkpointer(persistent_dir=tmp_path, keep={"persistent": 0}) as checkpointer:
+            checkpointer.restore({"x": 0})
+            for step in numbers:
+                checkpointer.checkpoint({"x": step}, step, force=True).wait(timeout=200)
+    newest = max(tmp_path.glob("step-000000000003-*"), key=lambda path: (path / "manifest").stat().st_mtime_ns)
+    call("prune", tmp_path, "--keep", "3", "--yes")
+    assert steps(tmp_path) == [1, 2, 3]
+    assert newest.exists()
+
+
 def test_incomplete(root: Path) -> None:
     manifest_path(root, 30).unlink()
     manifest_path(root, 40).unlink()

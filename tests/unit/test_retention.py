@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from deeppart.model import StepKey
 from deeppart.retention import Retention
 from tests.unit.cli_support import steps_in
 
-PATIENCE_S = 20.0
+PATIENCE_S = 200.0
 
 
 def test_a_file_system_that_removes_slowly_holds_up_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +104,37 @@ def test_a_step_that_cannot_be_restored_does_not_count_and_that_is_told(tmp_path
     told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
     assert len(told) == 1 and "step 2 cannot be restored" in told[0] and "does not count for `keep`" in told[0]
     assert steps_in(tmp_path) == [3, 4]
+
+
+@pytest.mark.parametrize("what", ["manifest", "part"])
+def test_a_step_that_is_damaged_after_it_was_counted_counts_no_more(tmp_path: Path, what: str) -> None:
+    """``keep = 3``: step 3 was sound when the first step of this session was committed, and not at the second."""
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 3}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    third = step_directory(tmp_path, newest_key(tmp_path))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config) as checkpointer:
+            checkpointer.restore({"x": 0})
+            checkpointer.checkpoint({"x": 4}, 4).wait(timeout=PATIENCE_S)
+            wait_until(lambda: steps_in(tmp_path) == [2, 3, 4])
+            if what == "part":
+                (third / "part-00000-of-00001.dpp").unlink()
+            else:
+                (third / "manifest").write_bytes(b"damaged")
+            checkpointer.checkpoint({"x": 5}, 5).wait(timeout=PATIENCE_S)
+    assert steps_in(tmp_path) == [2, 3, 4, 5]
+    told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
+    assert len(told) == (what == "part")
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_directory_that_is_away_when_steps_are_counted_loses_none(

@@ -27,8 +27,9 @@ from tests.faults.campaign.stages import CHANGES, LEADER, ROOT, STAGES
 SHORT_TIMEOUT_S = 3.0
 #: A rank is stopped, or storage hangs, for longer than that.
 LONG_S = 4.5
-#: Each operation of a storage that goes on hanging: a checkpoint with copies and parity makes a dozen of a kind.
-EACH_S = 3.2
+#: Each operation of a storage that goes on hanging: a checkpoint with copies and parity makes a dozen of a kind; it
+#: opens files and directories some 30 times, of which all have to come to an end while the judge waits.
+EACH_S, EACH_OPEN_S = 3.2, 0.5
 #: Operations that a file system may hang in.
 LATE = (("open",), ("write",), ("fsync",), ("rename", "rename_noreplace", "link"))
 
@@ -128,7 +129,8 @@ def hang(rng: random.Random) -> tuple[Leaves, Lives]:
     root = rng.choice(("persistent", "persistent", "node"))
     only = rng.choice(LATE)
     lasting = rng.random() < 0.2
-    seconds = EACH_S if lasting else rng.choice((LONG_S, 2 * LONG_S))
+    each_s = EACH_OPEN_S if only == LATE[0] else EACH_S
+    seconds = each_s if lasting else rng.choice((LONG_S, 2 * LONG_S))
     number = rng.randrange(4)
     fault = StorageFault("checkpoint", root, number, HANG, lasting, rng.randrange(world), 1, seconds, only)
     return leaves_of(rng), (

@@ -1,0 +1,171 @@
+"""Which steps are suspect when ranks turn out to differ: all since the leaf was last compared in full, whatever came
+between, and no other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.inspecting.listing import list_directory
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
+]
+
+#: A place that no turn of a short test compares.
+UNSEEN = 12_345
+
+
+@contextmanager
+def checkpointer(comm: Any, directory: Path, **settings: Any) -> Iterator[deeppart.Checkpointer]:
+    keep = {"persistent": 0}
+    with deeppart.Checkpointer(deeppart.Config(str(directory), timeout=60.0, keep=keep, **settings), comm) as made:
+        yield made
+
+
+def suspect(comm: Any, directory: Path) -> dict[int, list[str]]:
+    comm.Barrier()
+    steps = list_directory(directory).steps
+    return {step.step: [leaf.path for leaf in step.suspect] for step in steps if step.suspect}
+
+
+def beside_what_rank_0_has(comm: Any, directory: Path, case: str) -> tuple[dict[int, list[str]], int]:
+    """Rank 0 has leaves that the others do not have when a replica turns out to differ."""
+    weight = torch.nn.Parameter(torch.zeros(30_000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    state: dict[str, Any] = {"weight": weight}
+    if case == "rank0":
+        if comm.rank == 0:
+            state["best"] = {f"p{number}": torch.zeros(10) for number in range(300)}
+    else:
+        state["buffer"] = [torch.zeros(10) for _ in range(300 if comm.rank == 0 else 1)]
+    told = 0
+    with checkpointer(comm, directory, replicated={"best/*": "rank0"} if case == "rank0" else "auto") as ck:
+        for step in range(1, 7):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            if comm.rank == 1 and step == 3:
+                with torch.no_grad():
+                    weight[UNSEEN] += 1
+            if comm.rank == 1 and step == 6:
+                with torch.no_grad():
+                    weight += 1
+            pending = ck.checkpoint(state, step)
+            pending.wait(timeout=200)
+            told += len(pending.report.diverged)
+    return suspect(comm, directory), told
+
+
+@pytest.mark.parametrize("case", ["rank0", "lists of other lengths"])
+def test_leaves_that_only_one_rank_has_do_not_disturb_the_comparison(run_on: Any, shared_path: Path, case: str) -> None:
+    for found, told in run_on(2, beside_what_rank_0_has, shared_path, case):
+        assert found == {step: ["weight"] for step in range(2, 6)} and told == 1
+
+
+def frozen(comm: Any, directory: Path, how: str) -> tuple[dict[int, list[str]], list[int]]:
+    """A frozen parameter is written to unseen on one rank, and read later for another reason."""
+    weight, told = torch.nn.Parameter(torch.zeros(30_000), requires_grad=False), []
+    with checkpointer(comm, directory) as ck, torch.no_grad():
+        for step in range(1, 12):
+            if step == 5 and comm.rank == 1:
+                weight.data[UNSEEN] = 7
+            if step == 10:
+                if how == "counted":
+                    weight.add_(1)
+                elif how == "other memory":
+                    weight.data = weight.data.clone()
+                elif comm.rank == 1:
+                    weight[5] = weight[5]
+            pending = ck.checkpoint({"weight": weight}, step)
+            pending.wait(timeout=200)
+            told += [step] * len(pending.report.diverged)
+    return suspect(comm, directory), told
+
+
+@pytest.mark.parametrize("how", ["counted", "other memory", "counted on one rank"])
+def test_what_torch_vouched_for_was_not_compared(run_on: Any, shared_path: Path, how: str) -> None:
+    for found, told in run_on(2, frozen, shared_path, how):
+        assert found == {step: ["weight"] for step in range(2, 10)} and told == [10]
+
+
+def refused(comm: Any, directory: Path) -> tuple[dict[int, list[str]], list[int], bool]:
+    """A call that is refused while the structure is new, between the fault and its discovery."""
+    weight, beside = torch.nn.Parameter(torch.zeros(30_000)), torch.zeros(10)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    told, was_refused = [], False
+    with checkpointer(comm, directory, replicated={"beside": "all"}) as ck:
+        for step in range(1, 12):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            if step == 5 and comm.rank == 1:
+                with torch.no_grad():
+                    weight[UNSEEN] += 1
+            if step == 9:
+                try:
+                    ck.checkpoint({"weight": weight, "beside": beside.double() if comm.rank else beside}, step)
+                except deeppart.DeeppartError:
+                    was_refused = True
+            state = {"weight": weight, "beside": beside} | ({"extra": 1} if step >= 9 else {})
+            pending = ck.checkpoint(state, step)
+            pending.wait(timeout=200)
+            told += [step] * len(pending.report.diverged)
+    return suspect(comm, directory), told, was_refused
+
+
+def test_a_refused_call_forgets_nothing(run_on: Any, shared_path: Path) -> None:
+    for found, told, was_refused in run_on(2, refused, shared_path):
+        assert was_refused
+        assert found == {step: ["weight"] for step in range(2, 9)} and told == [9]
+
+
+def untied(comm: Any, directory: Path, ranks: tuple[int, ...]) -> dict[int, list[str]]:
+    """Two names of one parameter, which differs on a rank, come apart on some ranks, where the first is mended."""
+    weight = torch.nn.Parameter(torch.zeros(30_000))
+    state: dict[str, Any] = {"one": weight, "other": weight}
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with checkpointer(comm, directory) as ck:
+        for step in range(1, 17):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            if step == 5 and comm.rank == 1:
+                with torch.no_grad():
+                    weight[UNSEEN] += 1
+            if step == 15 and comm.rank in ranks:
+                state["other"] = weight.detach().clone()
+                if comm.rank == 1:
+                    with torch.no_grad():
+                        weight[UNSEEN] = weight[0]
+            ck.checkpoint(state, step).wait(timeout=200)
+    return suspect(comm, directory)
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
+def test_what_was_tied_is_suspect_under_both_names(run_on: Any, shared_path: Path, ranks: tuple[int, ...]) -> None:
+    for found in run_on(2, untied, shared_path, ranks):
+        assert found == {step: ["other"] for step in range(2, 15)}
+
+
+def tied(comm: Any, directory: Path) -> dict[int, list[str]]:
+    weight = torch.nn.Parameter(torch.zeros(30_000))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with checkpointer(comm, directory) as ck:
+        for step in range(1, 6):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            if comm.rank == 1 and step == 5:
+                with torch.no_grad():
+                    weight += 1
+            ck.checkpoint({"one": weight, "other": weight}, step).wait(timeout=200)
+    return suspect(comm, directory)
+
+
+def test_both_names_of_what_is_tied_are_suspect(run_on: Any, shared_path: Path) -> None:
+    for found in run_on(2, tied, shared_path):
+        assert found == {step: ["one", "other"] for step in range(2, 5)}
