@@ -458,10 +458,8 @@ def _flatten(state: Any) -> FlatState:
             return flatten(state, live=True)
     except DeeppartError:
         raise
-    except Exception as error:  # from the caller's state_dict(): the other ranks are waiting to hear of it
-        raise StateError(
-            "state_dict() of an object in the state failed", found=f"{type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
+        raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
 
 
 def _check_writable(target: Target, paths: list[Any]) -> None:

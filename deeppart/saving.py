@@ -105,10 +105,8 @@ class Saver:
             self._fresh = self._classifier.prepare(self._flat) or self._fresh
         except DeeppartError as error:
             self._error = error
-        except Exception as error:  # from the caller's state_dict(): the other ranks are waiting to hear of it
-            self._error = StateError(
-                "state_dict() of an object in the state failed", found=f"{type(error).__name__}: {error}"
-            )
+        except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
+            self._error = StateError("looking at the state failed", found=f"{type(error).__name__}: {error}")
 
     def agree(self, step: int, turn: int, due: frozenset[str], busy: bool) -> bool:
         """Compare the call and the state across ranks (collective); returns whether any rank is busy.

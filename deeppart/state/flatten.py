@@ -22,6 +22,7 @@ from deeppart.errors import UnsupportedLeafError
 from deeppart.state.leaves import STORABLE_DTYPES, check_array, check_tensor
 from deeppart.state.memory import Extents, HeldMemory, array_lacks_memory, freed_memory
 from deeppart.state.runs import run_levels
+from deeppart.state.state_dicts import state_dict_of
 from deeppart.state.values import encode_key, encode_value, is_value
 
 #: Containers inside each other, at most: readers of JSON stop a little above twice that.
@@ -395,7 +396,8 @@ class _Walk:
         self.flat.tokens.append(OBJECT)
         self._enter(item, path)
         known = id(item) in self._state_dicts
-        child = self.node(self._state_dicts[id(item)] if known else item.state_dict(), path)
+        given = self._state_dicts[id(item)] if known else state_dict_of(item, lambda: readable(path))
+        child = self.node(given, path)
         self._open.discard(id(item))
         return Branch("object", item, (), [child], path)
 

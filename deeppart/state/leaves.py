@@ -137,11 +137,13 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
         kind = f"an {type(tensor).__name__}, which has no shape yet"
         todo = "run the module once, forward, before checkpoint or restore"
     elif not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
-        kind, todo = f"a {type(tensor).__module__}.{type(tensor).__qualname__}", "save its local plain tensor"
-    elif tensor.layout is not torch.strided:
-        kind, todo = f"a tensor of layout {tensor.layout}", "save its indices and values, or to_dense()"
+        kind, todo = f"a {type(tensor).__module__}.{type(tensor).__qualname__}", _plain_tensors_of(tensor)
     elif tensor.is_nested:
         kind, todo = "a nested tensor", "save its constituents, from unbind()"
+    elif tensor.layout is not torch.strided:
+        has_indices = tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
+        kind = f"a tensor of layout {tensor.layout}"
+        todo = "save its indices and values, or to_dense()" if has_indices else "save to_dense()"
     elif tensor.is_meta:
         kind, todo = "a tensor on the meta device, which has no data", "materialize it first"
     elif tensor.dtype not in _NAMES:
@@ -172,7 +174,7 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
             f"the state holds a {type(array).__name__} of dtype {array.dtype}, which cannot be stored",
             expected="numpy.ndarray of a plain number, string or time dtype",
             where=f"path {where}",
-            todo="save np.array(x); it is a copy: restore does not change x"
+            todo=_plain_arrays_of(array)
             if sound
             else "convert it; fields of a structured array can be saved one by one",
         )
@@ -184,6 +186,19 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
             where=f"path {where}",
             todo="save long texts as str or bytes",
         )
+
+
+def _plain_tensors_of(tensor: torch.Tensor) -> str:
+    """What to save in place of a tensor of a class of its own."""
+    known = {"NestedTensor": "its constituents, from unbind()", "MaskedTensor": "get_data() and get_mask()"}
+    return f"save {known.get(type(tensor).__name__, 'its local plain tensor')}"
+
+
+def _plain_arrays_of(array: npt.NDArray[Any]) -> str:
+    """What to save in place of an array of a class of its own."""
+    if isinstance(array, np.ma.MaskedArray):
+        return "save x.data and np.ma.getmaskarray(x)"
+    return "save np.array(x); it is a copy: restore does not change x"
 
 
 def overlaps_itself(data: Array) -> bool:

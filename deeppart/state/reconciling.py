@@ -126,6 +126,8 @@ def _differences(reference: list[Any], mine: list[Any], path: Path, replication:
             return
         yield from _key_differences(reference[1], mine[1], path, replication)
         return
+    if {reference[0], mine[0]} == {_NONE, _VALUE}:
+        return  # values may differ, and None is one
     text = f"has {_name(mine)} at {readable(path)}, rank 0 {_name(reference)}"
     mode = replication.mode(path)
     yield Difference(path, mode == NONE or (mode != ALL and _may_differ(reference, mine, path)), text)
@@ -157,7 +159,7 @@ def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
     kinds = {one[0].removeprefix(_RUN), other[0].removeprefix(_RUN)}
     if len(kinds) == 1:  # two lists or tuples of other lengths, or one of few values and one of many
         return kinds <= {"list", "tuple"} or all(_RUN in each[0] or _holds_values(each) for each in (one, other))
-    return bool(path) and _NONE in (one[0], other[0]) and _VALUE not in kinds
+    return bool(path) and _NONE in (one[0], other[0])
 
 
 def _holds_values(described: list[Any]) -> bool:

@@ -29,9 +29,11 @@ from deeppart.state.flatten import (
     ValueLeaf,
     flatten,
     hold_memory,
+    readable,
 )
 from deeppart.state.memory import Extents, HeldMemory
 from deeppart.state.runs import LEAST_ROWS, RUN_KINDS, run_levels
+from deeppart.state.state_dicts import state_dict_of
 from deeppart.state.values import is_value
 
 #: Puts an item into its place; False if it does not fit.
@@ -199,7 +201,7 @@ class Template:
             if type(item) is not kind:
                 return False
             branch.container = item
-            state_dict = item.state_dict()
+            state_dict = state_dict_of(item, lambda: readable(branch.path))
             self._state_dicts[id(item)] = state_dict
             return fill_state_dict(state_dict)
 

@@ -111,6 +111,27 @@ def test_what_auto_allows(run_on: Any, shared_path: Path, ranks: int) -> None:
         assert difference(ragged_state(rank), loaded, ordered=False) is None
 
 
+def bookkeeping(rank: int) -> dict[str, Any]:
+    """What rank 0 alone knows of a training, of several kinds at once."""
+    return {
+        "weights": torch.arange(3000.0),
+        "metric": 0.5 if rank == 0 else None,
+        "best": {"top1": 0.1, "epoch": 3} if rank == 0 else None,
+        "returns": [1.0] * (rank + 1),
+        "deep": {"name": [None if rank else "best", 1]},
+    }
+
+
+def test_none_against_a_value_beside_other_differences(run_on: Any, shared_path: Path) -> None:
+    notices = run_on(2, save, shared_path, bookkeeping)
+    assert all(path in notices[0][0] for path in ("metric", "best", "returns", "deep/name"))
+    for rank, (step, found) in enumerate(run_on(2, restore, shared_path, bookkeeping)):
+        assert step == 2
+        assert difference(bookkeeping(rank), found, ordered=False) is None
+        loaded = deeppart.load(shared_path / "ckpt", rank=rank)
+        assert difference(bookkeeping(rank), loaded, ordered=False) is None
+
+
 def ruled_for_another_world(rank: int) -> dict[str, Any]:
     return ruled_state(0) | {"replay": None}
 

@@ -171,6 +171,46 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, ma
         assert ck.restore(good) == 3
 
 
+ADVICE = {
+    "MaskedArray": "getmaskarray", "nested": "unbind()", "NestedTensor": "unbind()", "sparse_coo": "indices",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
+@pytest.mark.parametrize("name", ADVICE)
+def test_what_is_advised_loses_nothing(tmp_path: Path, name: str) -> None:
+    item = (TENSORS | ARRAYS)[name]()
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+            ck.checkpoint({"x": item}, step=1)
+    assert ADVICE[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("after_one", [False, True])
+def test_an_object_whose_state_dict_fails_is_named(tmp_path: Path, after_one: bool) -> None:
+    class Failing(Box):
+        fails = False
+
+        def state_dict(self) -> Any:
+            if self.fails:
+                raise KeyError("foo")
+            return super().state_dict()
+
+    state = {"a": Box({"x": 1}), "b": {"c": Failing({"x": 1})}}
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        if after_one:
+            ck.checkpoint(state, step=1).wait(timeout=200)
+        Failing.fails = True
+        calls: list[Callable[[], Any]] = [lambda: ck.checkpoint(state, step=2)]
+        if after_one:
+            calls.append(lambda: ck.restore(state))
+        for call in calls:
+            with pytest.raises(deeppart.StateError, match=r"state_dict.. of a .*Failing in the state") as caught:
+                call()
+            text = str(caught.value)
+            assert "KeyError: 'foo'" in text and "path b/c" in text and "to do: see what" in text
+
+
 LOOKALIKES = {
     "DTensor": (4, 2), "ShardedTensor": (4, 2), "sparse_coo": (3, 3), "sparse_csr": (3, 3), "sparse_csc": (3, 3),
     "sparse_bsr": (4, 4), "meta device": (3,), "Tagged": (3,), "FakeTensor": (3,), "nested": (2, 3),
