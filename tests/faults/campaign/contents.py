@@ -22,6 +22,8 @@ Bytes = npt.NDArray[np.uint8]
 JUNK, SCRIBBLE = 0xA5, 0x5A
 #: Of a leaf that drifts.
 ROW_BYTES = 256
+#: Leaves that rank 0 alone has, beside one that drifts: many more than all ranks share.
+MOST_OWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,11 @@ def _noise(key: Sequence[object], nbytes: int) -> Bytes:
     return np.asarray(words, dtype=np.uint64).view(np.uint8)[:nbytes].copy()
 
 
-def blank(leaves: Sequence[Leaf]) -> dict[str, Any]:
-    """A live state, full of junk."""
+def blank(leaves: Sequence[Leaf], rank: int) -> dict[str, Any]:
+    """A live state, full of junk. Beside a leaf that drifts, rank 0 has leaves that the others do not have."""
     state: dict[str, Any] = {"step": -1, "life": -1, "world": -1, "first": -1}
+    if any(leaf.drifts for leaf in leaves):
+        state["own"] = [torch.zeros(3) for _ in range(MOST_OWN if rank == 0 else 1)]
     for leaf in leaves:
         array = np.empty(leaf.count, dtype=leaf.dtype) if leaf.numpy else None
         state[leaf.name] = torch.empty(leaf.count, dtype=getattr(torch, leaf.dtype)) if array is None else array

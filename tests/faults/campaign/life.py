@@ -62,7 +62,7 @@ class Rank:
         self.comm, self.order, self.record = comm, order, record
         self.life, self.leaves = order.life, order.scenario.leaves
         self.rank = comm.Get_rank()
-        self.live = contents.blank(self.leaves)
+        self.live = contents.blank(self.leaves, self.rank)
         self._triggers = [
             each
             for each in (incidents.killer(comm, order, record), incidents.incident(self.rank, order, record))
