@@ -230,6 +230,7 @@ class Checkpointer:
             session.persistent,
             session.lineage,
             lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
+            straightens=True,
         )
         if session.owner is not None:
             session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))

@@ -23,7 +23,7 @@ from deeppart.errors import CheckpointError, DeeppartError, StorageError
 from deeppart.exchange.memory import Arena
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
-from deeppart.levels.files import DurableFile, fill, storage_error
+from deeppart.levels.files import DurableFile, fill
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
 from deeppart.loading import LoadedPart, sound_pieces
@@ -55,12 +55,16 @@ class Healer:
         self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
 
     def heal(
-        self, healing: Healing, candidate: Candidate, memory: Mapping[int, LoadedPart], release: Callable[[], None]
+        self,
+        healing: Healing,
+        candidates: Sequence[Candidate],
+        memory: Mapping[int, LoadedPart],
+        release: Callable[[], None],
     ) -> None:
         """Do all of it (collective).
 
         Args:
-            candidate: the step, as the plan was made of it.
+            candidates: the step, as it was found, and as the plan was made of it.
             memory: the parts that this rank has read; of no use any more once ``release`` is called.
             release: called when they have been written.
 
@@ -68,11 +72,11 @@ class Healer:
             CheckpointError: something of it failed, on any rank; what was done before that stays.
             CommError: from the exchange.
         """
-        attempt = candidate.attempt
+        attempt = candidates[0].attempt
 
         def to_nodes() -> None:
             try:
-                needed, problem = self._write(healing.writes, candidate, memory)
+                needed, problem = self._write(healing.writes, candidates, memory)
             finally:
                 release()
             self._transfer(healing.moves, attempt, needed)
@@ -146,8 +150,8 @@ class Healer:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 
     def _write(
-        self, writes: Sequence[Write], candidate: Candidate, memory: Mapping[int, LoadedPart]
-    ) -> tuple[frozenset[str], DeeppartError | None]:
+        self, writes: Sequence[Write], candidates: Sequence[Candidate], memory: Mapping[int, LoadedPart]
+    ) -> tuple[frozenset[str], Exception | None]:
         """Write parts that are in memory (collective where there are any).
 
         The place of one may be taken by the only file of another one: it is written when all ranks have written those.
@@ -157,28 +161,30 @@ class Healer:
         """
         if not writes:
             return frozenset(), None
+        attempt = candidates[0].attempt
         mine = {write.part for write in writes if write.rank == self._comm.rank}
-        needed = self._only_files(candidate, range(len(candidate.sources)))
-        problem: DeeppartError | None = None
+        needed = self._only_files(candidates, range(attempt.world_size))
+        problems: dict[int, Exception] = {}
         for alone in (False, True):
-            for part in sorted(mine):
-                path = str(self._levels["local"].part_path(candidate.attempt, part))
+            for part in sorted(mine - problems.keys()):
+                path = str(self._levels["local"].part_path(attempt, part))
                 try:
                     if path not in needed:
-                        self._write_part(part, candidate.attempt, memory[part])
+                        self._write_part(part, attempt, memory[part])
                         mine.remove(part)
                     elif alone:
-                        problem = problem or _in_the_way(path)
-                except (DeeppartError, OSError) as error:
-                    problem = problem or _typed(error, path)
+                        raise _in_the_way(path)
+                except Exception as error:  # it says nothing of the other parts; and the other ranks are waiting
+                    problems[part] = error
             if not alone:
                 told = self._drive(self._comm.allgather(json.dumps(sorted(mine)).encode()))
-                needed = self._only_files(candidate, {part for text in told for part in json.loads(text)})
-        return needed, problem
+                needed = self._only_files(candidates, {part for text in told for part in json.loads(text)})
+        return needed, next(iter(problems.values()), None)
 
-    def _only_files(self, candidate: Candidate, parts: Iterable[int]) -> frozenset[str]:
+    def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
         """The files on this node of those of the parts that have none in its place on any node."""
-        on_nodes = [[each for each in candidate.sources[part] if each.is_on_a_node] for part in parts]
+        sources = (candidate.sources[part] for part in parts for candidate in candidates)
+        on_nodes = [[each for each in places if each.is_on_a_node] for places in sources]
         misplaced = (each for files in on_nodes if all(file.misplaced for file in files) for each in files)
         return frozenset(each.path for each in misplaced if self._comm.rank in each.readers)
 
@@ -259,14 +265,10 @@ class Healer:
 def _in_the_way(path: str) -> StorageError:
     return StorageError(
         "a file lies in the place of another one, and is the only one of its part",
-        found="its name could not be exchanged with that of what lies in its own place",
         where=path,
-        todo="nothing: the next checkpoint is protected again; or give it its own name by hand (`deeppart verify`)",
+        todo="nothing: the next checkpoint is protected again, and a restore gives it its own name where names can be "
+        "exchanged; or do that by hand (`deeppart verify --local` says what it is)",
     )
-
-
-def _typed(error: DeeppartError | OSError, path: str) -> DeeppartError:
-    return storage_error("cannot write a part", error, path) if isinstance(error, OSError) else error
 
 
 def healing_for(
@@ -313,6 +315,7 @@ def heal_recovered(
         CommError: from the exchange.
     """
     damaged: set[Location] = set()
+    found = recovered.candidate
     in_memory = {write.part for write in healing.writes}
     while True:
         worse, lacking = healer.damaged_files(healing, recovered, inventory)
@@ -326,7 +329,7 @@ def heal_recovered(
         if forgotten := {write.part for write in healing.writes} - in_memory:
             recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
             healing = healing_for(protection, recovered, inventory, damaged)
-    healer.heal(healing, recovered.candidate, recovered.mine, release)
+    healer.heal(healing, (found, recovered.candidate), recovered.mine, release)
     if recovered.candidate.lacking:
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(

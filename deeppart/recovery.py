@@ -82,18 +82,24 @@ def take_inventory(
     persistent: PersistentLevel,
     lineage: str,
     run: Run,
+    *,
+    straightens: bool = False,
 ) -> Inventory:
     """List what every node and the persistent level hold (collective); the same result on every rank.
 
     Args:
         local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
         run: drives an operation on ``comm``, named by a text, to its end.
+        straightens: whether what lies in wrong places on nodes is put right first; nothing else may use it meanwhile.
 
     Raises:
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "taking inventory"
-    stock = _take_stock(local, lineage, persistent.signing) if local is not None else Found()
+    stock = take_stock(local, lineage, persistent.signing) if local is not None else Found()
+    if local is not None and straightens and (renamed := straighten(stock)):
+        stock = take_stock(local, lineage, persistent.signing)
+        stock.problems += renamed
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
     message = json.dumps([*files, lines, stock.refused]).encode()
@@ -116,15 +122,6 @@ def take_inventory(
         parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _, _ in gathered),
         unusable=tuple((step, reason) for step, reason in newer),
     )
-
-
-def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
-    """What lies on this node; what lies in wrong places there is put right first."""
-    stock = take_stock(local, lineage, signing)
-    if renamed := straighten(stock):
-        stock = take_stock(local, lineage, signing)
-        stock.problems += renamed
-    return stock
 
 
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:

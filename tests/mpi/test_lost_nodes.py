@@ -9,6 +9,7 @@ import errno
 import itertools
 import os
 import shutil
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ import torch
 import deeppart
 import deeppart.healing
 import deeppart.levels.straightening
+from deeppart.comm.mpi import MpiComm
 from deeppart.errors import RestoreError, StorageError
+from deeppart.inspecting.planning import plan_together
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -316,6 +319,51 @@ def test_a_part_in_the_place_of_another_one_is_never_written_over(
     settings = {**PARTNER, "node_size": 2, "compression": compression}
     for results in run_on(4, in_each_others_places, shared_path, settings, fault):
         assert {(step, good) for step, good, _ in results} == {(1, True)}, results
+
+
+def planned(comm: Any, directory: Path) -> tuple[bool, int]:
+    """``restore --dry-run`` on the nodes, where files lie in each other's places."""
+    save(comm, directory, PARTNER, (1,))
+    local = directory / "local" / f"node{comm.rank}"
+    (mine,) = local.glob("*/step-*/*.dpp")
+    (copy,) = local.glob("*/partner/step-*/*.dpp")
+    mine.rename(mine.with_name(copy.name))
+    before = sorted(str(path) for path in local.glob("*/*/**/*"))
+    lineage = mine.parents[1].name
+    plan = plan_together(MpiComm(comm), directory / "ckpt", lineage, local, (0, 1, 2, 3), 200.0, None)
+    assert plan.candidate is not None
+    return sorted(str(path) for path in local.glob("*/*/**/*")) == before, plan.candidate.attempt.step
+
+
+@pytest.mark.timeout(110)
+def test_planning_a_restore_renames_nothing(run_on: Any, shared_path: Path) -> None:
+    assert run_on(4, planned, shared_path) == [(True, 1)] * 4
+
+
+def without_memory(comm: Any, directory: Path) -> list[Any]:
+    """All nodes are lost, and one rank has not the memory to write its part back."""
+    settings = {"every": {"persistent": 1, "partner": 1}}
+    save(comm, directory, settings, (1,))
+    lose(comm, directory, 0, 1, 2, 3)
+
+    def short(*arguments: Any) -> None:
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if comm.rank == 1:
+            patch.setattr(deeppart.healing, "fill", short)
+        began = time.monotonic()
+        results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
+    told = [str(each.message) for each in caught if each.category is deeppart.BackgroundFailureWarning]
+    return [*results, told, restore(comm, directory, settings)[:2]]
+
+
+@pytest.mark.timeout(110)
+def test_what_goes_wrong_on_one_rank_keeps_no_other_one_waiting(run_on: Any, shared_path: Path) -> None:
+    results = run_on(4, without_memory, shared_path)
+    assert {(first, fast, last) for first, fast, _, last in results} == {((1, True), True, (1, True))}
+    assert any("rank 1 failed: MemoryError" in text for text in results[0][2]), results[0][2]
 
 
 def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:
