@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.mpi import launch
 
 #: Seconds until a test counts as hanging; ``@pytest.mark.timeout(seconds)`` says otherwise.
 HANG_GUARD = 60.0
+#: Seconds that a rank which failed waits for the others, before it ends them.
+MOST_APART_S = 120.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,7 +100,7 @@ class _Ranks:
 
 
 @pytest.fixture(scope="session")
-def run_on() -> Callable[..., list[Any]]:
+def run_on(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
     """``run_on(n, function, *args)``: call ``function(comm, *args)`` on the first n ranks, as a job of their own.
 
     Returns what each of them returned, on every rank. An exception on any rank fails the test on all.
@@ -105,6 +108,8 @@ def run_on() -> Callable[..., list[Any]]:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    ranks = pytestconfig.pluginmanager.getplugin("deeppart-ranks")
+    assert isinstance(ranks, _Ranks)
 
     def run(n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         assert n <= world.size, f"needs {n} ranks, mpirun started {world.size}"
@@ -115,6 +120,13 @@ def run_on() -> Callable[..., list[Any]]:
                 value = function(comm, *args)
             except Exception:
                 problem = f"rank {world.rank}:\n{traceback.format_exc()}"
+        meeting = world.Ibarrier()
+        deadline = time.monotonic() + MOST_APART_S
+        while problem and not meeting.Test():  # the others may wait for this one, somewhere in the function
+            if time.monotonic() > deadline:
+                ranks.abort("failed where others do not", problem)
+            time.sleep(0.01)
+        meeting.Wait()
         results = world.allgather((value, problem))
         comm.Free()
         problems = [text for _, text in results if text]

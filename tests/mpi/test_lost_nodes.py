@@ -51,6 +51,7 @@ def save(comm: Any, directory: Path, settings: dict[str, Any], steps: tuple[int,
                 for level, report in pending.report.levels.items():
                     if report.state != "off":
                         pending.wait(level, timeout=200)
+    comm.Barrier()  # no rank looks at what another one is still removing
     return {level: report.nbytes for level, report in pending.report.levels.items() if report.state == "done"}
 
 
