@@ -385,7 +385,7 @@ def test_the_record_never_says_more_than_was_compared() -> None:
             orders[0] += 1  # in another order, the bytes compared so far are others
             model[0] = np.where(model[0] > record.last(0), record.last(0), model[0])
         in_turn = np.array([0, 1, 2] if turn % 150 else [0, 1])
-        record.in_full(whole, whole, turn)
+        record.in_full(whole, turn)
         record.in_part(in_turn, orders[in_turn], turn)
         model[in_turn, slice_of(turn)] = turn
         model[whole] = turn
