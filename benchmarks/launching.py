@@ -59,6 +59,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def environment_of_ranks(timeout: float, tunables: str) -> dict[str, str]:
+    """Variables of the ranks: none of a launcher around; this checkout, one thread, the C library's tunables."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     env |= {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "MPIEXEC_TIMEOUT": str(int(timeout) + 20)}

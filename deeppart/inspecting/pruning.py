@@ -19,7 +19,7 @@ from deeppart.inspecting.node_files import lineage_on_nodes
 from deeppart.levels.keeping import in_order_of_commits
 from deeppart.levels.node import NODE_FOLDERS, node_root
 from deeppart.levels.persistent import CommittedStep
-from deeppart.levels.steps import foreign_steps, list_steps, parse_step_directory_name, remove_step, step_directory
+from deeppart.levels.steps import list_steps, remove_step, step_directory
 from deeppart.model import StepKey
 from deeppart.part import Signing
 
@@ -157,7 +157,7 @@ def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) 
 
 def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
     """Steps that may be a forger's, or that a job of this user would not use -> why they do not count."""
-    found = dict.fromkeys(_of_others(root), "another user has made it, in a directory where anybody may")
+    found = dict.fromkeys(_of_others(root, steps), "another user has made it, in a directory where anybody may")
     found |= {entry.key: entry.reasons[0] for entry in steps if entry.refused}
     manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
     if any(manifest.signed for _, manifest in manifests):
@@ -165,15 +165,13 @@ def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str
     return found
 
 
-def _of_others(root: Path) -> set[StepKey]:
-    """Steps that commands show and jobs leave alone."""
+def _of_others(root: Path, steps: Sequence[PersistentStep]) -> set[StepKey]:
+    """Those of the steps that commands show and jobs leave alone."""
     with access.guarded(root, access.persistent_rules(access.PERMISSIONS[0])):
         try:
-            foreign = foreign_steps(root)
+            return {entry.key for entry in steps} - list_steps(root).keys()
         except StorageError:
             return set()  # no job of this user's can run here
-    keys = (parse_step_directory_name(path.name) for path in foreign)
-    return {key for key in keys if key is not None}
 
 
 def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:

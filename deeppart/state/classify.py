@@ -180,10 +180,8 @@ class Classifier:
         layout = self.layout
         if layout is None or self._comm.size == 1:
             return ()
-        turns, per_rank = layout.record.turns.copy(), layout.per_rank.copy()
-        for index, alias in layout.aliases.items():
-            turns[index], per_rank[index] = turns[alias.owner], per_rank[alias.owner]
-        return compared_earlier(turns, per_rank, turn, self._calls)
+        owners = layout.owners()
+        return compared_earlier(layout.record.turns[owners], layout.per_rank[owners], turn, self._calls)
 
     def classify(self, flat: FlatState, turn: int, step: int, fresh: bool, what: str) -> Classified:
         """Find the leaves that differ between ranks (collective).

@@ -28,6 +28,9 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("numpy.random._generator.Generator",), "save x.bit_generator.state, and set it again after restore"),
     (("numpy.random.bit_generator.BitGenerator",), "save x.state, and set it again after restore"),
     (("numpy.random.mtrand.RandomState",), "save x.get_state(), and give it to x.set_state() after restore"),
+    (("numpy.ma.MaskedArray", "numpy.ma.core.MaskedArray"), "save x.data and np.ma.getmaskarray(x)"),
+    (("torch.nested._internal.nested_tensor.NestedTensor",), "save x.unbind()"),
+    (("torch.masked.maskedtensor.core.MaskedTensor",), "save x.get_data() and x.get_mask()"),
     (("torch._C.Generator",), "save x.get_state(), and give it to x.set_state() after restore"),
     (("random.Random",), "save x.getstate(), and give it to x.setstate() after restore"),
     (
@@ -41,13 +44,22 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
+def class_names(value: object) -> set[str]:
+    """Names of its class and of all that this derives from."""
+    return {f"{each.__module__}.{each.__qualname__}" for each in type(value).__mro__}
+
+
+def known_conversion(value: object) -> str | None:
+    """What to do about a value that cannot be stored, by the table; it is called ``x`` there."""
+    names = class_names(value)
+    return next((todo for known, todo in CONVERSIONS if not names.isdisjoint(known)), None)
+
+
 def conversion(value: object) -> str:
-    """What to do about a value that cannot be stored; it is called ``x`` there."""
+    """The same, or what may do for values of any class."""
+    if (known := known_conversion(value)) is not None:
+        return known
     kind = type(value)
-    names = {f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__}
-    for known, todo in CONVERSIONS:
-        if not names.isdisjoint(known):
-            return todo
     if hasattr(kind, "__dataclass_fields__"):
         return f"save dataclasses.asdict(x); {_A_COPY}"
     if callable(getattr(kind, "state_dict", None)):

@@ -67,6 +67,13 @@ class Layout:
     verified: frozenset[int]
     unordered: set[int] = field(default_factory=set)
 
+    def owners(self) -> npt.NDArray[np.int64]:
+        """For each leaf the one as which it is compared: what it is tied to, or itself."""
+        owners = np.arange(len(self.types))
+        for index, alias in self.aliases.items():
+            owners[index] = alias.owner
+        return owners
+
     def stands_for(self, flat: FlatState, replication: Replication) -> bool:
         """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
         # the same objects where the template fitted

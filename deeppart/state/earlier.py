@@ -22,12 +22,10 @@ class Earlier:
 
     def remember(self, layout: Layout) -> None:
         """The structure changes: what was replicated stays under watch at its path."""
+        known = _turns(layout)
         for leaf, kind in zip(layout.arrays, layout.types, strict=True):
-            alias = layout.aliases.get(leaf.index)
-            owner = leaf.index if alias is None else alias.owner
-            last = layout.record.last(owner)
-            if not layout.per_rank[owner] and last != NEVER:
-                self._leaves[leaf.path] = kind, last
+            if known[leaf.index] != NEVER:
+                self._leaves[leaf.path] = kind, int(known[leaf.index])
 
     def known(self, layout: Layout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
         """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new.
@@ -35,12 +33,8 @@ class Earlier:
         Args:
             fresh: whether the structure is new on some rank.
         """
-        owners = np.arange(len(layout.types))
-        for index, alias in layout.aliases.items():
-            owners[index] = alias.owner  # a tie is compared as what it is tied to, and some rank may have undone it
-        known, per_rank = layout.record.turns[owners], layout.per_rank[owners]
+        known, per_rank = _turns(layout), layout.per_rank[layout.owners()]
         retyped = np.zeros(len(layout.types), dtype=np.bool_)
-        known[per_rank] = NEVER
         for leaf, kind in zip(layout.arrays, layout.types, strict=True) if fresh else ():
             earlier, turn = self._leaves.get(leaf.path, (kind, NEVER))
             if known[leaf.index] == NEVER and not per_rank[leaf.index]:
@@ -52,3 +46,9 @@ class Earlier:
         here = {leaf.path for leaf in layout.arrays}
         gone = [each for each in self._leaves.items() if each[0] not in here]
         self._leaves = dict(gone[-_MOST_LEAVES:])
+
+
+def _turns(layout: Layout) -> npt.NDArray[np.int64]:
+    """For each leaf the turn at which it was last found alike, by its layout; some rank may have undone a tie since."""
+    owners = layout.owners()
+    return np.where(layout.per_rank[owners], NEVER, layout.record.turns[owners])

@@ -15,6 +15,7 @@ import torch
 from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
 from deeppart.part import MAX_CHUNK_BYTES
 from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.state.conversions import known_conversion
 from deeppart.state.values import plain_dtype
 
 Bytes = npt.NDArray[np.uint8]
@@ -137,7 +138,8 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
         kind = f"an {type(tensor).__name__}, which has no shape yet"
         todo = "run the module once, forward, before checkpoint or restore"
     elif not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
-        kind, todo = f"a {type(tensor).__module__}.{type(tensor).__qualname__}", _plain_tensors_of(tensor)
+        kind = f"a {type(tensor).__module__}.{type(tensor).__qualname__}"
+        todo = known_conversion(tensor) or "save its local plain tensor"
     elif tensor.is_nested:
         kind, todo = "a nested tensor", "save its constituents, from unbind()"
     elif tensor.layout is not torch.strided:
@@ -174,7 +176,7 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
             f"the state holds a {type(array).__name__} of dtype {array.dtype}, which cannot be stored",
             expected="numpy.ndarray of a plain number, string or time dtype",
             where=f"path {where}",
-            todo=_plain_arrays_of(array)
+            todo=known_conversion(array) or "save np.array(x); it is a copy: restore does not change x"
             if sound
             else "convert it; fields of a structured array can be saved one by one",
         )
@@ -186,19 +188,6 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
             where=f"path {where}",
             todo="save long texts as str or bytes",
         )
-
-
-def _plain_tensors_of(tensor: torch.Tensor) -> str:
-    """What to save in place of a tensor of a class of its own."""
-    known = {"NestedTensor": "its constituents, from unbind()", "MaskedTensor": "get_data() and get_mask()"}
-    return f"save {known.get(type(tensor).__name__, 'its local plain tensor')}"
-
-
-def _plain_arrays_of(array: npt.NDArray[Any]) -> str:
-    """What to save in place of an array of a class of its own."""
-    if isinstance(array, np.ma.MaskedArray):
-        return "save x.data and np.ma.getmaskarray(x)"
-    return "save np.array(x); it is a copy: restore does not change x"
 
 
 def overlaps_itself(data: Array) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deeppart.errors import DeeppartError, StateError
+from deeppart.state.conversions import class_names
 
 #: Optimizers that give their whole state only where it was gathered before.
 _SHARDED = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
@@ -25,9 +26,8 @@ def state_dict_of(item: Any, where: Callable[[], str]) -> Any:
     except DeeppartError:
         raise
     except Exception as error:
-        names = {f"{each.__module__}.{each.__qualname__}" for each in type(item).__mro__}
         todo = "see what state_dict() of it needs; or leave the object out of the state"
-        if _SHARDED in names:
+        if _SHARDED in class_names(item):
             todo = (
                 "put its `optim`, the optimizer of this rank's share, into the state instead, and say that it is per "
                 f'rank: replicated={{"{where()}/*": "none"}}'

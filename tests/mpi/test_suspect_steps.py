@@ -36,11 +36,29 @@ def suspect(comm: Any, directory: Path) -> dict[int, list[str]]:
     return {step.step: [leaf.path for leaf in step.suspect] for step in steps if step.suspect}
 
 
+class Training:
+    """A weight that an optimizer trains, the same on all ranks until one is harmed."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.weight = torch.nn.Parameter(torch.zeros(30_000))
+        self._optimizer = torch.optim.SGD([self.weight], lr=0.1)
+
+    def step(self) -> None:
+        self.weight.grad = torch.ones_like(self.weight)
+        self._optimizer.step()
+
+    @torch.no_grad()
+    def harm(self, where: Any = slice(None)) -> None:
+        """Rank 1 has other values there from now on."""
+        if self.rank == 1:
+            self.weight[where] += 1
+
+
 def beside_what_rank_0_has(comm: Any, directory: Path, case: str) -> tuple[dict[int, list[str]], int]:
     """Rank 0 has leaves that the others do not have when a replica turns out to differ."""
-    weight = torch.nn.Parameter(torch.zeros(30_000))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    state: dict[str, Any] = {"weight": weight}
+    training = Training(comm.rank)
+    state: dict[str, Any] = {"weight": training.weight}
     if case == "rank0":
         if comm.rank == 0:
             state["best"] = {f"p{number}": torch.zeros(10) for number in range(300)}
@@ -49,14 +67,11 @@ def beside_what_rank_0_has(comm: Any, directory: Path, case: str) -> tuple[dict[
     told = 0
     with checkpointer(comm, directory, replicated={"best/*": "rank0"} if case == "rank0" else "auto") as ck:
         for step in range(1, 7):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-            if comm.rank == 1 and step == 3:
-                with torch.no_grad():
-                    weight[UNSEEN] += 1
-            if comm.rank == 1 and step == 6:
-                with torch.no_grad():
-                    weight += 1
+            training.step()
+            if step == 3:
+                training.harm(UNSEEN)
+            if step == 6:
+                training.harm()
             pending = ck.checkpoint(state, step)
             pending.wait(timeout=200)
             told += len(pending.report.diverged)
@@ -97,16 +112,14 @@ def test_what_torch_vouched_for_was_not_compared(run_on: Any, shared_path: Path,
 
 def refused(comm: Any, directory: Path) -> tuple[dict[int, list[str]], list[int], bool]:
     """A call that is refused while the structure is new, between the fault and its discovery."""
-    weight, beside = torch.nn.Parameter(torch.zeros(30_000)), torch.zeros(10)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
+    training, beside = Training(comm.rank), torch.zeros(10)
+    weight = training.weight
     told, was_refused = [], False
     with checkpointer(comm, directory, replicated={"beside": "all"}) as ck:
         for step in range(1, 12):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-            if step == 5 and comm.rank == 1:
-                with torch.no_grad():
-                    weight[UNSEEN] += 1
+            training.step()
+            if step == 5:
+                training.harm(UNSEEN)
             if step == 9:
                 try:
                     ck.checkpoint({"weight": weight, "beside": beside.double() if comm.rank else beside}, step)
@@ -127,16 +140,14 @@ def test_a_refused_call_forgets_nothing(run_on: Any, shared_path: Path) -> None:
 
 def untied(comm: Any, directory: Path, ranks: tuple[int, ...]) -> dict[int, list[str]]:
     """Two names of one parameter, which differs on a rank, come apart on some ranks, where the first is mended."""
-    weight = torch.nn.Parameter(torch.zeros(30_000))
+    training = Training(comm.rank)
+    weight = training.weight
     state: dict[str, Any] = {"one": weight, "other": weight}
-    optimizer = torch.optim.SGD([weight], lr=0.1)
     with checkpointer(comm, directory) as ck:
         for step in range(1, 17):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-            if step == 5 and comm.rank == 1:
-                with torch.no_grad():
-                    weight[UNSEEN] += 1
+            training.step()
+            if step == 5:
+                training.harm(UNSEEN)
             if step == 15 and comm.rank in ranks:
                 state["other"] = weight.detach().clone()
                 if comm.rank == 1:
@@ -153,16 +164,13 @@ def test_what_was_tied_is_suspect_under_both_names(run_on: Any, shared_path: Pat
 
 
 def tied(comm: Any, directory: Path) -> dict[int, list[str]]:
-    weight = torch.nn.Parameter(torch.zeros(30_000))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
+    training = Training(comm.rank)
     with checkpointer(comm, directory) as ck:
         for step in range(1, 6):
-            weight.grad = torch.ones_like(weight)
-            optimizer.step()
-            if comm.rank == 1 and step == 5:
-                with torch.no_grad():
-                    weight += 1
-            ck.checkpoint({"one": weight, "other": weight}, step).wait(timeout=200)
+            training.step()
+            if step == 5:
+                training.harm()
+            ck.checkpoint({"one": training.weight, "other": training.weight}, step).wait(timeout=200)
     return suspect(comm, directory)
 
 

@@ -15,11 +15,14 @@ import random
 import re
 import types
 import uuid
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.masked import masked_tensor
 
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.conversions import CONVERSIONS, conversion
@@ -78,6 +81,12 @@ class OnlyHalf:
 
 
 #: What cannot be stored, and the conversions that the message names.
+def quietly(make: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
 CASES: list[tuple[Any, list[str]]] = [
     (pathlib.Path("out"), ["str(x)"]),
     (pathlib.PureWindowsPath("out"), ["str(x)"]),
@@ -102,6 +111,9 @@ CASES: list[tuple[Any, list[str]]] = [
     (np.random.MT19937(1), ["x.state"]),
     (np.random.RandomState(1), ["x.get_state()"]),
     (torch.Generator(), ["x.get_state()"]),
+    (np.ma.masked_array([1, 2], mask=[True, False]), ["x.data"]),
+    (quietly(lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)), ["x.unbind()"]),
+    (quietly(lambda: masked_tensor(torch.ones(2), torch.tensor([True, False]))), ["x.get_data()"]),
     (random.Random(1), ["x.getstate()"]),
     (np.dtype("f4"), ["str(x)"]),
     (decimal.Decimal("0.1"), ["str(x)"]),
