@@ -46,13 +46,15 @@ from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
-from deeppart.suspecting import SuspicionWriter, suspect_lines, suspicion_of, warn_suspect
+from deeppart.suspecting import SuspicionWriter, suspect_lines, warn_suspect
 from deeppart.writing import Job
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8
+#: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
+_SUSPICION_PATIENCE_S = 30.0
 
 
 class Checkpointer:
@@ -82,10 +84,10 @@ class Checkpointer:
         self._comm = self._session.comm
         self._every = self._session.protection.every
         self._staging, self._arena = Staging(), Arena()
-        self._saver = Saver(self._comm, self.config, self._staging)
         self._retention = retention_for(self._session)
         self._pipeline = pipeline_for(self._session, self._retention)
-        self._suspicions = SuspicionWriter(self._session.persistent.root, self._pipeline.ledger)
+        self._suspicions = self._suspicion_writer()
+        self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
         self._scrubber = scrubber_for(self._session, self._pipeline)
         self._recent: list[Pending] = []
         self._background = Background(self._session, self._pipeline, self._scrubber, self._staging, self._recent)
@@ -164,7 +166,7 @@ class Checkpointer:
         self._warn_counting_down(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
-        looking, sequence = time.monotonic(), self._sequence
+        looking = time.monotonic()
         try:
             with collection_paused():
                 self._saver.look(state, refusal)
@@ -180,7 +182,6 @@ class Checkpointer:
                 if self._auto is not None:
                     self._auto.made(pending)
         finally:
-            self._record_suspects(step, sequence)
             self._saver.let_go()
         ended = time.monotonic()
         pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, self._saver.diverged)))
@@ -230,7 +231,7 @@ class Checkpointer:
             session.persistent,
             session.lineage,
             lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
-            straightens=True,
+            straightens=session.straightens,
         )
         if session.owner is not None:
             session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))
@@ -315,6 +316,7 @@ class Checkpointer:
             self._closed = True
             self._dropped.detach()
             self._saver.close()
+            self._suspicions.wait(_SUSPICION_PATIENCE_S)
             self._background.leave(after_error=True)
             if self._auto is not None:
                 self._auto.end(failed=True)
@@ -476,14 +478,11 @@ class Checkpointer:
                 DeeppartWarning,
             )
 
-    def _record_suspects(self, step: int, sequence: int) -> None:
-        """Put on record what the ranks have found out about earlier checkpoints, whatever becomes of this one."""
-        if self.rank == 0 and self._saver.diverged:
-            session = self._session
-            attempt = Attempt(session.lineage, session.session, sequence, step, self._comm.size)
-            suspicion = suspicion_of(attempt, self._saver.diverged)
-            if suspicion is not None:
-                self._suspicions.write(suspicion)
+    def _suspicion_writer(self) -> SuspicionWriter:
+        session = self._session
+        job = Attempt(session.lineage, session.session, 0, 0, self._comm.size)
+        patience_s = min(_SUSPICION_PATIENCE_S, self.config.timeout / 4)  # the other ranks are waiting for rank 0
+        return SuspicionWriter(session.persistent.root, job, patience_s, self._pipeline.ledger)
 
     def _tell_suspects(self, attempt: Attempt) -> None:
         """Say whether a restored step is suspect (collective)."""

@@ -250,6 +250,13 @@ def _say_held() -> None:
         warn_caller(text, category)
 
 
+def as_error(error: Exception, summary: str) -> DeeppartError:
+    """An error as one of the library's: any other is what was ``found``."""
+    if isinstance(error, DeeppartError):
+        return error
+    return CheckpointError(summary, found=f"{type(error).__name__}: {error}")
+
+
 def warn_now(text: str, category: type[DeeppartWarning]) -> None:
     """As :func:`warn_caller`, in the middle of a call, which goes on even where warnings are errors."""
     texts, _held.texts = _held.texts, None

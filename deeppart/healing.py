@@ -73,8 +73,10 @@ class Healer:
             CommError: from the exchange.
         """
         attempt = candidates[0].attempt
+        needed = self._only_files(candidates, range(attempt.world_size))
 
         def to_nodes() -> None:
+            nonlocal needed
             try:
                 needed, problem = self._write(healing.writes, candidates, memory)
             finally:
@@ -83,8 +85,11 @@ class Healer:
             if problem is not None:
                 raise problem
 
+        def to_other_nodes() -> None:
+            self._transfer(healing.copies, attempt, needed)
+
         self._phase(to_nodes)
-        self._phase(partial(self._transfer, healing.copies, attempt))
+        self._phase(to_other_nodes)
         self._phase(partial(self._encode, healing.encodes, attempt))
 
     def damaged_files(
@@ -128,7 +133,7 @@ class Healer:
     def _is_damaged(self, path: str, part: int, attempt: Attempt | None) -> bool:
         try:
             self._digest_of(path, part, attempt)
-        except (DeeppartError, OSError):
+        except Exception:  # of whatever kind: the other ranks wait to hear of it
             return True
         return False
 
@@ -159,11 +164,12 @@ class Healer:
         Returns:
             Files of this node that are still needed where they are, and what went wrong with some of the parts.
         """
-        if not writes:
-            return frozenset(), None
         attempt = candidates[0].attempt
-        mine = {write.part for write in writes if write.rank == self._comm.rank}
-        needed = self._only_files(candidates, range(attempt.world_size))
+        everything = range(attempt.world_size)
+        needed = self._only_files(candidates, everything)
+        if not writes:
+            return needed, None
+        mine, written = {write.part for write in writes if write.rank == self._comm.rank}, set[int]()
         problems: dict[int, Exception] = {}
         for alone in (False, True):
             for part in sorted(mine - problems.keys()):
@@ -172,13 +178,15 @@ class Healer:
                     if path not in needed:
                         self._write_part(part, attempt, memory[part])
                         mine.remove(part)
+                        written.add(part)
                     elif alone:
                         raise _in_the_way(path)
                 except Exception as error:  # it says nothing of the other parts; and the other ranks are waiting
                     problems[part] = error
             if not alone:
-                told = self._drive(self._comm.allgather(json.dumps(sorted(mine)).encode()))
-                needed = self._only_files(candidates, {part for text in told for part in json.loads(text)})
+                told = self._drive(self._comm.allgather(json.dumps(sorted(written)).encode()))
+                safe = {part for text in told for part in json.loads(text)}
+                needed = self._only_files(candidates, (part for part in everything if part not in safe))
         return needed, next(iter(problems.values()), None)
 
     def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
@@ -206,7 +214,7 @@ class Healer:
             if each.source == rank:
                 try:
                     sends.append(self._outgoing(each, name, attempt))
-                except (DeeppartError, OSError) as error:
+                except Exception as error:  # of whatever kind: the other ranks are waiting for the file
                     problem = problem or error
                     sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that nobody waits for it
         levels = {each.part: each.level for each in transfers if each.target == rank}
@@ -246,7 +254,7 @@ class Healer:
         path = path or str(self._levels["local"].part_path(attempt, part))
         try:
             digest = self._digest_of(path, part, attempt)[1]
-        except (DeeppartError, OSError):
+        except Exception:
             digest = ""  # the others are told in the exchange
         return PartFile(path, stored.nbytes, stored.index_digest, digest)
 

@@ -30,7 +30,7 @@ from deeppart.comm.base import Comm
 from deeppart.completing import Completer, Outcome, level_error
 from deeppart.compressing import Compressing, Processors
 from deeppart.driving import Driver
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
 from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
 from deeppart.levels.files import DurableFile
@@ -221,7 +221,7 @@ class Pipeline:
                 mine = {"persistent"} if jobs is self._to_drain or not job.passed_on else set()
                 mine |= {"local", *REDUNDANT_LEVELS} if jobs in (self._to_store, self._to_capture) else set()
                 mine = {*REDUNDANT_LEVELS} if jobs is self._to_protect else mine
-                self._fail(job, job.due & mine, _as_error(error, "background work failed"))
+                self._fail(job, job.due & mine, as_error(error, "background work failed"))
         if jobs is self._to_capture:
             self._to_store.put(None)
         if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
@@ -261,7 +261,7 @@ class Pipeline:
         try:
             repair.run(channel, partial(self.driver.drive, channel, what=repair.what), partial(self._release, repair))
         except Exception as error:
-            text = f"{repair.what} failed: {_as_error(error, 'background work failed')}"
+            text = f"{repair.what} failed: {as_error(error, 'background work failed')}"
             self.ledger.note(text, BackgroundFailureWarning)
         finally:
             self._release(repair)
@@ -322,7 +322,7 @@ class Pipeline:
         try:
             return work()
         except Exception as error:
-            return _as_error(error, f"level {level} failed")
+            return as_error(error, f"level {level} failed")
 
     def _finish_level(self, job: Job, level: str, outcome: Outcome) -> bool:
         """End a level on all ranks; returns whether it is complete."""
@@ -371,12 +371,6 @@ class Pipeline:
                 if job in self._in_flight:
                     self._in_flight.remove(job)
                 self._room.notify_all()
-
-
-def _as_error(error: Exception, summary: str) -> DeeppartError:
-    if isinstance(error, DeeppartError):
-        return error
-    return CheckpointError(summary, found=f"{type(error).__name__}: {error}")
 
 
 def _lower_priority() -> None:

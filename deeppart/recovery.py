@@ -14,6 +14,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from deeppart.comm.base import Comm, Operation
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, RestoreError, StorageError
@@ -83,23 +85,30 @@ def take_inventory(
     lineage: str,
     run: Run,
     *,
-    straightens: bool = False,
+    straightens: bool | None = None,
 ) -> Inventory:
     """List what every node and the persistent level hold (collective); the same result on every rank.
 
     Args:
         local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
         run: drives an operation on ``comm``, named by a text, to its end.
-        straightens: whether what lies in wrong places on nodes is put right first; nothing else may use it meanwhile.
+        straightens: what lies in wrong places on nodes is put right first, in ``local`` by this rank if it is the one
+            to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
 
     Raises:
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "taking inventory"
-    stock = take_stock(local, lineage, persistent.signing) if local is not None else Found()
-    if local is not None and straightens and (renamed := straighten(stock)):
+    stock, renamed = None if local is not None else Found(), list[str]()
+    if straightens is not None:
+        if local is not None and straightens:
+            stock = take_stock(local, lineage, persistent.signing)
+            renamed = straighten(stock)
+        run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
+    if local is not None and (stock is None or renamed):
         stock = take_stock(local, lineage, persistent.signing)
-        stock.problems += renamed
+    assert stock is not None
+    stock.problems += renamed
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
     message = json.dumps([*files, lines, stock.refused]).encode()

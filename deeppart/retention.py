@@ -133,7 +133,7 @@ class Retention:
                     self._abandoned -= dropped
             with self._lock:
                 on_nodes = {key for level in self._node_levels for key in self._steps[level]}
-                on_nodes.update(*(self._leftovers[level] for level in self._node_levels))
+                on_nodes.update(*(self._leftovers[level] | self._in_doubt[level] for level in self._node_levels))
             persistent.retire_suspicions(newest, on_nodes)
             return self._keeping.take_notices()
 

@@ -5,6 +5,8 @@ Keeps what is derived from the state's structure from one checkpoint to the next
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
@@ -60,13 +62,20 @@ class Saver:
         comm: channel of the training thread.
         config: the job's configuration.
         staging: memory for the share; reused by restores.
+        record: puts on record, on rank 0, what has been found at a turn, and step, about earlier checkpoints.
 
     Attributes:
         diverged: leaves that the last :meth:`agree` found to have come to differ between ranks.
     """
 
-    def __init__(self, comm: Comm, config: Config, staging: Staging) -> None:
-        self._comm = comm
+    def __init__(
+        self,
+        comm: Comm,
+        config: Config,
+        staging: Staging,
+        record: Callable[[int, int, Sequence[Divergence]], None],
+    ) -> None:
+        self._comm, self._record = comm, record
         self._timeout = config.timeout
         self._kappa = DEFAULT_KAPPA_BYTES if config.kappa is None else config.kappa
         self._classifier = Classifier(comm, config.replicated, config.timeout)
@@ -270,6 +279,8 @@ class Saver:
         assert self._flat is not None
         found = self._classifier.classify(self._flat, turn, step, fresh, what)
         self.diverged = found.diverged
+        if any(each.interval is not None for each in found.diverged):
+            self._put_on_record(turn, step, what)
         self._tell_patterns(what)
         self._share = self._plan(what)
         if self._lazy is not None and self._classifier.layout is not None:
@@ -280,6 +291,12 @@ class Saver:
         if self._comm.rank == 0:
             noticed, self._noticed = self._noticed, ()
             self._tell(found, noticed, what)  # last: where warnings are errors, the others are not left waiting
+
+    def _put_on_record(self, turn: int, step: int, what: str) -> None:
+        """That earlier checkpoints are suspect, before any rank is told of it and may end the job (collective)."""
+        if self._comm.rank == 0:
+            self._record(turn, step, self.diverged)
+        finish(self._comm, self._comm.maximum(np.zeros(1, np.int64)), what, self._timeout)
 
     def _tell_patterns(self, what: str) -> None:
         """Say once which patterns match nothing on any rank (collective where there are patterns)."""

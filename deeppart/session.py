@@ -106,6 +106,7 @@ class Session:
             session may ever remove.
         processors: what there is to encode chunks with.
         guards: of the directories: what may be done in them, and whose they may be.
+        shared: pairs of nodes whose local directory is one and the same.
     """
 
     config: Config
@@ -123,11 +124,18 @@ class Session:
     earlier: dict[str, set[StepKey]]
     processors: Processors
     guards: access.Guards
+    shared: tuple[tuple[int, int], ...]
 
     @property
     def leads_directory(self) -> bool:
         """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
+
+    @property
+    def straightens(self) -> bool:
+        """Whether it is also the first one of all nodes that have this directory: it may rename files there."""
+        node = self.topology.node_of[self.comm.rank]
+        return self.leads_directory and all(other != node for _, other in self.shared)
 
     def drop_spares(self) -> None:
         """Give back storage and mappings on this node that were kept for the next checkpoint."""
@@ -214,6 +222,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         earlier,
         processors,
         guards,
+        shared,
     )
     if session.leads_directory:
         for level in levels.values():

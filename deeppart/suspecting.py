@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deeppart.errors import BackgroundFailureWarning, DeeppartError, SuspectStepWarning, warn_caller
@@ -29,27 +31,35 @@ def suspicion_of(attempt: Attempt, diverged: Sequence[Divergence]) -> Suspicion 
 
 
 class SuspicionWriter:
-    """Writes records in the background, each at once: the checkpoint that has found them may never be complete.
+    """Writes records, each at once: the checkpoint that has found them may never be complete, and whoever is told of it
+    may end the job.
 
     Args:
         root: the persistent directory.
+        job: a checkpoint of the session that has them written.
+        timeout: seconds that a record may take before it is left to the background.
         ledger: hears of what cannot be written.
     """
 
-    def __init__(self, root: Path, ledger: Ledger) -> None:
-        self._root, self._ledger = root, ledger
+    def __init__(self, root: Path, job: Attempt, timeout: float, ledger: Ledger) -> None:
+        self._root, self._job, self._timeout, self._ledger = root, job, timeout, ledger
         self._threads: list[threading.Thread] = []  # touched by the training thread alone
 
-    def write(self, suspicion: Suspicion) -> None:
-        """Begin to write a record."""
+    def record(self, sequence: int, step: int, diverged: Sequence[Divergence]) -> None:
+        """Put on record what a checkpoint of this session has found."""
+        suspicion = suspicion_of(replace(self._job, sequence=sequence, step=step), diverged)
+        if suspicion is None:
+            return
         thread = threading.Thread(target=self._write, args=(suspicion,), name="deeppart-suspect", daemon=True)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
+        thread.join(self._timeout)
 
     def wait(self, timeout: float) -> None:
-        """Wait until all records are written, or given up; at most ``timeout`` seconds for each."""
+        """Wait until all records are written, or given up; at most ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _write(self, suspicion: Suspicion) -> None:
         try:

@@ -24,7 +24,7 @@ from deeppart.inspecting.verifying import Damage, Verdict
 from deeppart.inspecting.verifying import verify as verify_subject
 from deeppart.levels.steps import list_steps, step_directory
 from deeppart.levels.suspects import Suspicions, read_suspicions
-from deeppart.model import SuspectLeaf
+from deeppart.model import Attempt, SuspectLeaf
 from deeppart.part import Signing
 from deeppart.units import show_bytes
 
@@ -98,7 +98,7 @@ def _verify(
     else:
         if signing is None:
             _print_unchecked(out, [verdict for verdict, _ in timed])
-        _print_suspects(out, [verdict for verdict, _ in timed], suspicions)
+        _print_suspects(out, [verdict for verdict, _ in timed], nodes, suspicions)
         _print_nodes(out, nodes, repaired)
         if line := owner_line(owner):
             out.print(line)
@@ -170,6 +170,14 @@ def _document(
             "damage": [{"file": str(each.path), "message": each.message} for each in nodes.damage],
             "remarks": list(nodes.remarks),
             "not_read": list(nodes.unread),
+            "suspect": [
+                {
+                    "step": attempt.step,
+                    "session": attempt.session,
+                    "leaves": [suspect_document(leaf) for leaf in leaves],
+                }
+                for attempt, leaves in _suspects_on_nodes(nodes, [verdict for verdict, _ in timed], suspicions)
+            ],
         },
         "repairs": [
             {"file": str(each.path), "repaired": each.problem is None, "source": each.source, "problem": each.problem}
@@ -190,11 +198,24 @@ def _suspects(verdict: Verdict, suspicions: Suspicions) -> tuple[SuspectLeaf, ..
     return () if verdict.manifest is None else suspicions.of(verdict.manifest.attempt)
 
 
-def _print_suspects(out: Console, verdicts: list[Verdict], suspicions: Suspicions) -> None:
+def _suspects_on_nodes(
+    nodes: NodeFiles | None, verdicts: list[Verdict], suspicions: Suspicions
+) -> list[tuple[Attempt, tuple[SuspectLeaf, ...]]]:
+    """Those that have files on nodes and are not among the verdicts."""
+    stocks = () if nodes is None else [found for _, found in nodes.stocks]
+    attempts = {part.attempt for found in stocks for part in found.parts}
+    attempts -= {verdict.manifest.attempt for verdict in verdicts if verdict.manifest is not None}
+    ordered = sorted(attempts, key=lambda attempt: (attempt.step, attempt.key))
+    return [(attempt, leaves) for attempt in ordered if (leaves := suspicions.of(attempt))]
+
+
+def _print_suspects(out: Console, verdicts: list[Verdict], nodes: NodeFiles | None, suspicions: Suspicions) -> None:
     """Steps whose bytes may be those of one rank only. That is not damage: the files are as they were written."""
-    for verdict in verdicts:
-        for leaf in _suspects(verdict, suspicions):
-            out.print(Text(printable(f"step {verdict.step} is suspect: {leaf}"), "yellow"), soft_wrap=True)
+    found = [(verdict.step, _suspects(verdict, suspicions)) for verdict in verdicts]
+    found += [(attempt.step, leaves) for attempt, leaves in _suspects_on_nodes(nodes, verdicts, suspicions)]
+    for step, leaves in found:
+        for leaf in leaves:
+            out.print(Text(printable(f"step {step} is suspect: {leaf}"), "yellow"), soft_wrap=True)
     for problem in suspicions.problems:
         out.print(Text(printable(f"a record of suspect steps cannot be read: {problem}"), "yellow"), soft_wrap=True)
 

@@ -23,7 +23,7 @@ import xxhash
 
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
-from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, FormatError, StorageError
+from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
 from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.pacing import paced
@@ -38,6 +38,7 @@ _HEAD_TAG, _DATA_TAG, _PARITY_TAG, _DIGEST_TAG, _CHECK_TAG = 0, 1, 2, 3, 4
 #: Encoded and digested so many bytes at a time, while they are in the processor's caches.
 _SLICE_BYTES = 128 << 10
 _DIGEST_BYTES = 16
+_UNREADABLE, _UNWRITABLE = "a part file could not be read", "a parity file could not be written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,12 @@ def encode_sets(
         for which, mine in sets:
             try:
                 files.append((yield from encode_set(comm, which, attempt, mine, open_parity, arena, limit)))
-            except (StorageError, FormatError) as error:
-                problem = problem or error  # the members of the other sets are waiting all the same
+            except CommError:  # nothing can be said to the other ranks any more
+                raise
+            except Exception as error:
+                problem = problem or as_error(
+                    error, "parity could not be encoded"
+                )  # the members of the other sets are waiting all the same
         problems = yield from comm.allgather(str(problem or "").encode())
         if problem is not None:
             raise problem
@@ -208,13 +213,13 @@ class _Encoding:
                 if self._source.source.size != mine.nbytes or not mine.digest:
                     what = "cannot be read" if not mine.digest else "has changed its length"
                     raise CorruptFileError(f"a part file that is to be protected {what}", where=mine.path)
-        except (StorageError, CorruptFileError) as error:
-            self._lose_source(error)
+        except Exception as error:  # of whatever kind: the other members are waiting
+            self._lose_source(as_error(error, _UNREADABLE))
         try:
             self._file = open_parity(identity)
             self._writer = ParityWriter(self._file, identity)
-        except (StorageError, FormatError) as error:
-            self._lose_file(error)
+        except Exception as error:
+            self._lose_file(as_error(error, _UNWRITABLE))
 
     def run(self) -> Operation[None]:
         """All rows."""
@@ -226,7 +231,7 @@ class _Encoding:
             yield True
             if number + 1 < self._stripes.rows:
                 yield from self._begin(number + 1)
-            row.keep_in(None if self._writer is None else self._writer.row_memory(), self._stripes.length(number))
+            row.keep_in(self._row_memory(), self._stripes.length(number))
             self._encode(number, row)
             yield from self._share(number, row)
             yield from together(row.going)
@@ -345,15 +350,23 @@ class _Encoding:
         table = row.digests.reshape(self._stripes.tolerate, -1, _DIGEST_BYTES)
         try:
             self._writer.add_row(row.kept, table, in_place=row.in_place)
-        except StorageError as error:
-            self._lose_file(error)
+        except Exception as error:
+            self._lose_file(as_error(error, _UNWRITABLE))
+
+    def _row_memory(self) -> list[Bytes] | None:
+        """Where what this member keeps of a row can be computed, if the file has memory for it."""
+        try:
+            return None if self._writer is None else self._writer.row_memory()
+        except Exception as error:
+            self._lose_file(as_error(error, _UNWRITABLE))
+            return None
 
     def _read(self, offset: int, block: Bytes) -> Bytes:
         if self._source is not None:
             try:
                 return self._source.get(offset, block.size, block)
-            except (StorageError, CorruptFileError) as error:
-                self._lose_source(error)
+            except Exception as error:
+                self._lose_source(as_error(error, _UNREADABLE))
         return block
 
     def _lose_source(self, error: DeeppartError) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from deeppart.comm.base import Comm, Operation, together
-from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.errors import CorruptFileError, DeeppartError, as_error
 from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.exchange.pacing import paced
@@ -28,6 +28,7 @@ _IN_FLIGHT = 2
 #: Room for the names of as many bases as a part may have.
 _HEAD_BYTES = 8192
 _HEAD_TAG, _DATA_TAG = 0, 1
+_UNREADABLE, _UNWRITABLE = "a part file could not be read", "a copy could not be written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ def _send_all(
         source: Blocks | None = None
         try:
             source = Blocks(outgoing.path)
-        except (StorageError, CorruptFileError) as error:
-            problems.append(error)
+        except Exception as error:  # of whatever kind: the receiver is waiting
+            problems.append(as_error(error, _UNREADABLE))
         try:
             yield from _send(comm, outgoing, source, memory, limit, problems)
         finally:
@@ -146,8 +147,8 @@ def _send(
         if source is not None:
             try:
                 block = source.get(offset, block.size, block)
-            except (StorageError, CorruptFileError) as error:
-                problems.append(error)
+            except Exception as error:
+                problems.append(as_error(error, _UNREADABLE))
                 source.close()
                 source = None  # what is sent from now on is not what it should be, and the level fails
         yield from paced(limit, block.size)
@@ -204,12 +205,18 @@ class _Sink:
         self.file: DurableFile | None = None
         try:
             self.file = open_copy(incoming, bases)
-        except StorageError as error:
-            self._fail(error)
+        except Exception as error:  # of whatever kind: the sender is waiting
+            self._fail(as_error(error, _UNWRITABLE))
 
     def memory(self, offset: int, length: int) -> Bytes | None:
         """Where a block can be received, if the file has memory for it."""
-        return None if self._failed or self.file is None else self.file.memory(offset, length)
+        if self._failed or self.file is None:
+            return None
+        try:
+            return self.file.memory(offset, length)
+        except Exception as error:
+            self._fail(as_error(error, _UNWRITABLE))
+            return None
 
     def write(self, block: Bytes, *, in_place: bool) -> None:
         """Append a block, which may be there already."""
@@ -221,8 +228,8 @@ class _Sink:
                 self.file.skip(block.size)
             else:
                 self.file.write(block.data)
-        except StorageError as error:
-            self._fail(error)
+        except Exception as error:
+            self._fail(as_error(error, _UNWRITABLE))
 
     def end(self, digest: str) -> None:
         if not digest:

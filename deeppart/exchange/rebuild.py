@@ -20,7 +20,7 @@ import xxhash
 
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
-from deeppart.errors import FormatError, StorageError
+from deeppart.errors import DeeppartError
 from deeppart.exchange.blocks import Blocks
 from deeppart.exchange.memory import Arena, Bytes
 from deeppart.model import ParityIdentity
@@ -32,6 +32,8 @@ _DIGEST_BYTES = 16
 #: Wanted blocks under way at once.
 _WINDOW = 3
 _TAG = 0
+#: A block that cannot be read, for whatever of these reasons, is not good; the other ranks wait to hear of it.
+_UNREADABLE = (DeeppartError, OSError, MemoryError)
 Bits = npt.NDArray[np.bool_]
 
 
@@ -226,7 +228,7 @@ def _tell_digests(files: _Files, sets: dict[str, _Set]) -> bytes:
             if kind == "parity" and files.mine(piece):
                 try:
                     reader = files.parity(piece)
-                except (FormatError, StorageError):
+                except _UNREADABLE:
                     continue  # its blocks will not be good either
                 if set_id(reader.identity) == name and reader.identity.place == piece.place:
                     heads.append([name, piece.place])
@@ -272,7 +274,7 @@ def _good_blocks(files: _Files, entry: _Set, kind: str, piece: Piece) -> Bits:
                 continue  # nobody has parity of it: it takes no part in any rebuild
             try:
                 block = files.get(entry, kind, piece, row, index, memory)
-            except (FormatError, StorageError):
+            except _UNREADABLE:
                 continue
             good[row, index] = xxhash.xxh3_128_digest(block.data) == entry.digests[stripe][row, column].tobytes()
     return good
@@ -394,7 +396,7 @@ class _Moving:
             if holder == self._comm.rank:
                 try:
                     block = self._files.get(self._entry, each.kind, piece, step.row, each.index, block)
-                except (FormatError, StorageError):
+                except _UNREADABLE:
                     block[:] = 0  # good a moment ago; the check of the whole part will tell
                 if holder != reader:
                     moves.append(self._comm.send(block, reader, _TAG))

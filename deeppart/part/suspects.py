@@ -93,13 +93,21 @@ def decode_suspicion(data: bytes, *, where: str) -> Suspicion:
 def _leaf(item: object, before: int, where: str) -> SuspectLeaf:
     fields = _object(item, _LEAF_FIELDS, where)
     for name in ("path", "ranks"):
-        if not isinstance(fields[name], str) or not fields[name].isascii():
+        if not _is_text(fields[name]):
             raise _bad(f"has a malformed {name}", where, short(fields[name]))
     for name in ("after", "after_step"):
         _check_count(fields[name], name, where)
     if fields["after"] >= before:
         raise _bad("names a leaf that was compared later", where, short(fields["after"]))
     return SuspectLeaf(**fields)
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is text that can be printed; half a surrogate pair, which JSON can hold, cannot be."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _sealed_body(data: bytes, where: str) -> bytes:

@@ -123,7 +123,7 @@ class Classifier:
         if layout is None:
             return fields
         fields["structure"] = layout.structure_digest
-        if self._mode != "none":
+        if self._mode != NONE:
             fields["types"] = hash63(layout.type_digests[~layout.per_rank])
         if self._compares and not fresh:
             own = (layout.per_rank_values | layout.trusted_values).tolist()
@@ -199,16 +199,19 @@ class Classifier:
         assert layout is not None
         behind = self._compare_trailing(layout, fresh, what)
         known = self._earlier.known(layout, fresh)
-        if fresh:
+        untied = self._mode != NONE and self._drop_unequal_ties(layout, what)
+        if fresh:  # not before: which leaves are tied decides on how they are treated
             layout.per_rank[:] = layout.forced
             layout.per_rank_values[:] = layout.forced_values
-        if self._mode == "none":
+        if untied:
+            refresh(layout, flat)
+        if self._mode == NONE:
             refresh(layout, flat)
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
         if behind is not None:
             layout.per_rank |= behind
-        in_full = self._drop_unequal_ties(layout, flat, what) or fresh or behind is not None
+        in_full = fresh or untied or behind is not None
         untyped = self._unequal(layout.type_digests, layout.shared[0], what) & ~layout.per_rank
         _refuse_unequal_types(flat, untyped & layout.trusted, what)
         if self._mode == ALL:
@@ -309,37 +312,58 @@ class Classifier:
         least: npt.NDArray[np.int64] = -finish(self._comm, self._comm.maximum(-own_view), what, self._timeout)
         least = np.append(least, np.full(len(turns) - len(least), 2 * NEVER, dtype=np.int64))
         news = layout.per_rank & ~before[0]
-        found: dict[int, Interval | None] = {}
-        intervals: dict[int, Interval | None] = {}
-        for leaf in np.flatnonzero(news & (least != 2 * NEVER)).tolist():
-            after, same_type = divmod(int(least[leaf]), 2)
-            if after not in found:
-                found[after] = self._calls.interval(after, *now)
-            if found[after] is not None or same_type:
-                intervals[leaf] = found[after]
-        for leaf, alias in layout.aliases.items():
-            if alias.owner in intervals and leaf < layout.shared[0]:
-                intervals[leaf] = intervals[alias.owner]
-        intervals = dict(sorted(intervals.items()))
+        intervals = self._since(layout, news, least, now)
         diverged = list(intervals)
         own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
         own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
         groups = find_groups(
             flat, diverged, lambda text: finish(self._comm, self._comm.allgather(text), what, self._timeout)
         )
-        told = describe(flat, diverged, groups, list(intervals.values()))
+        # A view of a leaf that differs elsewhere is alike.
+        differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1]
+        told = describe(
+            flat,
+            [diverged[at] for at in differ],
+            [groups[at] for at in differ],
+            [intervals[diverged[at]] for at in differ],
+        )
         return Classified(tuple(readable(path) for path in own), told)
 
-    def _drop_unequal_ties(self, layout: Layout, flat: FlatState, what: str) -> bool:
+    def _since(
+        self, layout: Layout, news: Flags, least: npt.NDArray[np.int64], now: tuple[int, int]
+    ) -> dict[int, Interval | None]:
+        """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending.
+
+        Args:
+            news: leaves that are found to differ for the first time; of those that are tied, the owner.
+            least: of each leaf, twice the turn at which it was last found alike, and 1 more if its type is the same.
+        """
+        found: dict[int, Interval | None] = {}
+        intervals: dict[int, Interval | None] = {}
+        # What is tied to another leaf may have a longer history than that one: it may have been tied just now.
+        tied = [leaf for leaf, alias in layout.aliases.items() if news[alias.owner] and leaf < layout.shared[0]]
+        for leaf in (*np.flatnonzero(news).tolist(), *tied):
+            after, same_type = divmod(int(least[leaf]), 2)
+            if after == NEVER:
+                continue
+            if after not in found:
+                found[after] = self._calls.interval(after, *now)
+            if found[after] is not None or same_type:
+                intervals[leaf] = found[after]
+        for leaf in tied:
+            owner = layout.aliases[leaf].owner
+            if leaf not in intervals and owner in intervals:
+                intervals[leaf] = intervals[owner]
+        return dict(sorted(intervals.items()))
+
+    def _drop_unequal_ties(self, layout: Layout, what: str) -> bool:
         """Ties that not all ranks have are not ties of the state (collective); returns whether there are any."""
         digests = np.zeros(len(layout.types), dtype=np.int64)
         for index, alias in layout.aliases.items():
             digests[index] = hash63(str(alias).encode())
         unequal = np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist()
-        for index in unequal:
-            layout.aliases.pop(index, None)
         if unequal:
-            refresh(layout, flat)
+            layout.untie(unequal)
         return bool(unequal)
 
     def _unequal(self, digests: npt.NDArray[np.int64], shared: int, what: str) -> Flags:

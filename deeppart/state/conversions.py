@@ -6,6 +6,7 @@ Types are known by their names: nothing is imported for the sake of an error.
 from __future__ import annotations
 
 _NO_ORDER = "a set has no order that all ranks share"
+_WITH_KEY = "with a key= where x has no order of its own"
 _A_COPY = "it is a copy: restore does not change x"
 
 #: Names of types -> what to do with an ``x`` of one of them, or of one that derives from it. The first row that fits
@@ -15,8 +16,8 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("pathlib.PurePath", "pathlib._local.PurePath"), "save str(x)"),
     (("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "numpy.dtype"), "save str(x)"),
     (("argparse.Namespace", "types.SimpleNamespace"), f"save dict(vars(x)); {_A_COPY}"),
-    (("builtins.set",), f"save sorted(x): {_NO_ORDER}"),
-    (("builtins.frozenset",), f"save tuple(sorted(x)): {_NO_ORDER}"),
+    (("builtins.set",), f"save sorted(x), {_WITH_KEY}: {_NO_ORDER}"),
+    (("builtins.frozenset",), f"save tuple(sorted(x)), {_WITH_KEY}: {_NO_ORDER}"),
     (("collections.deque",), f"save list(x); {_A_COPY}"),
     (("builtins.range", "builtins.generator"), "save list(x)"),
     (("builtins.dict_keys", "builtins.dict_values", "builtins.dict_items"), "save list(x)"),
@@ -28,10 +29,14 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("numpy.random._generator.Generator",), "save x.bit_generator.state, and set it again after restore"),
     (("numpy.random.bit_generator.BitGenerator",), "save x.state, and set it again after restore"),
     (("numpy.random.mtrand.RandomState",), "save x.get_state(), and give it to x.set_state() after restore"),
-    (("numpy.ma.MaskedArray", "numpy.ma.core.MaskedArray"), "save x.data and np.ma.getmaskarray(x)"),
+    (
+        ("numpy.ma.MaskedArray", "numpy.ma.core.MaskedArray"),
+        "save x.data and np.ma.getmaskarray(x), and set x.mask to the latter after restore",
+    ),
     (("torch.nested._internal.nested_tensor.NestedTensor",), "save x.unbind()"),
     (("torch.masked.maskedtensor.core.MaskedTensor",), "save x.get_data() and x.get_mask()"),
     (("torch._C.Generator",), "save x.get_state(), and give it to x.set_state() after restore"),
+    (("random.SystemRandom",), "leave it out: it has no state"),
     (("random.Random",), "save x.getstate(), and give it to x.setstate() after restore"),
     (
         ("builtins.function", "builtins.method", "builtins.builtin_function_or_method", "functools.partial"),

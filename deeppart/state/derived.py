@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,14 @@ from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import hash63, hash_json
 from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, Path
 from deeppart.state.leaves import LeafType, leaf_type
-from deeppart.state.replication import ALL, NONE, VERIFY, Replication
+from deeppart.state.replication import ALL, AUTO, NONE, VERIFY, Replication
 from deeppart.state.structure import Alias, encode_path, encode_tree
 from deeppart.state.ties import find_aliases
 from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
+#: Modes of single leaves; what is rank 0's is not in the structure that all ranks share.
+_STRICTEST_FIRST = (NONE, VERIFY, AUTO, ALL)
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class Layout:
         arrays: paths of the leaves.
         shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
             0's or stand apart, and are not compared.
+        modes: how each leaf is treated, going by its own path.
         forced, forced_values: leaves and values that are per rank whatever the ranks hold.
         trusted, trusted_values: those that are taken to be equal, and not compared.
         verified: leaves that are compared in full every time.
@@ -60,12 +64,21 @@ class Layout:
     record: ComparedRecord
     arrays: list[ArrayLeaf]
     shared: tuple[int, int]
+    modes: npt.NDArray[np.str_]
     forced: Flags
     forced_values: Flags
     trusted: Flags
     trusted_values: Flags
     verified: frozenset[int]
     unordered: set[int] = field(default_factory=set)
+
+    def untie(self, leaves: Collection[int]) -> None:
+        """These are views of nothing any more; each goes by its own mode again."""
+        for index in leaves:
+            self.aliases.pop(index, None)
+        modes = _of_ties(self.modes, self.aliases)
+        self.forced, self.trusted = modes == NONE, modes == ALL
+        self.verified = frozenset(np.flatnonzero(modes == VERIFY).tolist())
 
     def owners(self) -> npt.NDArray[np.int64]:
         """For each leaf the one as which it is compared: what it is tied to, or itself."""
@@ -95,7 +108,9 @@ class Layout:
 def derive(flat: FlatState, replication: Replication) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
-    modes = _modes([leaf.path for leaf in flat.arrays], flat.shared[0], replication)
+    aliases = find_aliases(flat, types)
+    own_modes = _modes([leaf.path for leaf in flat.arrays], flat.shared[0], replication)
+    modes = _of_ties(own_modes, aliases)
     value_modes = _modes([leaf.path for leaf in flat.values], flat.shared[1], replication)
     layout = Layout(
         tokens=flat.tokens,
@@ -104,7 +119,7 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
         orders=flat.orders,
         tree=encode_tree(flat.root),
         types=types,
-        aliases=find_aliases(flat, types),
+        aliases=aliases,
         structure_digest=_structure_digest(flat, replication),
         type_digests=np.zeros(0, dtype=np.int64),
         per_rank=modes == NONE,
@@ -113,6 +128,7 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
         record=ComparedRecord(len(types)),
         arrays=flat.arrays,
         shared=flat.shared[:2],
+        modes=own_modes,
         forced=modes == NONE,
         forced_values=value_modes == NONE,
         trusted=modes == ALL,
@@ -131,6 +147,16 @@ def _modes(paths: list[Path], shared: int, replication: Replication) -> npt.NDAr
     else:
         modes[:shared] = [replication.mode(path) for path in paths[:shared]]
     return modes
+
+
+def _of_ties(modes: npt.NDArray[np.str_], aliases: Mapping[int, Alias]) -> npt.NDArray[np.str_]:
+    """Leaves that share memory are saved and compared as one: as the strictest of their modes asks for."""
+    tied = modes.copy()
+    for index, alias in aliases.items():
+        tied[alias.owner] = min(tied[alias.owner], modes[index], key=_STRICTEST_FIRST.index)
+    for index, alias in aliases.items():
+        tied[index] = tied[alias.owner]
+    return tied
 
 
 def refresh(layout: Layout, flat: FlatState) -> None:

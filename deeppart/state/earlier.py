@@ -7,11 +7,13 @@ import numpy.typing as npt
 
 from deeppart.state.compared import NEVER
 from deeppart.state.derived import Flags, Layout
+from deeppart.state.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.flatten import Path
 from deeppart.state.leaves import LeafType
 
-#: Leaves that have left the state, of which it is remembered.
-_MOST_LEAVES = 10_000
+#: Leaves that have left the state, of which it is remembered. Small ones go first: all of each was compared at the last
+#: checkpoint that has it, so that none is suspect for it.
+_MOST_LEAVES = 100_000
 
 
 class Earlier:
@@ -45,6 +47,8 @@ class Earlier:
         """The leaves of a structure have been compared: from now on its record says when, also of those that differ."""
         here = {leaf.path for leaf in layout.arrays}
         gone = [each for each in self._leaves.items() if each[0] not in here]
+        if len(gone) > _MOST_LEAVES:
+            gone.sort(key=lambda each: each[1][0].nbytes > SMALL_LEAF_BYTES)  # stable: the oldest of each kind first
         self._leaves = dict(gone[-_MOST_LEAVES:])
 
 

@@ -221,6 +221,55 @@ def test_verify_finds_a_single_element_at_once_however_it_was_written(run_on: An
     assert run_on(2, verified, shared_path) == [[0, 0, 0, 1, 0]] * 2
 
 
+def under_two_names(comm: Any, directory: Path, modes: dict[str, str], tied: bool) -> tuple[list[int], bool, bool]:
+    """A weight that comes to differ has two names, for which the user has asked for different things."""
+    weight = torch.nn.Parameter(torch.zeros(30_000))
+    optimizer, found = torch.optim.SGD([weight], lr=0.1), list[int]()
+    state = {"a": weight, "w": weight}
+    if not tied and comm.rank:  # on this rank the names are those of two tensors
+        state["a"] = torch.zeros(30_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.errors.DeeppartWarning)
+        with deeppart.Checkpointer(replace(config(directory), replicated=modes), comm) as ck:
+            for step in range(1, 6):
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+                if step == 3 and comm.rank == 1:
+                    with torch.no_grad():
+                        weight[12_345] += 1  # which no turn of a short test compares
+                pending = ck.checkpoint(state, step)
+                pending.wait(timeout=200)
+                found += [step] * len(pending.report.diverged)
+        before = {name: leaf.detach().clone() for name, leaf in state.items()}
+        state = {name: torch.zeros(30_000) for name in state}
+        with deeppart.Checkpointer(replace(config(directory), replicated=modes), comm) as ck:
+            ck.restore(state)
+    return found, torch.equal(state["a"], before["a"]), torch.equal(state["w"], before["w"])
+
+
+@pytest.mark.parametrize(
+    ("modes", "found"),
+    [
+        ({"w": "none", "*": "auto"}, []),
+        ({"a": "none", "*": "all"}, []),
+        ({"a": "all", "w": "verify"}, [3, 3]),
+        ({"a": "auto", "w": "verify"}, [3, 3]),
+        ({"a": "verify", "w": "all"}, [3, 3]),
+    ],
+    ids=str,
+)
+def test_a_leaf_with_two_names_is_treated_as_the_stricter_mode_asks(
+    run_on: Any, shared_path: Path, modes: dict[str, str], found: list[int]
+) -> None:
+    assert run_on(2, under_two_names, shared_path, modes, True) == [(found, True, True)] * 2
+
+
+def test_names_that_are_tied_on_one_rank_alone_go_by_their_own_modes(run_on: Any, shared_path: Path) -> None:
+    """Else the ranks would not agree on what is compared."""
+    for _, _, good in run_on(2, under_two_names, shared_path, {"w": "none", "*": "auto"}, False):
+        assert good
+
+
 def embedded(comm: Any, directory: Path, seed: int) -> tuple[bool, list[int], int]:
     """1 % of the rows of a trained embedding differ on one rank from step 5 on."""
     torch.manual_seed(seed)
@@ -317,6 +366,11 @@ def test_steps_on_nodes_alone_are_suspect_too(run_on: Any, shared_path: Path) ->
         local = [word for node in (shared_path / "nodes").iterdir() for word in ("--local", node)]
         listed = {step["step"]: step["suspect"] for step in call_json("ls", shared_path / "ckpt", *local)["steps"]}
         assert [bool(listed[step]) for step in (1, 2, 3, 4)] == [False, True, True, False], listed
+        verified = call_json("verify", shared_path / "ckpt", *local)["nodes"]["suspect"]
+        assert [(each["step"], [leaf["path"] for leaf in each["leaves"]]) for each in verified] == [
+            (2, ["buffer"]),
+            (3, ["buffer"]),
+        ]
 
 
 def converting(comm: Any, directory: Path, capture: str) -> tuple[list[str], list[int]]:

@@ -31,9 +31,9 @@ PARITY = {"every": {"persistent": 0, "partner": 0, "parity": 1}, "parity_group":
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"node_size": 1, "timeout": 200.0, **settings}
     local = str(directory / "local" / "{node}")
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), local_dir=local, **settings)
+    settings = {"local_dir": local, "node_size": 1, "timeout": 200.0, **settings}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
 
 
 def state(step: int, rank: int, elements: int = 300_000) -> dict[str, Any]:
@@ -365,6 +365,59 @@ def test_what_goes_wrong_on_one_rank_keeps_no_other_one_waiting(run_on: Any, sha
     results = run_on(4, without_memory, shared_path)
     assert {(first, fast, last) for first, fast, _, last in results} == {((1, True), True, (1, True))}
     assert any("rank 1 failed: MemoryError" in text for text in results[0][2]), results[0][2]
+
+
+def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any]) -> list[Any]:
+    """A node is lost, and one rank has not the memory to read what copies, or parity, are to be made of."""
+    save(comm, directory, settings, (1,))
+    lose(comm, directory, 0)
+
+    def short(*arguments: Any, **options: Any) -> None:
+        raise MemoryError
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+        if comm.rank == 1:
+            patch.setattr(deeppart.healing, "PartReader", short)
+        began = time.monotonic()
+        results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
+    return [*results, restore(comm, directory, settings)[:2]]
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("settings", [PARTNER, PARITY], ids=["copies", "parity"])
+def test_what_cannot_be_read_on_one_rank_keeps_no_other_one_waiting(
+    run_on: Any, shared_path: Path, settings: dict[str, Any]
+) -> None:
+    assert run_on(4, without_memory_to_read, shared_path, settings) == [[(1, True), True, (1, True)]] * 4
+
+
+def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | None, bool]]:
+    """All nodes have one local directory, in which two parts lie in each other's places; renaming takes its time."""
+    settings = {"local_dir": str(directory / "local"), "every": {"persistent": 0, "partner": 0}}
+    save(comm, directory, settings, (1,))
+    if comm.rank == 0:
+        one, other = sorted((directory / "local").glob("*/step-*/part-0000[01]-*"))
+        one.rename(one.with_suffix(".moved"))
+        other.rename(one)
+        one.with_suffix(".moved").rename(other)
+    comm.Barrier()
+    renamed, exchange = [], deeppart.levels.straightening.exchange_names
+
+    def slowly(*paths: Any) -> None:
+        renamed.append(paths)
+        time.sleep(0.2)
+        exchange(*paths)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deeppart.levels.straightening, "exchange_names", slowly)
+        found = restore(comm, directory, settings)[:2]
+    return len(renamed), found
+
+
+def test_nodes_that_share_a_directory_do_not_rename_its_files_at_once(run_on: Any, shared_path: Path) -> None:
+    results = run_on(4, in_a_shared_directory, shared_path)
+    assert sorted(results) == [(0, (1, True))] * 3 + [(1, (1, True))]
 
 
 def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:

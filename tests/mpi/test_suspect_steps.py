@@ -3,6 +3,9 @@ between, and no other ones."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -170,10 +173,72 @@ def tied(comm: Any, directory: Path) -> dict[int, list[str]]:
             training.step()
             if step == 5:
                 training.harm()
-            ck.checkpoint({"one": training.weight, "other": training.weight}, step).wait(timeout=200)
+            ck.checkpoint({"one": training.weight, "größe": training.weight}, step).wait(timeout=200)
     return suspect(comm, directory)
 
 
 def test_both_names_of_what_is_tied_are_suspect(run_on: Any, shared_path: Path) -> None:
     for found in run_on(2, tied, shared_path):
-        assert found == {step: ["one", "other"] for step in range(2, 5)}
+        assert found == {step: ["größe", "one"] for step in range(2, 5)}
+
+
+def tied_anew(comm: Any, directory: Path, case: str) -> tuple[dict[int, list[str]], list[str]]:
+    """A weight that differs on a rank is tied to what comes before it, in the very call that reads all of it."""
+    training = Training(comm.rank)
+    weight, told = training.weight, list[str]()
+    state: dict[str, Any] = {"weight": weight} | ({"best": torch.zeros(30_000)} if case == "another leaf" else {})
+    with checkpointer(comm, directory) as ck:
+        for step in range(1, 13):
+            training.step()
+            if step == 5 and case != "a buffer that differs elsewhere":
+                training.harm(UNSEEN)
+            if step == 10 and "buffer" in case:
+                state["a"] = torch.zeros(40_000)
+                state["a"][:30_000] = weight.detach()
+                weight.data = state["a"][:30_000]
+                state["a"][35_000] = comm.rank if case == "a buffer that differs elsewhere" else 0
+            elif step == 10:
+                state["best"] = weight
+            pending = ck.checkpoint(state, step)
+            pending.wait(timeout=200)
+            told += pending.report.diverged
+    return suspect(comm, directory), told
+
+
+@pytest.mark.parametrize("case", ["a new name", "another leaf", "a buffer"])
+def test_what_is_tied_anew_keeps_its_own_history(run_on: Any, shared_path: Path, case: str) -> None:
+    for found, told in run_on(2, tied_anew, shared_path, case):
+        assert found == {step: ["weight"] for step in range(2, 10)}
+        assert [line.partition(":")[0] for line in told] == ["best"] * (case == "another leaf") + ["weight"]
+
+
+def test_a_view_of_what_differs_elsewhere_is_not_suspect(run_on: Any, shared_path: Path) -> None:
+    for found, told in run_on(2, tied_anew, shared_path, "a buffer that differs elsewhere"):
+        assert not found and not told
+
+
+def told_of_it(comm: Any, directory: Path) -> list[int]:
+    """How many records there are when a call returns that has found something; syncing them takes its time."""
+    training, found, sync = Training(comm.rank), list[int](), os.fsync
+
+    def slowly(descriptor: int) -> None:
+        if threading.current_thread().name == "deeppart-suspect":
+            time.sleep(0.5)
+        sync(descriptor)
+
+    with checkpointer(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", slowly)
+        for step in range(1, 4):
+            training.step()
+            if step == 3:
+                training.harm()
+            pending = ck.checkpoint({"weight": training.weight}, step)
+            if pending.report.diverged:
+                found.append(len(list(directory.glob("suspect-*"))))
+            pending.wait(timeout=200)
+    return found
+
+
+def test_it_is_on_record_before_any_rank_is_told(run_on: Any, shared_path: Path) -> None:
+    """Whoever is told may end the job at once."""
+    assert run_on(2, told_of_it, shared_path) == [[1], [1]]

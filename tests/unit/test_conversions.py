@@ -24,6 +24,7 @@ import pytest
 import torch
 from torch.masked import masked_tensor
 
+from deeppart import Checkpointer, Config
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.conversions import CONVERSIONS, conversion
 from deeppart.state.flatten import flatten
@@ -111,10 +112,11 @@ CASES: list[tuple[Any, list[str]]] = [
     (np.random.MT19937(1), ["x.state"]),
     (np.random.RandomState(1), ["x.get_state()"]),
     (torch.Generator(), ["x.get_state()"]),
-    (np.ma.masked_array([1, 2], mask=[True, False]), ["x.data"]),
+    (np.ma.masked_array([1, 2], mask=[True, False]), ["x.data", "np.ma.getmaskarray(x)"]),
     (quietly(lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)), ["x.unbind()"]),
     (quietly(lambda: masked_tensor(torch.ones(2), torch.tensor([True, False]))), ["x.get_data()"]),
     (random.Random(1), ["x.getstate()"]),
+    (random.SystemRandom(1), []),
     (np.dtype("f4"), ["str(x)"]),
     (decimal.Decimal("0.1"), ["str(x)"]),
     (fractions.Fraction(1, 3), ["str(x)"]),
@@ -151,10 +153,24 @@ def test_the_message_names_conversions_that_can_be_stored(value: Any, conversion
     todo = str(caught.value.todo)
     assert todo == conversion(value)
     for expression in conversions:
-        assert re.search(rf"(save|or) {re.escape(expression)}(\W|$)", todo), todo
-        flatten({"v": eval(expression, {"x": value, "dataclasses": dataclasses})})
+        assert re.search(rf"(save|or|and) {re.escape(expression)}(\W|$)", todo), todo
+        flatten({"v": eval(expression, {"x": value, "dataclasses": dataclasses, "np": np})})
     if not conversions:
         assert "leave it out" in todo or "convert the value" in todo
+
+
+@pytest.mark.parametrize("live", [np.ma.zeros(3), np.ma.masked_array(np.ones(3), mask=[False, True, True])])
+def test_a_masked_array_comes_back_as_advised(tmp_path: pathlib.Path, live: Any) -> None:
+    saved = np.ma.masked_array([1.0, 2.0, 3.0], mask=[True, False, False])
+    for x in (saved, live):
+        state = [x.data, np.ma.getmaskarray(x)]
+        with Checkpointer(Config(str(tmp_path))) as ck:
+            if x is saved:
+                ck.checkpoint(state, 1).wait(timeout=60)
+            else:
+                assert ck.restore(state) == 1
+    live.mask = state[1]
+    assert live.mask.tolist() == saved.mask.tolist() and live.data.tolist() == saved.data.tolist()
 
 
 def test_a_learning_rate_function_is_left_out() -> None:

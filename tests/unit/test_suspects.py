@@ -76,7 +76,7 @@ def sealed(document: object) -> bytes:
         ("leaves", []),
         ("leaves", [1]),
         ("leaves", [{"path": "a", "ranks": "r", "after": 9, "after_step": 1}]),
-        ("leaves", [{"path": "\u00e4", "ranks": "r", "after": 1, "after_step": 1}]),
+        ("leaves", [{"path": "\udce4", "ranks": "r", "after": 1, "after_step": 1}]),
         ("leaves", [{"path": "a", "ranks": "r", "after": 1}]),
         ("more", 1),
     ],
@@ -91,6 +91,13 @@ def test_impossible_fields(name: str, value: object) -> None:
 def test_nothing_impossible_is_written() -> None:
     with pytest.raises(FormatError):
         encode_suspicion(replace(RECORD, leaves=()))
+
+
+@pytest.mark.parametrize("path", ["größe/重み", "\u202e", "a\nb", ""])
+def test_leaves_of_any_name_are_put_on_record(path: str) -> None:
+    record = replace(RECORD, leaves=(*RECORD.leaves, replace(RECORD.leaves[0], path=path)))
+    data = encode_suspicion(record)
+    assert data.isascii() and decode_suspicion(data, where="record") == record
 
 
 def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:
