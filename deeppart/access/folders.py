@@ -369,7 +369,8 @@ class Folder:
 
     def look(self, name: str) -> os.stat_result:
         """``lstat``."""
-        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        with storage_operation("stat", self.path / name):
+            return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
         """Whether there is anything of that name."""
@@ -381,36 +382,40 @@ class Folder:
 
     def names(self) -> list[str]:
         """What is in it."""
-        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            return os.listdir(readable)
-        finally:
-            _close(readable)
+        with storage_operation("listdir", self.path):
+            readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                return os.listdir(readable)
+            finally:
+                _close(readable)
 
     def directories(self) -> list[str]:
         """The directories in it; no links to any."""
-        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            with os.scandir(readable) as entries:
-                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        finally:
-            _close(readable)
+        with storage_operation("scandir", self.path):
+            readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                with os.scandir(readable) as entries:
+                    return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            finally:
+                _close(readable)
 
     def make(self, name: str) -> None:
         """``mkdir``. Raises FileExistsError if there is one; it is asked whose it is when it is opened."""
-        os.mkdir(name, self.rules.directory_mode & self._most(), dir_fd=self._fd)
-        with self.enter(name) as made:
-            _set_mode(made.fd, self.rules)
+        with storage_operation("mkdir", self.path / name):
+            os.mkdir(name, self.rules.directory_mode & self._most(), dir_fd=self._fd)
+            with self.enter(name) as made:
+                _set_mode(made.fd, self.rules)
 
     def enter(self, name: str) -> Folder:
         """A directory in this one."""
         path = self.path / name
-        descriptor = os.open(name, _STEP, dir_fd=self._fd)
-        try:
-            _refuse(str(path), self.rules.inside(status_of(descriptor, _who()), _who()))
-        except BaseException:
-            _close(descriptor)
-            raise
+        with storage_operation("open", path):
+            descriptor = os.open(name, _STEP, dir_fd=self._fd)
+            try:
+                _refuse(str(path), self.rules.inside(status_of(descriptor, _who()), _who()))
+            except BaseException:
+                _close(descriptor)
+                raise
         return Folder(path, self.rules, descriptor)
 
     def remove(self, name: str) -> None:
@@ -535,6 +540,11 @@ def make_directory(path: Path, rules: Rules) -> None:
     Raises:
         ForeignAccessError: others could decide what is in it. OSError: it cannot be made.
     """
+    with storage_operation("mkdir", path):
+        _make_directory(path, rules)
+
+
+def _make_directory(path: Path, rules: Rules) -> None:
     way = _Way(rules)
     try:
         way.follow(str(path.absolute()), make=True, last_is_ours=rules.node and not rules.place)

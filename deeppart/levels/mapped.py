@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.hanging import storage_operation
+
 #: Pages are put in place in units of this.
 _UNIT_BYTES = 8 << 20
 #: Puts pages in place, ready to be written to; from Linux 5.14 on. ``madvise(2)``; without it the first access does.
@@ -135,7 +137,8 @@ def lies_in_memory(path: Path | str) -> bool:
 def file_system_of(path: Path | str) -> str:
     """The type of a file's file system, as mount(8) names it; "" where it cannot be found out."""
     try:
-        return _file_system(os.stat(path).st_dev)
+        with storage_operation("stat", path):
+            return _file_system(os.stat(path).st_dev)
     except OSError:
         return ""
 

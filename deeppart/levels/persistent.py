@@ -26,6 +26,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
+from deeppart.hanging import storage_operation
 from deeppart.levels.files import DurableFile, make_directory, storage_error
 from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, SMALL_FILE_BYTES, take_lineage
 from deeppart.levels.rate import RateLimit
@@ -277,8 +278,9 @@ class DirectoryOwner:
             owner["found"] = _newest_commits(directory)
             # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
             # Never empty in between: whoever copies the directory meanwhile would have no place to be told by.
-            os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
-            os.fsync(self._fd)
+            with storage_operation("write", self._path):
+                os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
+                os.fsync(self._fd)
         except OSError as error:
             self.close()
             raise storage_error("persistent_dir is not writable", error, directory) from error

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from deeppart.hanging import storage_operation
 from deeppart.levels.lineage import LINEAGE_NAME
 from deeppart.levels.steps import MANIFEST_NAME
 from deeppart.part import is_hex32, parse_part_file_name
@@ -37,7 +38,8 @@ class Mistaken:
 def recognize(path: Path) -> Mistaken | None:
     """What was mistaken for a checkpoint directory; None for what may be one, and for what cannot be looked at."""
     try:
-        return _recognize(path.absolute())
+        with storage_operation("stat", path):
+            return _recognize(path.absolute())
     except OSError:  # whoever uses it tells
         return None
 

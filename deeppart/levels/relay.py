@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from deeppart import access
 from deeppart.errors import StorageError
+from deeppart.hanging import storage_operation
 from deeppart.levels.files import DurableFile, storage_error
 from deeppart.part import ChunkPlace
 
@@ -127,8 +128,9 @@ class Relay:
     def _read(self, offset: int, buffer: memoryview, base: str = _OWN) -> int:
         count = 0
         try:
-            while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
-                count += got
+            with storage_operation("read", self._file.path if base == _OWN else base):
+                while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
+                    count += got
         except OSError as error:
             raise SourceLostError(
                 "the part file to copy cannot be read",

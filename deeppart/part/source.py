@@ -21,6 +21,7 @@ import numpy as np
 
 from deeppart import access
 from deeppart.errors import CorruptFileError, StorageError
+from deeppart.hanging import storage_operation
 from deeppart.part.format import corrupt
 
 
@@ -96,7 +97,8 @@ class FileSource:
         rest = buffer.cast("B")
         while rest:
             try:
-                count = os.preadv(self._fd, [rest], offset)
+                with storage_operation("read", self.path):
+                    count = os.preadv(self._fd, [rest], offset)
             except OSError as error:
                 raise self._storage_error(f"cannot read {len(rest)} bytes at {offset} of a part file", error) from error
             if count == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,36 @@ def test_the_report_says_where_storage_hangs(tmp_path: Path, monkeypatch: pytest
             pending.wait(timeout=0.1)
         pending.wait()
         assert not pending.report.hanging
+
+
+class Untold(StorageFaults):
+    """Storage on which every operation is looked at: were it to hang, would a report say so?"""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.untold: set[str] = set()
+        self.told = 0
+
+    def _refuses(self, name: str, path: str) -> bool:
+        if threading.get_ident() in hanging._under_way:
+            self.told += 1
+        elif name not in ("fstat", "lseek", "close"):  # of what is open already, and not written to
+            self.untold.add(f"{name} of {path}: " + " ".join(each.name for each in traceback.extract_stack()[-9:-2]))
+        return False
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+def test_no_operation_could_hang_untold(tmp_path: Path, incremental: bool) -> None:
+    levels = {"every": {"local": 1, "persistent": 2}, "keep": {"local": 1, "persistent": 1}}
+    settings = {"local_dir": str(tmp_path / "local"), "timeout": 60.0, "incremental": incremental, **levels}
+    with Untold(tmp_path) as storage:
+        for first in (1, 7):
+            with checkpointer(tmp_path, **settings) as ck:
+                ck.restore(dict(STATE))
+                for step in range(first, first + 6):
+                    ck.checkpoint({**STATE, "step": step}, step).wait("local")
+    assert storage.told > 500
+    assert not storage.untold, "\n".join(sorted(storage.untold))
 
 
 def test_training_goes_on_while_storage_hangs(tmp_path: Path) -> None:

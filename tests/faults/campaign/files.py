@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -85,12 +85,30 @@ def take_stock(base: Path) -> list[Stored]:
     return found
 
 
-def sound(files: Iterable[Stored], damaged: dict[Path, Stamp]) -> list[Stored]:
-    """Those that nobody has harmed since they were written, under whichever name; parts only with all their bases."""
-    harmed = set(damaged.values())
-    good = [each for each in files if each.stamp not in harmed and each.session]
+def sound(files: Iterable[Stored], damaged: dict[Path, Stamp], swapped: Collection[Stamp] = ()) -> list[Stored]:
+    """Those that nobody has harmed since they were written, under whichever name; parts only with all their bases.
+
+    Args:
+        swapped: of the damaged ones, those that got the bytes of a sound file: damaged where these do not belong, not
+            where they do, or where a restore has put the file since.
+    """
+    harmed = {stamp: path for path, stamp in damaged.items()}
+
+    def is_good(each: Stored) -> bool:
+        at = harmed.get(each.stamp)
+        if at is None or not each.session:
+            return bool(each.session)
+        return each.stamp in swapped and (each.path != at or _is_in_place(each))
+
+    good = [each for each in files if is_good(each)]
     there = {each.path for each in good}
     return [each for each in good if all(each.path.with_name(name) in there for name in each.bases)]
+
+
+def _is_in_place(file: Stored) -> bool:
+    """Whether a part has the name, and lies in the folder, of the part that its header says."""
+    name = f"part-{file.part:05d}-of-{file.world:05d}.dpp"
+    return file.path.name == name and file.path.parent.name.startswith(f"step-{file.step:012d}-{file.session}-")
 
 
 def index_offset(content: bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,11 +55,11 @@ class Start:
     manifests: bool
 
     @classmethod
-    def of(cls, base: Path, damaged: dict[Path, Stamp]) -> Start:
+    def of(cls, base: Path, damaged: dict[Path, Stamp], swapped: Collection[Stamp]) -> Start:
         """As it is now."""
         stock = take_stock(base)
         manifests = any(file.kind == "manifest" for file in stock)
-        return cls(sound(stock, damaged), read_lineage(base / "persistent"), manifests)
+        return cls(sound(stock, damaged, swapped), read_lineage(base / "persistent"), manifests)
 
 
 class Play:
@@ -79,6 +80,7 @@ class Play:
         self._scenario, self._base, self._jobs, self._tally, self._broken = scenario, base, jobs, tally, broken
         self._damaged: dict[Path, Stamp] = {}
         self._hidden: set[Stamp] = set()
+        self._swapped: set[Stamp] = set()
         self._started: dict[int, set[int]] = {}
         self._next_step = 1
         self._lineage_record = b""
@@ -119,6 +121,12 @@ class Play:
             self.trace.harm.append(each.harm)
             if each.hidden is not None:
                 self._hidden.add(self._damaged[each.hidden])
+        swaps = [self._base / each.harm.path for each in applied if each.harm.how == "swap"]
+        swapped = {self._damaged[path] for path in swaps if path in self._damaged} | self._swapped
+        harmed = {
+            stamp[1:] for stamp in self._damaged.values() if stamp not in swapped
+        }  # which they may have been by then
+        self._swapped = {stamp for stamp in swapped if stamp[1:] not in harmed}
 
     def _note(self, kind: str, how: str, detail: str, **met: object) -> None:
         self.log.append(f"{kind}, {how}: {detail}")
@@ -127,7 +135,7 @@ class Play:
         self._open.append(self._tally.fault(kind, how))
 
     def _live(self, number: int, each: Life, try_number: int = 0) -> None:
-        start = Start.of(self._base, self._damaged)
+        start = Start.of(self._base, self._damaged, self._swapped)
         began = time.monotonic()
         members = _members(self._scenario, number, each)
         order = Order(
@@ -290,12 +298,12 @@ class Play:
         if (self._base / "away").exists() and not self.problems:  # killed while it was away
             (self._base / "away").rename(self._base / "persistent")
         stock = take_stock(self._base)
-        written = sound(stock, self._damaged)
+        written = sound(stock, self._damaged, self._swapped)
         changed = self._take_in_changes(outcome)
         before = [each for each in start.files if each.path not in changed]  # with what was left, it may be too much
-        after = sound(stock, self._damaged)
+        after = sound(stock, self._damaged, self._swapped)
         seen = {path: stamp for path, stamp in self._damaged.items() if stamp not in self._hidden}
-        look_sound = sound(stock, seen)
+        look_sound = sound(stock, seen, self._swapped)
         lineage = read_lineage(self._base / "persistent")
         if lineage:
             self._lineage_record = (self._base / "persistent" / "deeppart.json").read_bytes()
