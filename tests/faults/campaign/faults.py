@@ -84,9 +84,10 @@ def perform(harm: list[Harm], base: Path, damaged: dict[Path, Stamp]) -> list[Ap
             path.write_bytes(random.Random(each.content).randbytes(each.size))
             applied.append(Applied(each))
             continue
-        before = path.read_bytes()
+        before, stamp = path.read_bytes(), stamp_of(path)
         _do(path, source, each)
-        if path.exists():
+        # The bytes of another copy of the same file are no harm.
+        if path.exists() and (stamp_of(path)[1:] != stamp[1:] or stamp in damaged.values()):
             damaged[path] = stamp_of(path)
         applied.append(Applied(each, path if path in known and _is_hidden(before, path) else None))
     return applied
@@ -169,7 +170,7 @@ def _paths(base: Path, harm: Harm) -> tuple[Path, Path | None] | None:
 def _is_hidden(before: bytes, path: Path) -> bool:
     """Whether a part or parity file has changed in its payload alone: between its header and its index."""
     after = path.read_bytes() if path.exists() else b""
-    if len(before) != len(after) or len(before) < FOOTER_BYTES:
+    if before == after or len(before) != len(after) or len(before) < FOOTER_BYTES:
         return False
     index = index_offset(before)
     return (
