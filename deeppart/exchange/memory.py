@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.errors import CheckpointError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -21,14 +25,53 @@ class Arena:
         self._memory = np.zeros(0, dtype=np.uint8)
         self._lent = False
 
-    def cut(self, lengths: list[int]) -> list[Bytes]:
-        """Pieces of these lengths, on pages of their own, for one exchange at a time."""
-        ends = np.cumsum([-(-length // mmap.PAGESIZE) * mmap.PAGESIZE for length in lengths]).tolist()
-        if self._lent or ends[-1] > self._memory.size:
-            self._memory = np.frombuffer(mmap.mmap(-1, ends[-1]), dtype=np.uint8)
+    def reserve(self, lengths: Sequence[int]) -> None:
+        """See that pieces of these lengths can be cut.
+
+        Raises:
+            OSError, MemoryError: the operating system has no memory for them.
+        """
+        size = sum(map(_whole_pages, lengths))
+        if size and (self._lent or size > self._memory.size):
+            self._memory = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+            self._lent = False
+
+    def cut(self, lengths: Sequence[int]) -> list[Bytes]:
+        """Pieces of these lengths, on pages of their own, for one exchange at a time. Errors as of :meth:`reserve`."""
+        self.reserve(lengths)
+        ends = np.cumsum(list(map(_whole_pages, lengths))).tolist()
         self._lent = True
         return [self._memory[at : at + length] for at, length in zip([0, *ends], lengths, strict=False)]
 
     def give_back(self) -> None:
         """All pieces may be handed out again."""
         self._lent = False
+
+
+def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operation[None]:
+    """Every rank has the memory that it needs in an exchange, or none begins it (collective): nobody waits for one that
+    cannot take part.
+
+    Args:
+        lengths: of the pieces that this rank is going to cut; none where it only looks on.
+
+    Raises:
+        CheckpointError: this rank, or another one, has not.
+    """
+    problem: Exception | None = None
+    try:
+        arena.reserve(lengths)
+    except Exception as error:
+        problem = error
+    anywhere = yield from comm.maximum(np.array([problem is not None], np.int64))
+    if anywhere[0]:
+        raise CheckpointError(
+            "there is no memory for an exchange between nodes",
+            expected=f"{sum(lengths)} bytes" if problem else "memory on every rank",
+            found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none: it says so",
+            todo="leave more memory free beside training; the next checkpoint tries again",
+        ) from problem
+
+
+def _whole_pages(length: int) -> int:
+    return -(-length // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -25,7 +25,7 @@ from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
 from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
 from deeppart.exchange.blocks import Blocks
-from deeppart.exchange.memory import Arena, Bytes
+from deeppart.exchange.memory import Arena, Bytes, reserve_together
 from deeppart.exchange.pacing import paced
 from deeppart.levels.files import DurableFile
 from deeppart.levels.rate import RateLimit
@@ -114,8 +114,10 @@ def encode_sets(
 
     Raises:
         StorageError, CorruptFileError: as of :func:`encode_set`, after the last set; nothing of this rank's is left.
-        CheckpointError: the same on another rank, whose data is in the parity of this one.
+        CheckpointError: the same on another rank, whose data is in the parity of this one; or some rank has not the
+            memory.
     """
+    yield from reserve_together(comm, arena, max((_lengths(which) for which, _ in sets), key=sum, default=[]))
     files: list[DurableFile] = []
     problem: DeeppartError | None = None
     try:
@@ -139,6 +141,12 @@ def encode_sets(
             file.abort()
         raise
     return files
+
+
+def _lengths(which: ParitySet) -> list[int]:
+    """Of the blocks of two rows of a set, in bytes."""
+    data_blocks = len(which.members) - which.tolerate
+    return [block_bytes_for(len(which.members))] * (4 * (data_blocks + which.tolerate))
 
 
 def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation[tuple[ParityMember, ...]]:
@@ -203,10 +211,8 @@ class _Encoding:
         self._mine, self._digest = mine, xxhash.xxh3_128()
         self._file: DurableFile | None = None
         self._writer: ParityWriter | None = None
-        k, m = self._stripes.data_blocks, self._stripes.tolerate
-        lengths = [identity.block_bytes] * (2 * k + 2 * m)
-        memory = arena.cut(lengths * 2)
-        self._rows = [_Row(self._stripes, memory[: len(lengths)]), _Row(self._stripes, memory[len(lengths) :])]
+        memory = arena.cut(_lengths(which))
+        self._rows = [_Row(self._stripes, memory[: len(memory) // 2]), _Row(self._stripes, memory[len(memory) // 2 :])]
         try:
             if mine is not None:
                 self._source = Blocks(mine.path)

@@ -17,7 +17,7 @@ import xxhash
 from deeppart.comm.base import Comm, Operation, together
 from deeppart.errors import CorruptFileError, DeeppartError, as_error
 from deeppart.exchange.blocks import Blocks
-from deeppart.exchange.memory import Arena, Bytes
+from deeppart.exchange.memory import Arena, Bytes, reserve_together
 from deeppart.exchange.pacing import paced
 from deeppart.levels.files import DurableFile
 from deeppart.levels.rate import RateLimit
@@ -91,8 +91,11 @@ def exchange_copies(
     Raises:
         StorageError, CorruptFileError: a file could not be read, or written, or has changed. What was received of the
             others is given up.
+        CheckpointError: some rank has not the memory; on every rank.
     """
-    pieces = arena.cut([BLOCK_BYTES] * (2 * _IN_FLIGHT))
+    lengths = [BLOCK_BYTES] * (2 * _IN_FLIGHT)
+    yield from reserve_together(comm, arena, lengths)
+    pieces = arena.cut(lengths)
     files: list[DurableFile] = []
     problems: list[DeeppartError] = []
     try:

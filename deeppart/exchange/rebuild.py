@@ -22,7 +22,7 @@ from deeppart.comm.base import Comm, Operation, together
 from deeppart.erasure import ReedSolomon
 from deeppart.errors import DeeppartError
 from deeppart.exchange.blocks import Blocks
-from deeppart.exchange.memory import Arena, Bytes
+from deeppart.exchange.memory import Arena, Bytes, reserve_together
 from deeppart.model import ParityIdentity
 from deeppart.part import ParityReader, set_id, stripes_of
 from deeppart.redundancy import Stripes
@@ -77,6 +77,9 @@ def rebuild_parts(
         part -> why it could not be rebuilt; the same on every rank. The bytes of the others are in ``memory`` and are
         still to be checked as a part.
     """
+    yield from reserve_together(
+        comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
+    )
     sets: dict[str, _Set] = {}
     for each in wanted:
         entry = sets.setdefault(each.name, _Set(each.rebuild.identity))
@@ -97,6 +100,12 @@ def rebuild_parts(
         return failures
     finally:
         files.close()
+
+
+def _lengths(identity: ParityIdentity) -> list[int]:
+    """Of the blocks that are under way at once while a part is rebuilt, in bytes."""
+    stripes = stripes_of(identity)
+    return [stripes.block_bytes] * (_WINDOW * stripes.data_blocks)
 
 
 def _find_good_blocks(comm: Comm, files: _Files, sets: dict[str, _Set]) -> Operation[None]:
@@ -375,7 +384,7 @@ class _Moving:
     def run(self, recipe: list[_Step], memory: Bytes | None) -> Operation[None]:
         """Do this rank's share of it."""
         stripes = self._entry.stripes
-        slots = self._arena.cut([stripes.block_bytes] * (_WINDOW * stripes.data_blocks))
+        slots = self._arena.cut(_lengths(self._wanted.rebuild.identity))
         flying: list[tuple[_Step, list[Bytes], list[Operation[None]]]] = []
         for number, step in enumerate(recipe):
             if len(flying) == _WINDOW:

@@ -21,7 +21,8 @@ import deeppart
 import deeppart.healing
 import deeppart.levels.straightening
 from deeppart.comm.mpi import MpiComm
-from deeppart.errors import RestoreError, StorageError
+from deeppart.errors import CheckpointError, RestoreError, StorageError
+from deeppart.exchange.memory import Arena
 from deeppart.inspecting.planning import plan_together
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -390,6 +391,54 @@ def test_what_cannot_be_read_on_one_rank_keeps_no_other_one_waiting(
     run_on: Any, shared_path: Path, settings: dict[str, Any]
 ) -> None:
     assert run_on(4, without_memory_to_read, shared_path, settings) == [[(1, True), True, (1, True)]] * 4
+
+
+def without_memory_to_exchange(comm: Any, directory: Path, settings: dict[str, Any]) -> list[Any]:
+    """One rank has not the memory for what is under way between nodes: when a step is saved, and at a restore."""
+    level = "parity" if settings is PARITY else "partner"
+
+    def short(*arguments: Any) -> None:
+        raise MemoryError
+
+    results: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.errors.DeeppartWarning)
+        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+            for step in (1, 2):
+                with pytest.MonkeyPatch.context() as patch:
+                    if step == 1 and comm.rank == 1:
+                        patch.setattr(Arena, "reserve", short)
+                    began = time.monotonic()
+                    pending = ck.checkpoint(state(step, comm.rank), step)
+                    try:
+                        pending.wait(level)
+                        results.append("complete")
+                    except CheckpointError as error:
+                        results.append("there is no memory for an exchange" in str(error))
+                    results.append(time.monotonic() - began < 60.0)
+    lose(comm, directory, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(Arena, "reserve", short)
+        began = time.monotonic()
+        try:
+            results.append(restore(comm, directory, settings)[:2])
+        except deeppart.DeeppartError as error:
+            results.append("there is no memory for an exchange" in str(error))
+        results.append(time.monotonic() - began < 60.0)
+    return [*results, restore(comm, directory, settings)[:2]]
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning")
+@pytest.mark.parametrize(("settings", "at_restore"), [(PARTNER, (2, True)), (PARITY, True)], ids=["copies", "parity"])
+def test_a_rank_without_memory_keeps_no_other_one_waiting(
+    run_on: Any, shared_path: Path, settings: dict[str, Any], at_restore: Any
+) -> None:
+    """A part that is rebuilt needs the exchange before it is restored, one of which there is a copy only afterwards."""
+    saved = [True, True, "complete", True]
+    for results in run_on(4, without_memory_to_exchange, shared_path, settings):
+        assert results == [*saved, at_restore, True, (2, True)]
 
 
 def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | None, bool]]:

@@ -146,7 +146,7 @@ class Play:
             members,
             self._broken,
             try_number,
-            self._jobs.libfiu,
+            self._jobs.libfiu and not each.alone,
             self._stopped,
         )
         try:
