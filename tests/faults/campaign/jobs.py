@@ -23,7 +23,7 @@ from tests.mpi.launch import Job, start_ranks
 _LIVES_PER_JOB = 300
 _FOREVER_S = 86_400.0
 #: Starting a job takes seconds on an idle machine.
-_START_S = 90.0
+_START_S = 240.0
 _LOOK_S = 0.005
 _SINGLE = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
 
