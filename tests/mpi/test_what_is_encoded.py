@@ -17,6 +17,7 @@ import pytest
 import deeppart
 from deeppart import scrubbing
 from deeppart.exchange import parity
+from deeppart.levels.node import NodeLevel
 from tests.mpi.test_lost_nodes import PARITY, config, lose, restore, save, state
 from tests.mpi.test_scrubbing import flip
 
@@ -186,18 +187,19 @@ def test_scrubbing_goes_on_after_a_copy_that_changed_while_it_was_read(run_on: A
 
 
 def refused(comm: Any, directory: Path) -> tuple[bool, list[str]]:
-    """A repair fails on one rank; the next one does it."""
+    """A repair fails where files are written; the next one does it."""
     settings = {**BOTH, "scrub_bandwidth": 1e9}
     heal, failures = scrubbing.Healer.heal, []
 
     def failing(self: Any, healing: Any, attempt: Any, memory: Any, release: Any) -> None:
-        if not failures:
-            failures.append(True)
-            if comm.rank == 2:
-                patched.setattr(self, "_transfer", full)
-        heal(self, healing, attempt, memory, release)
+        with pytest.MonkeyPatch.context() as once:
+            if not failures:
+                failures.append(True)
+                once.setattr(NodeLevel, "open_part", full)
+                once.setattr(NodeLevel, "open_parity", full)
+            heal(self, healing, attempt, memory, release)
 
-    def full(*args: Any) -> None:
+    def full(*args: Any, **options: Any) -> None:
         raise deeppart.StorageError("no space left on device")
 
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patched:
