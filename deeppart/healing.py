@@ -78,7 +78,7 @@ class Healer:
         def to_nodes() -> None:
             nonlocal needed
             try:
-                needed, problem = self._write(healing.writes, candidates, memory)
+                needed, problem = self._write(healing.writes, candidates, memory, needed)
             finally:
                 release()
             self._transfer(healing.moves, attempt, needed)
@@ -155,7 +155,11 @@ class Healer:
             raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
 
     def _write(
-        self, writes: Sequence[Write], candidates: Sequence[Candidate], memory: Mapping[int, LoadedPart]
+        self,
+        writes: Sequence[Write],
+        candidates: Sequence[Candidate],
+        memory: Mapping[int, LoadedPart],
+        needed: frozenset[str],
     ) -> tuple[frozenset[str], Exception | None]:
         """Write parts that are in memory (collective where there are any).
 
@@ -164,11 +168,9 @@ class Healer:
         Returns:
             Files of this node that are still needed where they are, and what went wrong with some of the parts.
         """
-        attempt = candidates[0].attempt
-        everything = range(attempt.world_size)
-        needed = self._only_files(candidates, everything)
         if not writes:
             return needed, None
+        attempt = candidates[0].attempt
         mine, written = {write.part for write in writes if write.rank == self._comm.rank}, set[int]()
         problems: dict[int, Exception] = {}
         for alone in (False, True):
@@ -186,7 +188,7 @@ class Healer:
             if not alone:
                 told = self._drive(self._comm.allgather(json.dumps(sorted(written)).encode()))
                 safe = {part for text in told for part in json.loads(text)}
-                needed = self._only_files(candidates, (part for part in everything if part not in safe))
+                needed = self._only_files(candidates, set(range(attempt.world_size)) - safe)
         return needed, next(iter(problems.values()), None)
 
     def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
@@ -202,7 +204,7 @@ class Healer:
             fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
         fill(local.open_part(attempt, part, mend=True), loaded.pieces())
 
-    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt, needed: Collection[str] = frozenset()) -> None:
+    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt, needed: Collection[str]) -> None:
         """Send part files to other nodes (collective); nothing is written over what is ``needed`` where it is."""
         rank = self._comm.rank
         if not transfers:

@@ -127,9 +127,8 @@ def encode_sets(
             except CommError:  # nothing can be said to the other ranks any more
                 raise
             except Exception as error:
-                problem = problem or as_error(
-                    error, "parity could not be encoded"
-                )  # the members of the other sets are waiting all the same
+                # The members of the other sets are waiting all the same.
+                problem = problem or as_error(error, "parity could not be encoded")
         problems = yield from comm.allgather(str(problem or "").encode())
         if problem is not None:
             raise problem

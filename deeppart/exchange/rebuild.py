@@ -33,7 +33,7 @@ _DIGEST_BYTES = 16
 _WINDOW = 3
 _TAG = 0
 #: A block that cannot be read, for whatever of these reasons, is not good; the other ranks wait to hear of it.
-_UNREADABLE = (DeeppartError, OSError, MemoryError)
+_READ_ERRORS = (DeeppartError, OSError, MemoryError)
 Bits = npt.NDArray[np.bool_]
 
 
@@ -237,7 +237,7 @@ def _tell_digests(files: _Files, sets: dict[str, _Set]) -> bytes:
             if kind == "parity" and files.mine(piece):
                 try:
                     reader = files.parity(piece)
-                except _UNREADABLE:
+                except _READ_ERRORS:
                     continue  # its blocks will not be good either
                 if set_id(reader.identity) == name and reader.identity.place == piece.place:
                     heads.append([name, piece.place])
@@ -283,7 +283,7 @@ def _good_blocks(files: _Files, entry: _Set, kind: str, piece: Piece) -> Bits:
                 continue  # nobody has parity of it: it takes no part in any rebuild
             try:
                 block = files.get(entry, kind, piece, row, index, memory)
-            except _UNREADABLE:
+            except _READ_ERRORS:
                 continue
             good[row, index] = xxhash.xxh3_128_digest(block.data) == entry.digests[stripe][row, column].tobytes()
     return good
@@ -405,7 +405,7 @@ class _Moving:
             if holder == self._comm.rank:
                 try:
                     block = self._files.get(self._entry, each.kind, piece, step.row, each.index, block)
-                except _UNREADABLE:
+                except _READ_ERRORS:
                     block[:] = 0  # good a moment ago; the check of the whole part will tell
                 if holder != reader:
                     moves.append(self._comm.send(block, reader, _TAG))

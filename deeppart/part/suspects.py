@@ -104,10 +104,13 @@ def _leaf(item: object, before: int, where: str) -> SuspectLeaf:
 
 def _is_text(value: object) -> bool:
     """Whether it is text that can be printed; half a surrogate pair, which JSON can hold, cannot be."""
+    if not isinstance(value, str):
+        return False
     try:
-        return isinstance(value, str) and value.encode() is not None
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def _sealed_body(data: bytes, where: str) -> bytes:

@@ -203,10 +203,9 @@ class Classifier:
         if fresh:  # not before: which leaves are tied decides on how they are treated
             layout.per_rank[:] = layout.forced
             layout.per_rank_values[:] = layout.forced_values
-        if untied:
+        if untied or self._mode == NONE:
             refresh(layout, flat)
         if self._mode == NONE:
-            refresh(layout, flat)
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
         if behind is not None:

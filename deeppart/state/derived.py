@@ -43,10 +43,9 @@ class Layout:
         arrays: paths of the leaves.
         shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
             0's or stand apart, and are not compared.
-        modes: how each leaf is treated, going by its own path.
-        forced, forced_values: leaves and values that are per rank whatever the ranks hold.
-        trusted, trusted_values: those that are taken to be equal, and not compared.
-        verified: leaves that are compared in full every time.
+        own_modes, modes: how each leaf is treated, going by its own path alone, and by what it is tied to.
+        forced_values: values that are per rank whatever the ranks hold.
+        trusted_values: those that are taken to be equal, and not compared.
     """
 
     tokens: list[Any]
@@ -64,21 +63,29 @@ class Layout:
     record: ComparedRecord
     arrays: list[ArrayLeaf]
     shared: tuple[int, int]
+    own_modes: npt.NDArray[np.str_]
     modes: npt.NDArray[np.str_]
-    forced: Flags
     forced_values: Flags
-    trusted: Flags
     trusted_values: Flags
-    verified: frozenset[int]
     unordered: set[int] = field(default_factory=set)
 
     def untie(self, leaves: Collection[int]) -> None:
         """These are views of nothing any more; each goes by its own mode again."""
         for index in leaves:
             self.aliases.pop(index, None)
-        modes = _of_ties(self.modes, self.aliases)
-        self.forced, self.trusted = modes == NONE, modes == ALL
-        self.verified = frozenset(np.flatnonzero(modes == VERIFY).tolist())
+        self.modes = _of_ties(self.own_modes, self.aliases)
+
+    @property
+    def forced(self) -> Flags:
+        """Leaves that are per rank whatever the ranks hold."""
+        forced: Flags = self.modes == NONE
+        return forced
+
+    @property
+    def trusted(self) -> Flags:
+        """Leaves that are taken to be equal, and not compared."""
+        trusted: Flags = self.modes == ALL
+        return trusted
 
     def owners(self) -> npt.NDArray[np.int64]:
         """For each leaf the one as which it is compared: what it is tied to, or itself."""
@@ -128,12 +135,10 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
         record=ComparedRecord(len(types)),
         arrays=flat.arrays,
         shared=flat.shared[:2],
-        modes=own_modes,
-        forced=modes == NONE,
+        own_modes=own_modes,
+        modes=modes,
         forced_values=value_modes == NONE,
-        trusted=modes == ALL,
         trusted_values=value_modes == ALL,
-        verified=frozenset(np.flatnonzero(modes == VERIFY).tolist()),
     )
     refresh(layout, flat)
     return layout
@@ -167,7 +172,7 @@ def refresh(layout: Layout, flat: FlatState) -> None:
     )
     skipped = layout.per_rank | layout.trusted
     compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
-    verified = layout.verified.intersection(compared)
+    verified = np.flatnonzero(layout.modes == VERIFY).tolist()
     layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
 
 

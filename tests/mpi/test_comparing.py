@@ -15,6 +15,7 @@ import torch
 import deeppart
 from deeppart.inspecting.listing import list_directory
 from deeppart.state.turns import TURNS
+from tests.mpi.test_suspect_steps import Training
 from tests.unit.cli_support import call_json
 
 pytestmark = [
@@ -223,20 +224,17 @@ def test_verify_finds_a_single_element_at_once_however_it_was_written(run_on: An
 
 def under_two_names(comm: Any, directory: Path, modes: dict[str, str], tied: bool) -> tuple[list[int], bool, bool]:
     """A weight that comes to differ has two names, for which the user has asked for different things."""
-    weight = torch.nn.Parameter(torch.zeros(30_000))
-    optimizer, found = torch.optim.SGD([weight], lr=0.1), list[int]()
-    state = {"a": weight, "w": weight}
+    training, found = Training(comm.rank), list[int]()
+    state: dict[str, torch.Tensor] = {"a": training.weight, "w": training.weight}
     if not tied and comm.rank:  # on this rank the names are those of two tensors
         state["a"] = torch.zeros(30_000)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.errors.DeeppartWarning)
         with deeppart.Checkpointer(replace(config(directory), replicated=modes), comm) as ck:
             for step in range(1, 6):
-                weight.grad = torch.ones_like(weight)
-                optimizer.step()
-                if step == 3 and comm.rank == 1:
-                    with torch.no_grad():
-                        weight[12_345] += 1  # which no turn of a short test compares
+                training.step()
+                if step == 3:
+                    training.harm(12_345)  # which no turn of a short test compares
                 pending = ck.checkpoint(state, step)
                 pending.wait(timeout=200)
                 found += [step] * len(pending.report.diverged)

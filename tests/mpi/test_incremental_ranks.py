@@ -5,7 +5,6 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
@@ -17,9 +16,9 @@ import pytest
 import torch
 
 import deeppart
-import deeppart.levels.straightening
 from deeppart import scrubbing
 from deeppart.part import parse_base_file_name
+from tests.mpi.test_lost_nodes import refuse_on
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -274,13 +273,10 @@ def in_the_place_of_a_copy(comm: Any, directory: Path) -> list[Any]:
         data[31] ^= 1
         base.write_bytes(data)
 
-    def refuse(*paths: Any) -> None:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
     at_once(comm, harm)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
-        patch.setattr(deeppart.levels.straightening, "exchange_names", refuse)
+        refuse_on(comm.rank, "no exchange", patch)
         return [restored(comm, directory, node_size=2)[:2] for _ in range(2)]
 
 

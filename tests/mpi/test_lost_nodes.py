@@ -271,6 +271,18 @@ def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage
         assert not gained
 
 
+def exchange(one: Path, other: Path) -> None:
+    """Each file gets the other one's name."""
+    one.rename(one.with_suffix(".moved"))
+    other.rename(one)
+    one.with_suffix(".moved").rename(other)
+
+
+def short(*arguments: Any, **options: Any) -> None:
+    """There is no memory."""
+    raise MemoryError
+
+
 def in_each_others_places(comm: Any, directory: Path, settings: dict[str, Any], fault: str) -> list[Any]:
     """On each node, of which only one file of each part is left, two parts lie in each other's places."""
     save(comm, directory, settings, (1,))
@@ -279,10 +291,7 @@ def in_each_others_places(comm: Any, directory: Path, settings: dict[str, Any], 
         for copy in local.glob("*/*/partner/step-*/*.dpp"):
             copy.unlink()
         for node in range(2):
-            one, other = sorted((local / f"node{node}").glob("*/step-*/*.dpp"))
-            one.rename(one.with_suffix(".moved"))
-            other.rename(one)
-            one.with_suffix(".moved").rename(other)
+            exchange(*sorted((local / f"node{node}").glob("*/step-*/*.dpp")))
     comm.Barrier()
     results = []
     if fault != "none":
@@ -348,9 +357,6 @@ def without_memory(comm: Any, directory: Path) -> list[Any]:
     save(comm, directory, settings, (1,))
     lose(comm, directory, 0, 1, 2, 3)
 
-    def short(*arguments: Any) -> None:
-        raise MemoryError
-
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if comm.rank == 1:
@@ -373,9 +379,6 @@ def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any])
     save(comm, directory, settings, (1,))
     lose(comm, directory, 0)
 
-    def short(*arguments: Any, **options: Any) -> None:
-        raise MemoryError
-
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
         if comm.rank == 1:
@@ -396,9 +399,6 @@ def test_what_cannot_be_read_on_one_rank_keeps_no_other_one_waiting(
 def without_memory_to_exchange(comm: Any, directory: Path, settings: dict[str, Any]) -> list[Any]:
     """One rank has not the memory for what is under way between nodes: when a step is saved, and at a restore."""
     level = "parity" if settings is PARITY else "partner"
-
-    def short(*arguments: Any) -> None:
-        raise MemoryError
 
     results: list[Any] = []
     with warnings.catch_warnings():
@@ -446,17 +446,14 @@ def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | 
     settings = {"local_dir": str(directory / "local"), "every": {"persistent": 0, "partner": 0}}
     save(comm, directory, settings, (1,))
     if comm.rank == 0:
-        one, other = sorted((directory / "local").glob("*/step-*/part-0000[01]-*"))
-        one.rename(one.with_suffix(".moved"))
-        other.rename(one)
-        one.with_suffix(".moved").rename(other)
+        exchange(*sorted((directory / "local").glob("*/step-*/part-0000[01]-*")))
     comm.Barrier()
-    renamed, exchange = [], deeppart.levels.straightening.exchange_names
+    renamed, exchange_names = [], deeppart.levels.straightening.exchange_names
 
     def slowly(*paths: Any) -> None:
         renamed.append(paths)
         time.sleep(0.2)
-        exchange(*paths)
+        exchange_names(*paths)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deeppart.levels.straightening, "exchange_names", slowly)

@@ -85,7 +85,7 @@ def take_stock(base: Path) -> list[Stored]:
     return found
 
 
-def sound(files: Iterable[Stored], damaged: dict[Path, Stamp], swapped: Collection[Stamp] = ()) -> list[Stored]:
+def sound(files: Iterable[Stored], damaged: dict[Path, Stamp], swapped: Collection[Stamp]) -> list[Stored]:
     """Those that nobody has harmed since they were written, under whichever name; parts only with all their bases.
 
     Args:

@@ -123,9 +123,8 @@ class Play:
                 self._hidden.add(self._damaged[each.hidden])
         swaps = [self._base / each.harm.path for each in applied if each.harm.how == "swap"]
         swapped = {self._damaged[path] for path in swaps if path in self._damaged} | self._swapped
-        harmed = {
-            stamp[1:] for stamp in self._damaged.values() if stamp not in swapped
-        }  # which they may have been by then
+        # What one was given may have been harmed by then.
+        harmed = {stamp[1:] for stamp in self._damaged.values() if stamp not in swapped}
         self._swapped = {stamp for stamp in swapped if stamp[1:] not in harmed}
 
     def _note(self, kind: str, how: str, detail: str, **met: object) -> None:
