@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from deeppart.comm.base import Comm, Operation, rank_names
-from deeppart.errors import DeeppartError
+from deeppart.errors import DeeppartError, as_error
 from deeppart.model import PartRecord
 
 Commit = Callable[[list[PartRecord]], None]
@@ -60,8 +60,8 @@ def _decide(reports: list[Any], commit: Commit | None) -> Verdict:
     if commit is not None:
         try:
             commit([PartRecord(*report) for report in reports])
-        except (DeeppartError, OSError) as error:
-            if isinstance(error, CommitMayStandError):
-                return Verdict(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
-            return Verdict(f"rank 0 could not commit: {error}")
+        except CommitMayStandError as error:
+            return Verdict(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
+        except Exception as error:  # of whatever kind: the other ranks wait for the verdict
+            return Verdict(f"rank 0 could not commit: {as_error(error, 'the commit failed')}")
     return Verdict(None)

@@ -132,7 +132,7 @@ class Completer:
         self._owner.check()
         try:
             self._put_manifest(job, parts, self._owner)
-        except (DeeppartError, OSError) as error:
+        except Exception as error:
             if self._persistent.may_be_committed(job.attempt.key):
                 raise CommitMayStandError("the manifest may be there, and a restart may take the step") from error
             raise
@@ -156,7 +156,7 @@ class Completer:
         try:
             for notice in self._retention.committed(level, job.attempt.key, partial(self._may_go, job, level)):
                 self._ledger.note(notice, KeepNotice)
-        except (DeeppartError, OSError) as error:
+        except Exception as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"
             text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"

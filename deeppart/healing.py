@@ -59,12 +59,14 @@ class Healer:
         healing: Healing,
         candidates: Sequence[Candidate],
         memory: Mapping[int, LoadedPart],
+        inventory: Inventory,
         release: Callable[[], None],
     ) -> None:
         """Do all of it (collective).
 
         Args:
             candidates: the step, as it was found, and as the plan was made of it.
+            inventory: of all steps.
             memory: the parts that this rank has read; of no use any more once ``release`` is called.
             release: called when they have been written.
 
@@ -73,12 +75,13 @@ class Healer:
             CommError: from the exchange.
         """
         attempt = candidates[0].attempt
-        needed = self._only_files(candidates, range(attempt.world_size))
+        of_others = self._of_other_steps(inventory, attempt)
+        needed = of_others | self._only_files(candidates, range(attempt.world_size))
 
         def to_nodes() -> None:
             nonlocal needed
             try:
-                needed, problem = self._write(healing.writes, candidates, memory, needed)
+                needed, problem = self._write(healing.writes, candidates, memory, needed, of_others)
             finally:
                 release()
             self._transfer(healing.moves, attempt, needed)
@@ -160,6 +163,7 @@ class Healer:
         candidates: Sequence[Candidate],
         memory: Mapping[int, LoadedPart],
         needed: frozenset[str],
+        of_others: frozenset[str],
     ) -> tuple[frozenset[str], Exception | None]:
         """Write parts that are in memory (collective where there are any).
 
@@ -188,7 +192,7 @@ class Healer:
             if not alone:
                 told = self._drive(self._comm.allgather(json.dumps(sorted(written)).encode()))
                 safe = {part for text in told for part in json.loads(text)}
-                needed = self._only_files(candidates, set(range(attempt.world_size)) - safe)
+                needed = of_others | self._only_files(candidates, set(range(attempt.world_size)) - safe)
         return needed, next(iter(problems.values()), None)
 
     def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
@@ -197,6 +201,13 @@ class Healer:
         on_nodes = [[each for each in places if each.is_on_a_node] for places in sources]
         misplaced = (each for files in on_nodes if all(file.misplaced for file in files) for each in files)
         return frozenset(each.path for each in misplaced if self._comm.rank in each.readers)
+
+    def _of_other_steps(self, inventory: Inventory, attempt: Attempt) -> frozenset[str]:
+        """Files of other steps on this node that lie in wrong places: a place of this step may be among these."""
+        node = inventory.location(self._comm.rank, "").rank
+        misplaced = [part.path for part in inventory.found[node] if part.misplaced and part.attempt != attempt]
+        parity = (each for each in inventory.parity[node] if each.misplaced and each.identity.attempt != attempt)
+        return frozenset([*misplaced, *(each.path for each in parity)])
 
     def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
         local = self._levels["local"]
@@ -339,7 +350,7 @@ def heal_recovered(
         if forgotten := {write.part for write in healing.writes} - in_memory:
             recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
             healing = healing_for(protection, recovered, inventory, damaged)
-    healer.heal(healing, (found, recovered.candidate), recovered.mine, release)
+    healer.heal(healing, (found, recovered.candidate), recovered.mine, inventory, release)
     if recovered.candidate.lacking:
         parts = ", ".join(map(str, recovered.candidate.lacking))
         raise CheckpointError(

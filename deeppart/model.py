@@ -249,13 +249,6 @@ class Suspicion:
             return ()
         return tuple(leaf for leaf in self.leaves if leaf.after < attempt.sequence < self.sequence)
 
-    def may_name(self, key: StepKey) -> bool:
-        """Whether a step directory of this name may be of a checkpoint that is suspect."""
-        if not key.session:
-            return key.step in self.steps
-        since = min(leaf.after for leaf in self.leaves)
-        return key.session == self.session and since < key.sequence < self.sequence
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

@@ -233,12 +233,18 @@ class Pipeline:
 
     def _capture(self, job: Job) -> None:
         assert self._capturer is not None
-        self._capturer.complete(job)
+        try:
+            self._capturer.complete(job)
+        except Exception as error:  # it is told in the commit rounds, for which the other ranks wait
+            job.failure = as_error(error, "the capture in the background failed")
         self._to_store.put(job)
 
     def _store(self, job: Job) -> None:
         outcome: PartSummary | DeeppartError | None = None
-        self._writer.look(job)
+        try:
+            self._writer.look(job)
+        except Exception as error:  # likewise
+            job.failure = as_error(error, "the captured share could not be read")
         if "local" in job.due:
             job.pending.note_level("local", RUNNING)
             file = self._attempted("local", lambda: self._writer.open_local(job))

@@ -18,8 +18,8 @@ import numpy as np
 
 from deeppart.comm.base import Comm, Operation
 from deeppart.comm.waiting import finish
-from deeppart.errors import CorruptFileError, DeeppartError, FormatError, RestoreError, StorageError
-from deeppart.exchange.memory import Arena, Bytes
+from deeppart.errors import CheckpointError, RestoreError, as_error
+from deeppart.exchange.memory import Arena, Bytes, NoExchangeMemoryError
 from deeppart.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
 from deeppart.levels.node import Found, one_line, take_stock
 from deeppart.levels.persistent import PersistentLevel, read_manifests, unusable
@@ -102,11 +102,11 @@ def take_inventory(
     stock, renamed = None if local is not None else Found(), list[str]()
     if straightens is not None:
         if local is not None and straightens:
-            stock = take_stock(local, lineage, persistent.signing)
+            stock = _take_stock(local, lineage, persistent.signing)
             renamed = straighten(stock)
         run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
     if local is not None and (stock is None or renamed):
-        stock = take_stock(local, lineage, persistent.signing)
+        stock = _take_stock(local, lineage, persistent.signing)
     assert stock is not None
     stock.problems += renamed
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
@@ -133,12 +133,21 @@ def take_inventory(
     )
 
 
+def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
+    """What lies on this node; nothing if that fails, of which the other ranks are told."""
+    try:
+        return take_stock(local, lineage, signing)
+    except Exception as error:
+        line = one_line(as_error(error, f"listing what lies in {local} failed"))
+        return Found(problems=[line], unlisted=[line])
+
+
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
     """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
     try:
         found, problems = read_manifests(persistent.root, persistent.signing)
-    except StorageError as error:
-        return [], [], [one_line(error)], []
+    except Exception as error:  # of whatever kind: the other ranks wait for this list
+        return [], [], [one_line(as_error(error, f"listing the checkpoints in {persistent.root} failed"))], []
     committed = [
         [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
         for each in found
@@ -292,7 +301,7 @@ def _read_mine(
                 try:
                     source = files.enter_context(FileSource(read.source.path))
                     opened[read.part] = OpenedPart(source, read, attempt, signing)
-                except (FormatError, StorageError) as error:
+                except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
                     failures.append((read.part, read.source.location, _by(read, error)))
         try:
             rooms = _rooms(assigned, opened, staging)
@@ -303,14 +312,15 @@ def _read_mine(
                 continue
             try:
                 mine[read.part] = opened[read.part].load(rooms[read.part], threads)
-            except (FormatError, StorageError) as error:
+            except Exception as error:
                 failures.append((read.part, read.source.location, _by(read, error)))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
 
 
-def _by(read: Read, error: DeeppartError) -> str:
+def _by(read: Read, error: Exception) -> str:
     """A line about a source that failed, and on which node, where others may have a file of the same path."""
-    return on_node(one_line(error), read.reader) if read.source.is_on_a_node else one_line(error)
+    line = one_line(as_error(error, f"reading {read.source.path} failed"))
+    return on_node(line, read.reader) if read.source.is_on_a_node else line
 
 
 def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
@@ -347,7 +357,10 @@ def _rebuild_mine(
 ) -> tuple[dict[int, LoadedPart], list[_Failure]]:
     """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
     wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
-    refused = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
+    try:
+        refused = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
+    except NoExchangeMemoryError as error:  # on all ranks
+        refused = dict.fromkeys((each.part for each in wanted), one_line(error))
     mine: dict[int, LoadedPart] = {}
     failures: list[_Failure] = []
     for read in reads:
@@ -355,10 +368,10 @@ def _rebuild_mine(
             continue
         try:
             if read.part in refused:
-                raise CorruptFileError(refused[read.part], where=read.source.path)
+                raise CheckpointError(refused[read.part], where=read.source.path)
             name = f"part {read.part}, rebuilt from {read.source.path}"
             data = space[read.part][: read.source.nbytes]
             mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
-        except (FormatError, StorageError) as error:
+        except Exception as error:
             failures.append((read.part, read.source.location, _by(read, error)))
     return mine, failures

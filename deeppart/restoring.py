@@ -26,6 +26,7 @@ from deeppart.errors import (
     PerRankNotice,
     StateError,
     StructureMismatchError,
+    as_error,
 )
 from deeppart.part import SHARED_TABLE
 from deeppart.per_rank import DROP, MAP, RANK0, STRICT, PerRank, dropped_notice, strict_error, way_of
@@ -34,6 +35,7 @@ from deeppart.state.advice import advice, exchanged_notice, exchanged_optimizers
 from deeppart.state.apart import OwnTree, insert, without_apart
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.filling import detached
+from deeppart.state.fingerprint import hash63
 from deeppart.state.flatten import ExactPath, FlatState, Path, exact, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import build, put, tie
@@ -79,11 +81,13 @@ def restore_state(
     restoring = _Restoring(comm, recovered, documents, indexes, per_rank, timeout)
     error = restoring.prepare(state)
     raise_together(comm, error, what, timeout)
+    raise_together(comm, restoring.refused_ties(), what, timeout)
     error = restoring.map_old_ranks()
     raise_together(comm, error, what, timeout)
     raise_together(comm, restoring.look_for_overlaps(), what, timeout)
-    if restoring.any_overlaps():
-        raise_together(comm, restoring.check_overlaps(), what, timeout)
+    overlapping_leaves = restoring.agree_on_overlaps()
+    if overlapping_leaves is not None:
+        raise_together(comm, restoring.check_overlaps(overlapping_leaves), what, timeout)
     restoring.write()
     todo = "mend what that rank reports and build the state anew: it may hold bytes of the checkpoint already"
     raise_together(comm, restoring.finish(), what, timeout, todo)
@@ -148,6 +152,7 @@ class _Restoring:
         self._own_values = set(np.flatnonzero(self._structure.per_rank_values).tolist())
         self._paths = self._structure.array_paths()
         self._mapped: dict[int, Any] = {}
+        self._old: list[dict[int, Array]] = []
 
     @property
     def _maps(self) -> bool:
@@ -166,8 +171,9 @@ class _Restoring:
             self._target = self._make_target()
             self._match()
             _check_writable(self._target, self._paths)
-        except DeeppartError as error:
-            return error
+            self._old = self._memory_for_old_ranks()
+        except Exception as error:  # of whatever kind: the other ranks wait to hear of it
+            return as_error(error, "matching the live state with the checkpoint failed")
         return None
 
     def _match(self) -> None:
@@ -176,6 +182,22 @@ class _Restoring:
         except (StructureMismatchError, LeafMismatchError) as error:
             error.todo = advice(self._structure.tree, self._flat.root) or error.todo
             raise
+
+    def refused_ties(self) -> DeeppartError | None:
+        """Ties that all ranks have, but the checkpoint has not, are an error of the state (collective).
+
+        Those that only some ranks have were not saved as ties either: if what they tie holds the same bytes, it can be
+        restored.
+        """
+        mistied = self._target.mistied
+        digests = np.zeros(len(self._shared.types), dtype=np.int64)
+        for index, (alias, _) in mistied.items():
+            if index < len(digests):
+                digests[index] = hash63(str(alias).encode())
+        what = f"restore of step {self._recovered.attempt.step}"
+        most = finish(self._comm, self._comm.maximum(np.concatenate([digests, -digests])), what, self._timeout)
+        everywhere = np.flatnonzero((digests != 0) & (most[: len(digests)] == -most[len(digests) :])).tolist()
+        return mistied[everywhere[0]][1] if everywhere else None
 
     def _check_per_rank(self) -> None:
         if self._way == STRICT and not self._same_world and self._any_own:
@@ -262,23 +284,17 @@ class _Restoring:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's; touches nothing."""
         if not self._maps:
             return None
-        asked = 1 if self._way == RANK0 else len(self._own)
-        old: list[dict[int, Array]] = [
-            {
-                index: new_array(document.types[index])
-                for index in np.flatnonzero(structure.per_rank).tolist()
-                if index not in structure.aliases
-            }
-            for document, structure in zip(self._own[:asked], self._of_ranks[:asked], strict=True)
-        ]
-        indexes = [index for index in self._indexes if index.part < asked]
+        old, ranks = self._old, len(self._old)
+        indexes = [index for index in self._indexes if index.part < ranks]
         distribute_all_own(self._comm, self._recovered, indexes, lambda part: Scatter(old[part]), self._timeout)
+        # What is a view of another leaf follows that one.
+        asked = self._own_leaves - self._structure.aliases.keys()
         try:
             for path, node in self._structure.walk():
-                if isinstance(node, SavedArray) and node.index in self._own_leaves:
+                if isinstance(node, SavedArray) and node.index in asked:
                     self._mapped[node.index] = self._ask(path, [entry[node.index] for entry in old])
                 elif isinstance(node, SavedValue) and node.index in self._own_values:
-                    values = [document.values[node.index] for document in self._own[:asked]]
+                    values = [document.values[node.index] for document in self._own[:ranks]]
                     self._target.values[node.index] = self._ask(path, values)
             self._map_apart(old)
             self._take_mapped()
@@ -292,6 +308,18 @@ class _Restoring:
                 todo="it is called as function(path, values of the old ranks, new rank, new world size)",
             )
         return None
+
+    def _memory_for_old_ranks(self) -> list[dict[int, Array]]:
+        """Arrays for the per-rank leaves of the old ranks that are asked for, by rank."""
+        ranks = 0 if not self._maps else 1 if self._way == RANK0 else len(self._own)
+        return [
+            {
+                index: new_array(document.types[index])
+                for index in np.flatnonzero(structure.per_rank).tolist()
+                if index not in structure.aliases
+            }
+            for document, structure in zip(self._own[:ranks], self._of_ranks[:ranks], strict=True)
+        ]
 
     def _ask(self, path: Path, old: list[Any]) -> Any:
         """What this rank gets, of what the old ranks had: rank 0 alone, where its values are meant for all."""
@@ -360,23 +388,36 @@ class _Restoring:
             untied = {index: data for index, data in self._target.live.items() if index in aliases}
             found = overlapping(live | untied)
             self._alone = {index: new_array(self._target.types[index]) for index in found if index not in untied}
-        except DeeppartError as error:
-            return error
+        except Exception as error:
+            return as_error(error, "looking for live leaves that share memory failed")
         wrong = [index for index in found if index in untied]
         return self._overlap_error(wrong, found) if wrong else None
 
-    def any_overlaps(self) -> bool:
-        """Whether there are such leaves on any rank (collective)."""
+    def agree_on_overlaps(self) -> list[int] | None:
+        """The replicated ones of these leaves, of all ranks (collective); None if no rank has any such leaf at all."""
         what = f"restore of step {self._recovered.attempt.step}"
-        found = np.array([len(self._alone)], dtype=np.int64)
-        return bool(finish(self._comm, self._comm.maximum(found), what, self._timeout)[0])
+        found = np.zeros(len(self._shared.types) + 1, dtype=np.int64)
+        found[[index for index in self._alone if index not in self._own_leaves]] = 1
+        found[-1] = bool(self._alone)
+        found = finish(self._comm, self._comm.maximum(found), what, self._timeout)
+        return np.flatnonzero(found[:-1]).tolist() if found[-1] else None
 
-    def check_overlaps(self) -> DeeppartError | None:
+    def check_overlaps(self, replicated: list[int]) -> DeeppartError | None:
         """Bring these leaves alone, each into memory of its own, and see whether all can be had at once (collective).
 
         The live ones are as before when this returns.
+
+        Args:
+            replicated: those that overlap on any rank. All ranks take part in bringing them.
         """
-        shared = {index: array for index, array in self._alone.items() if index not in self._own_leaves}
+        what = f"restore of step {self._recovered.attempt.step}"
+        shared, error = dict[int, Array](), None
+        try:
+            for index in replicated:
+                shared[index] = self._alone[index] if index in self._alone else new_array(self._target.types[index])
+        except Exception as problem:
+            error = as_error(problem, "there is no memory to compare live leaves that share some of theirs")
+        raise_together(self._comm, error, what, self._timeout)
         distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
         if self._same_world and self._own_leaves:
             own = {index: array for index, array in self._alone.items() if index in self._own_leaves}
@@ -416,8 +457,8 @@ class _Restoring:
             tie(self._target, self._arrays)
             with collection_paused():
                 put(self._target, self._arrays, self._flat)
-        except DeeppartError as error:
-            return error
+        except Exception as error:
+            return as_error(error, "handing what was restored to the live state failed")
         return None
 
 

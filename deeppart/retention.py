@@ -131,10 +131,6 @@ class Retention:
                 self._keeping.forget(dropped)
                 with self._lock:
                     self._abandoned -= dropped
-            with self._lock:
-                on_nodes = {key for level in self._node_levels for key in self._steps[level]}
-                on_nodes.update(*(self._leftovers[level] | self._in_doubt[level] for level in self._node_levels))
-            persistent.retire_suspicions(newest, on_nodes)
             return self._keeping.take_notices()
 
     def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:

@@ -319,10 +319,10 @@ class Saver:
             warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
         if found.diverged:
             warn_caller(
-                f"{what}: leaves that all ranks held alike differ now. Where ranks are not meant to differ, this is a "
-                "bug in training or silent data corruption; where they are, say so, "
-                f"replicated={{{pattern_of(found.diverged[0].path)!r}: 'none', '*': 'auto'}}. From now on they are "
-                "saved per rank"
+                f"{what}: leaves that all ranks held alike have come to differ. Where ranks are not meant to differ, "
+                "this is a bug in training or silent data corruption; where they are, say so, "
+                f"replicated={{{pattern_of(found.diverged[0].path)!r}: 'none', '*': 'auto'}}. Those that still differ "
+                "are saved per rank from now on"
                 f"{_SUSPECT * any(each.interval is not None for each in found.diverged)}:"
                 f"\n  {some_names([str(each) for each in self.diverged], chr(10) + '  ')}",
                 ReplicaDivergenceWarning,

@@ -301,7 +301,7 @@ class Scrubber:
         if lacking:
             return f"no sound source for part {min(lacking)}"
         try:
-            healer.heal(healing, (candidates[0], recovered.candidate), recovered.mine, lambda: None)
+            healer.heal(healing, (candidates[0], recovered.candidate), recovered.mine, inventory, lambda: None)
         except CheckpointError as error:  # all ranks have it; the next cycle may do better
             return str(error)
         self._note(repaired=1)

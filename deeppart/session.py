@@ -25,6 +25,7 @@ from deeppart.errors import (
     DeeppartWarning,
     ReducedProtectionWarning,
     StorageError,
+    as_error,
     warn_caller,
 )
 from deeppart.levels.files import make_directory, storage_error
@@ -379,8 +380,8 @@ def _open_persistent(
                 "committed": [astuple(key) for key in committed_steps(root)],
                 "steps": [astuple(key) for key in list_steps(root)],
             }
-        except DeeppartError as refusal:
-            error = refusal
+        except Exception as refusal:  # of whatever kind: the other ranks wait to hear of it
+            error = as_error(refusal, f"taking persistent_dir {root} failed")
     try:
         raise_together(comm, error, _WHAT, timeout)
         message = json.dumps(welcome).encode() if comm.rank == 0 else None
@@ -432,8 +433,8 @@ def _open_levels(
         what = (welcome["session"], config.permissions, signing)
         levels = {name: NodeLevel(local, welcome["lineage"], name, *what) for name in NODE_FOLDERS}
         return levels, {name: level.steps() for name, level in levels.items()}, None
-    except DeeppartError as refusal:
-        return {}, {}, refusal
+    except Exception as refusal:
+        return {}, {}, as_error(refusal, "opening the levels on this node failed")
 
 
 def _shared_directories(
@@ -457,8 +458,8 @@ def _shared_directories(
             os.close(access.create(mark))
     except OSError as refusal:
         error = storage_error("local_dir is not writable", refusal, directory)
-    except DeeppartError as refusal:
-        error = refusal
+    except Exception as refusal:
+        error = as_error(refusal, "making local_dir failed")
     raise_together(comm, error, _WHAT, config.timeout)
     seen: set[int] = set()
     if leads:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from deeppart.errors import BackgroundFailureWarning, DeeppartError, SuspectStepWarning, warn_caller
+from deeppart.errors import BackgroundFailureWarning, SuspectStepWarning, warn_caller
 from deeppart.ledger import Ledger
 from deeppart.levels.suspects import read_suspicions, write_suspicion
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
@@ -64,7 +64,7 @@ class SuspicionWriter:
     def _write(self, suspicion: Suspicion) -> None:
         try:
             write_suspicion(self._root, suspicion)
-        except DeeppartError as error:
+        except Exception as error:
             steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
             text = f"it could not be put on record that these steps are suspect: {steps}: {error}"
             self._ledger.note(text, BackgroundFailureWarning)

@@ -14,6 +14,10 @@ from deeppart.errors import CheckpointError
 Bytes = npt.NDArray[np.uint8]
 
 
+class NoExchangeMemoryError(CheckpointError):
+    """This rank, or another one, has no memory for an exchange; it has not begun."""
+
+
 class Arena:
     """One stretch of memory, handed out piece by piece; it grows to the most that was ever needed at a time.
 
@@ -56,7 +60,7 @@ def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operat
         lengths: of the pieces that this rank is going to cut; none where it only looks on.
 
     Raises:
-        CheckpointError: this rank, or another one, has not.
+        NoExchangeMemoryError: this rank, or another one, has not; raised on all.
     """
     problem: Exception | None = None
     try:
@@ -65,7 +69,7 @@ def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operat
         problem = error
     anywhere = yield from comm.maximum(np.array([problem is not None], np.int64))
     if anywhere[0]:
-        raise CheckpointError(
+        raise NoExchangeMemoryError(
             "there is no memory for an exchange between nodes",
             expected=f"{sum(lengths)} bytes" if problem else "memory on every rank",
             found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none: it says so",

@@ -32,7 +32,6 @@ from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, SMALL_FILE_BYTES, t
 from deeppart.levels.rate import RateLimit
 from deeppart.levels.small_files import create_file, read_file
 from deeppart.levels.steps import MANIFEST_NAME, list_steps, remove_steps, step_directory
-from deeppart.levels.suspects import has_suspicions, remove_suspicions
 from deeppart.levels.timestamps import CommitClock, now
 from deeppart.model import Attempt, Manifest, StepKey
 from deeppart.part import Signing, decode_manifest, part_file_name
@@ -117,19 +116,6 @@ class PersistentLevel:
             return access.exists(step_directory(self.root, key) / MANIFEST_NAME)
         except OSError:
             return True
-
-    def retire_suspicions(self, newest: StepKey, kept_elsewhere: set[StepKey]) -> None:
-        """Remove the records of suspect steps of which none is left.
-
-        Args:
-            newest: what was committed last.
-            kept_elsewhere: what is on nodes.
-
-        Raises:
-            StorageError: a removal was refused.
-        """
-        if has_suspicions(self.root):
-            remove_suspicions(self.root, kept_elsewhere.union(committed_steps(self.root)), newest)
 
     def remove(self, keys: set[StepKey]) -> None:
         """Remove steps.

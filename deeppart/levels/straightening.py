@@ -23,7 +23,7 @@ from deeppart.part import parity_file_name, part_file_name
 
 
 def straighten(found: Found) -> list[str]:
-    """Rename sound files that lie in wrong places of the directory of their step.
+    """Rename sound files that lie in wrong places, into the directory of their step where there is one.
 
     Args:
         found: what lies on this node; other ranks of the node do not do this meanwhile.
@@ -32,13 +32,14 @@ def straighten(found: Found) -> list[str]:
         A line about each that was renamed. Whoever wants to know what lies where has to look again.
     """
     wanted, settled = _places(found)
+    directories = {path.parent for path in (*wanted, *wanted.values())}
     lines: list[str] = []
     before = -1
     while len(lines) > before:  # what could not be exchanged may find its name free after others have gone
         before = len(lines)
         for path in list(wanted):
             _put_right(path, wanted, settled, lines)
-    for directory in {path.parent for path in settled} if lines else ():
+    for directory in directories if lines else ():
         with contextlib.suppress(OSError):
             access.sync_directory(directory)
     return lines
@@ -49,17 +50,17 @@ def _put_right(path: Path, wanted: dict[Path, Path], settled: set[Path], lines: 
     while path in wanted and _rename(path, wanted[path], settled):
         own = wanted.pop(path)
         settled.add(own)
-        lines.append(f"{path}: was in the wrong place: renamed to {own.name}")
+        lines.append(f"{path}: was in the wrong place: renamed to {own}")
         if own in wanted:  # it lies at the path now
             wanted[path] = wanted.pop(own)
             if wanted[path] == path:
                 del wanted[path]
                 settled.add(path)
-                lines.append(f"{own}: was in the wrong place: renamed to {path.name}")
+                lines.append(f"{own}: was in the wrong place: renamed to {path}")
 
 
 def _places(found: Found) -> tuple[dict[Path, Path], set[Path]]:
-    """(misplaced file -> its place, where that is in the same directory), and the files that lie in their places."""
+    """(misplaced file -> its place, where its step has a directory), and the files that lie in their places."""
     wanted, settled = dict[Path, Path](), set[Path]()
     parts = [(each, part_file_name(each.rank, each.attempt.world_size)) for each in found.parts]
     files = [(each.path, each.misplaced, each.attempt, name) for each, name in parts]
@@ -71,9 +72,17 @@ def _places(found: Found) -> tuple[dict[Path, Path], set[Path]]:
         own = step_directory(path.parent.parent, attempt.key) / name
         if not misplaced:
             settled.add(path)
-        elif own.parent == path.parent:
+        elif own.parent == path.parent or _is_directory_of(own.parent, path.parent):
             wanted[path] = own
     return wanted, settled
+
+
+def _is_directory_of(directory: Path, other: Path) -> bool:
+    """Whether a directory is there, and whoever has made another one has made it."""
+    try:
+        return access.look(directory).st_uid == access.look(other).st_uid
+    except OSError:
+        return False
 
 
 def _rename(path: Path, own: Path, settled: Collection[Path]) -> bool:

@@ -1,5 +1,7 @@
 """Records of suspect steps in a persistent directory: files that are created once, read by everyone, never replaced.
 
+Nor does any job remove one: a node that is away, or that refused to remove a step, may still have what it names.
+
 A step is suspect for a leaf when ranks may have held other bytes of it than those that were saved for all: from the
 checkpoint after the last at which all of it was compared, to the one before it was found to differ.
 """
@@ -7,15 +9,13 @@ checkpoint after the last at which all of it was compared, to the one before it 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import FormatError, StorageError
-from deeppart.levels.files import storage_error
 from deeppart.levels.small_files import create_file, read_file
-from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
+from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.part import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 
 _NAME = re.compile(r"suspect-([0-9a-f]{32})-([0-9]{6,19})", re.ASCII)
@@ -51,23 +51,10 @@ def write_suspicion(root: Path, suspicion: Suspicion) -> None:
     create_file(root / _name(suspicion), encode_suspicion(suspicion))
 
 
-def has_suspicions(root: Path) -> bool:
-    """Whether there is any record, read or not.
-
-    Raises:
-        StorageError: the directory cannot be read.
-    """
+def read_suspicions(root: Path) -> Suspicions:
+    """All records of a persistent directory."""
     try:
-        return any(_NAME.fullmatch(name) for name in access.names_in(root))
-    except OSError as error:
-        raise storage_error("cannot list a checkpoint directory", error, root) from error
-
-
-def read_suspicions(root: Path, session: str | None = None) -> Suspicions:
-    """All records of a persistent directory, or those of one session."""
-    try:
-        found = ((name, _NAME.fullmatch(name)) for name in access.names_in(root))
-        names = sorted(name for name, match in found if match and session in (None, match[1]))
+        names = sorted(name for name in access.names_in(root) if _NAME.fullmatch(name))
     except OSError as error:
         return Suspicions(problems=(f"records of suspect steps cannot be looked for: {error.strerror}",))
     records, problems = [], []
@@ -86,29 +73,6 @@ def read_suspicions(root: Path, session: str | None = None) -> Suspicions:
         except (FormatError, StorageError) as error:
             problems.append(f"{name}: {error.summary}" + (f": {error.found}" if error.found else ""))
     return Suspicions(tuple(records), tuple(problems))
-
-
-def remove_suspicions(root: Path, kept: Collection[StepKey], newest: StepKey) -> None:
-    """Remove the records of a session of which no step is left.
-
-    Those of earlier sessions stay: their steps may be on nodes that are not in this job, and come back with them.
-
-    Args:
-        kept: what is anywhere.
-        newest: the checkpoint committed last, of the session whose records are meant; later ones are kept: what they
-            name may be on its way.
-
-    Raises:
-        StorageError: a removal was refused.
-    """
-    for record in read_suspicions(root, newest.session).records:
-        if record.sequence <= newest.sequence and not any(record.may_name(key) for key in kept):
-            try:
-                access.remove(root / _name(record))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise storage_error("cannot remove a record of suspect steps", error, root / _name(record)) from error
 
 
 def _name(suspicion: Suspicion) -> str:

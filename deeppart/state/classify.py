@@ -199,24 +199,24 @@ class Classifier:
         assert layout is not None
         behind = self._compare_trailing(layout, fresh, what)
         known = self._earlier.known(layout, fresh)
-        untied = self._mode != NONE and self._drop_unequal_ties(layout, what)
-        if fresh:  # not before: which leaves are tied decides on how they are treated
+        if fresh:
+            self._agree_on_ties(layout, what)
             layout.per_rank[:] = layout.forced
             layout.per_rank_values[:] = layout.forced_values
-        if untied or self._mode == NONE:
             refresh(layout, flat)
         if self._mode == NONE:
             return Classified((), ())
         before = layout.per_rank.copy(), layout.per_rank_values.copy()
-        if behind is not None:
-            layout.per_rank |= behind
-        in_full = fresh or untied or behind is not None
         untyped = self._unequal(layout.type_digests, layout.shared[0], what) & ~layout.per_rank
         _refuse_unequal_types(flat, untyped & layout.trusted, what)
         if self._mode == ALL:
             return Classified((), ())
         layout.per_rank |= untyped
-        in_full = self._compare_leaves(layout, flat, turn, in_full, what)
+        in_full = fresh or behind is not None
+        differed = self._differing(layout, flat, turn, what) if not in_full else behind
+        in_full = in_full or bool(differed is not None and differed.any())
+        if in_full:
+            layout.per_rank |= self._unequal(layout.comparison.in_full(flat), layout.shared[0], what)
         layout.per_rank_values |= self._unequal_values(flat, what)
         if in_full:
             alike = [number for number in layout.comparison.numbers if not layout.per_rank[number]]
@@ -225,7 +225,7 @@ class Classifier:
             self._count(layout, turn, False, None)
         if fresh or (layout.per_rank & ~before[0]).any():
             refresh(layout, flat)
-        found = self._classified(flat, before, known, (turn, step), what)
+        found = self._classified(flat, before, known, differed, (turn, step), what)
         self._earlier.settle(layout)  # not before: a call that is refused on the way has told nobody
         return found
 
@@ -253,20 +253,14 @@ class Classifier:
         self._trailing = self._trailed = None
         return differing
 
-    def _compare_leaves(self, layout: Layout, flat: FlatState, turn: int, in_full: bool, what: str) -> bool:
-        """Find the leaves that differ (collective); returns whether all was compared in full for it."""
+    def _differing(self, layout: Layout, flat: FlatState, turn: int, what: str) -> Flags:
+        """The leaves that differ in what is compared at a turn (collective)."""
         comparison = layout.comparison
-        if not in_full:
-            ways = np.zeros((3, len(layout.types)), dtype=np.int64)
-            ways[:, comparison.large] = comparison.orders, comparison.training, comparison.trails
-            unequal = tuple(self._unequal(each, layout.shared[0], what) for each in ways)
-            comparison.settle_ways(*(flags[comparison.large] for flags in unequal))
-            differing = self._unequal(comparison.by_leaf(flat, turn), layout.shared[0], what) & ~layout.per_rank
-            layout.per_rank |= differing
-            in_full = bool(differing.any())
-        if in_full:
-            layout.per_rank |= self._unequal(comparison.in_full(flat), layout.shared[0], what)
-        return in_full
+        ways = np.zeros((3, len(layout.types)), dtype=np.int64)
+        ways[:, comparison.large] = comparison.orders, comparison.training, comparison.trails
+        unequal = tuple(self._unequal(each, layout.shared[0], what) for each in ways)
+        comparison.settle_ways(*(flags[comparison.large] for flags in unequal))
+        return self._unequal(comparison.by_leaf(flat, turn), layout.shared[0], what) & ~layout.per_rank
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
         """What is compared of a value: its encoding, or that of its entries in canonical order."""
@@ -296,12 +290,16 @@ class Classifier:
         flat: FlatState,
         before: tuple[Flags, Flags],
         known: tuple[npt.NDArray[np.int64], Flags],
+        differed: Flags | None,
         now: tuple[int, int],
         what: str,
     ) -> Classified:
         """What is new, with the ranks and the checkpoints that it concerns (collective).
 
         A leaf of another type than before is news of its own, unless checkpoints are suspect for it.
+
+        Args:
+            differed: leaves that have differed since they were last compared, if only for a while.
         """
         layout = self.layout
         assert layout is not None
@@ -311,6 +309,8 @@ class Classifier:
         least: npt.NDArray[np.int64] = -finish(self._comm, self._comm.maximum(-own_view), what, self._timeout)
         least = np.append(least, np.full(len(turns) - len(least), 2 * NEVER, dtype=np.int64))
         news = layout.per_rank & ~before[0]
+        healed = np.zeros(len(news), dtype=np.bool_) if differed is None else differed & ~layout.per_rank
+        news |= healed
         intervals = self._since(layout, news, least, now)
         diverged = list(intervals)
         own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
@@ -319,7 +319,8 @@ class Classifier:
             flat, diverged, lambda text: finish(self._comm, self._comm.allgather(text), what, self._timeout)
         )
         # A view of a leaf that differs elsewhere is alike.
-        differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1]
+        owners = layout.owners()
+        differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1 or healed[owners[diverged[at]]]]
         told = describe(
             flat,
             [diverged[at] for at in differ],
@@ -355,15 +356,20 @@ class Classifier:
                 intervals[leaf] = intervals[owner]
         return dict(sorted(intervals.items()))
 
-    def _drop_unequal_ties(self, layout: Layout, what: str) -> bool:
-        """Ties that not all ranks have are not ties of the state (collective); returns whether there are any."""
+    def _agree_on_ties(self, layout: Layout, what: str) -> None:
+        """Find which ties are the state's, and how leaves are treated (collective).
+
+        Ties that not all ranks have are not ties of the state. But a leaf that shares memory with another on any rank
+        is treated as the stricter of them is: on that rank, neither may get another rank's bytes.
+        """
+        layout.tie_anew()
+        if self._mode is None:
+            strictest = self._comm.maximum(layout.strictness)
+            layout.take_strictness(finish(self._comm, strictest, what, self._timeout))
         digests = np.zeros(len(layout.types), dtype=np.int64)
         for index, alias in layout.aliases.items():
             digests[index] = hash63(str(alias).encode())
-        unequal = np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist()
-        if unequal:
-            layout.untie(unequal)
-        return bool(unequal)
+        layout.untie(np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist())
 
     def _unequal(self, digests: npt.NDArray[np.int64], shared: int, what: str) -> Flags:
         """Which of the first ``shared`` digests differ between ranks (collective); no other rank has the others."""

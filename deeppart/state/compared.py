@@ -5,7 +5,8 @@ Counted in turns, the calls of one session at which ranks have compared their st
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,7 @@ from deeppart.state.turns import TURNS, slice_of
 
 #: No turn: what was never compared.
 NEVER = -1
-#: Turns that are remembered.
-_MOST_CALLS = 10_000
-_Turns = npt.NDArray[np.int64]
+_Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class ComparedRecord:
         """At a turn, every rank has read all bytes of some leaves, and found them alike."""
         self._full[list(whole)] = turn
 
-    def in_part(self, in_turn: _Turns, orders: _Turns, turn: int) -> None:
+    def in_part(self, in_turn: _Int64s, orders: _Int64s, turn: int) -> None:
         """A turn's slice of some leaves was compared, which lie in memory in these orders. Turns come in order."""
         moved = self._orders[in_turn] != orders
         out = np.ones(len(self._orders), dtype=np.bool_)
@@ -87,41 +86,89 @@ class ComparedRecord:
         return int(self._full[leaf])
 
     @property
-    def turns(self) -> _Turns:
+    def turns(self) -> _Int64s:
         """The same of every leaf."""
         return self._full
 
 
-class Calls:
-    """The last turns of a session. All ranks remember the same ones: what they decide from these, they decide alike."""
+@dataclass(slots=True)
+class _Run:
+    """Calls at equal distances: of their turns and of their steps."""
+
+    turn: int
+    step: int
+    turns: int = 0
+    steps: int = 0
+    count: int = 1
+
+    def take(self, turn: int, step: int) -> bool:
+        """Whether a call goes on from here; then it is taken in."""
+        last_turn, last_step = self.turn + self.turns * (self.count - 1), self.step + self.steps * (self.count - 1)
+        if self.count == 1:
+            self.turns, self.steps = turn - last_turn, step - last_step
+        elif (turn - last_turn, step - last_step) != (self.turns, self.steps):
+            return False
+        self.count += 1
+        return True
+
+    def between(self, after: int, before: int) -> Iterator[tuple[int, int]]:
+        """The turns and steps of those between two turns."""
+        first = max(0, (after - self.turn) // self.turns + 1) if self.turns else 0
+        for number in range(first, self.count):
+            turn = self.turn + self.turns * number
+            if turn >= before:
+                return
+            if turn > after:
+                yield turn, self.step + self.steps * number
+
+
+class _Turns:
+    """Turns, ascending, and their steps. As long as both go on in equal steps they take no more memory."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, tuple[int, bool]] = {}
+        self._runs: list[_Run] = []
+
+    def add(self, turn: int, step: int) -> None:
+        """The next one."""
+        if not self._runs or not self._runs[-1].take(turn, step):
+            self._runs.append(_Run(turn, step))
+
+    def between(self, after: int, before: int) -> Iterator[tuple[int, int]]:
+        """Those between two turns, with their steps."""
+        first = max(0, bisect_right(self._runs, after, key=lambda run: run.turn) - 1)
+        for run in self._runs[first:]:
+            if run.turn >= before:
+                return
+            yield from run.between(after, before)
+
+
+class Calls:
+    """The turns of a session. All ranks remember the same ones: what they decide from these, they decide alike."""
+
+    def __init__(self) -> None:
+        self._all, self._saved = _Turns(), _Turns()
 
     def note(self, turn: int, step: int, *, saved: bool) -> None:
         """The ranks have compared their states at a turn; ``saved``: and save them at some level."""
-        self._steps[turn] = step, saved
-        if len(self._steps) > _MOST_CALLS:
-            del self._steps[next(iter(self._steps))]
+        self._all.add(turn, step)
+        if saved:
+            self._saved.add(turn, step)
 
     def step(self, turn: int) -> int | None:
-        """The step of a turn; None if it is not remembered."""
-        found = self._steps.get(turn)
-        return None if found is None else found[0]
+        """The step of a turn; None if the ranks have compared nothing at it."""
+        return next((step for _, step in self._all.between(turn - 1, turn + 1)), None)
 
     def interval(self, after: int, before: int, before_step: int) -> Interval | None:
-        """What lies between two turns, as far as it is remembered; None if no checkpoint does."""
-        steps = tuple(step for turn, (step, saved) in self._steps.items() if after < turn < before and saved)
+        """What lies between two turns; None if no checkpoint does."""
+        steps = tuple(step for _, step in self._saved.between(after, before))
         if not steps:
             return None
         after_step = self.step(after)
-        if after_step is None:
-            after_step = next(iter(self._steps.values()))[0]
-        return Interval(after, before, after_step, before_step, steps)
+        return Interval(after, before, steps[0] if after_step is None else after_step, before_step, steps)
 
 
 def compared_earlier(
-    turns: _Turns, skipped: npt.NDArray[np.bool_], now: int, calls: Calls
+    turns: _Int64s, skipped: npt.NDArray[np.bool_], now: int, calls: Calls
 ) -> tuple[ComparedEarlier, ...]:
     """For the manifest: the leaves that were not compared in full at the turn of the checkpoint, by step.
 

@@ -13,15 +13,15 @@ import numpy.typing as npt
 from deeppart.state.compared import ComparedRecord
 from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import hash63, hash_json
-from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, Path
+from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState
 from deeppart.state.leaves import LeafType, leaf_type
-from deeppart.state.replication import ALL, AUTO, NONE, VERIFY, Replication
+from deeppart.state.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.structure import Alias, encode_path, encode_tree
-from deeppart.state.ties import find_aliases
+from deeppart.state.ties import find_aliases, find_ties
 from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
-#: Modes of single leaves; what is rank 0's is not in the structure that all ranks share.
+#: Modes of leaves in the structure that all ranks share, in which what is rank 0's is not.
 _STRICTEST_FIRST = (NONE, VERIFY, AUTO, ALL)
 
 
@@ -33,7 +33,9 @@ class Layout:
         tokens, token_types, pointers, orders: of the state this was made from.
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
         types: type of each leaf.
-        aliases: leaves that share memory with another.
+        own_aliases, own_ties: leaves that share memory with another on this rank: of those that are saved as views, and
+            of all.
+        aliases: of ``own_aliases`` those that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
         per_rank, per_rank_values: what the ranks found to differ.
@@ -43,7 +45,8 @@ class Layout:
         arrays: paths of the leaves.
         shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
             0's or stand apart, and are not compared.
-        own_modes, modes: how each leaf is treated, going by its own path alone, and by what it is tied to.
+        own_modes, modes: how each leaf is treated, going by its own path alone, and by all that it is tied to on any
+            rank.
         forced_values: values that are per rank whatever the ranks hold.
         trusted_values: those that are taken to be equal, and not compared.
     """
@@ -54,6 +57,8 @@ class Layout:
     orders: list[Any]
     tree: Any
     types: list[LeafType]
+    own_aliases: dict[int, Alias]
+    own_ties: dict[int, Alias]
     aliases: dict[int, Alias]
     structure_digest: int
     type_digests: npt.NDArray[np.int64]
@@ -69,11 +74,27 @@ class Layout:
     trusted_values: Flags
     unordered: set[int] = field(default_factory=set)
 
+    def tie_anew(self) -> None:
+        """Take back what the ranks have agreed on: only what this rank holds counts."""
+        self.aliases = dict(self.own_aliases)
+        self.modes = _of_ties(self.own_modes, self.own_ties, self.shared[0])
+
     def untie(self, leaves: Collection[int]) -> None:
-        """These are views of nothing any more; each goes by its own mode again."""
+        """These are views of nothing on some rank, and so saved as leaves of their own."""
         for index in leaves:
             self.aliases.pop(index, None)
-        self.modes = _of_ties(self.own_modes, self.aliases)
+
+    @property
+    def strictness(self) -> npt.NDArray[np.int64]:
+        """Of the mode of each leaf that all ranks share: the larger, the stricter."""
+        found: npt.NDArray[np.int64] = np.zeros(self.shared[0], dtype=np.int64)
+        for strictness, mode in enumerate(reversed(_STRICTEST_FIRST)):
+            found[self.modes[: self.shared[0]] == mode] = strictness
+        return found
+
+    def take_strictness(self, strictness: npt.NDArray[np.int64]) -> None:
+        """Treat the leaves that all ranks share as the strictest rank does."""
+        self.modes[: self.shared[0]] = np.array(_STRICTEST_FIRST[::-1])[strictness]
 
     @property
     def forced(self) -> Flags:
@@ -102,7 +123,8 @@ class Layout:
         if flat.types is not self.token_types and flat.types != self.token_types:
             return False
         if flat.pointers != self.pointers:
-            if find_aliases(flat, self.types) != self.aliases:
+            aliases = find_aliases(flat, self.types)
+            if aliases != self.own_aliases or _all_ties(flat, self.types, aliases) != self.own_ties:
                 return False
             self.pointers = flat.pointers
         if flat.orders != self.orders:
@@ -116,9 +138,11 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
     aliases = find_aliases(flat, types)
-    own_modes = _modes([leaf.path for leaf in flat.arrays], flat.shared[0], replication)
-    modes = _of_ties(own_modes, aliases)
-    value_modes = _modes([leaf.path for leaf in flat.values], flat.shared[1], replication)
+    ties = _all_ties(flat, types, aliases)
+    own_modes = np.array([replication.mode(leaf.path) for leaf in flat.arrays], dtype="<U8")
+    modes = _of_ties(own_modes, ties, flat.shared[0])
+    value_modes = np.array([replication.mode(leaf.path) for leaf in flat.values[: flat.shared[1]]], dtype="<U8")
+    value_modes = np.append(value_modes, np.full(len(flat.values) - len(value_modes), NONE, dtype="<U8"))
     layout = Layout(
         tokens=flat.tokens,
         token_types=flat.types,
@@ -126,7 +150,9 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
         orders=flat.orders,
         tree=encode_tree(flat.root),
         types=types,
-        aliases=aliases,
+        own_aliases=aliases,
+        own_ties=ties,
+        aliases=dict(aliases),
         structure_digest=_structure_digest(flat, replication),
         type_digests=np.zeros(0, dtype=np.int64),
         per_rank=modes == NONE,
@@ -144,23 +170,24 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
     return layout
 
 
-def _modes(paths: list[Path], shared: int, replication: Replication) -> npt.NDArray[np.str_]:
-    """The mode of each leaf; those outside the structure that all ranks share are nobody else's."""
-    modes = np.full(len(paths), NONE, dtype="<U8")
-    if replication.uniform is not None:
-        modes[:shared] = replication.uniform
-    else:
-        modes[:shared] = [replication.mode(path) for path in paths[:shared]]
-    return modes
+def _all_ties(flat: FlatState, types: list[LeafType], aliases: dict[int, Alias]) -> dict[int, Alias]:
+    return find_ties(flat, types) if flat.apart else aliases
 
 
-def _of_ties(modes: npt.NDArray[np.str_], aliases: Mapping[int, Alias]) -> npt.NDArray[np.str_]:
-    """Leaves that share memory are saved and compared as one: as the strictest of their modes asks for."""
+def _of_ties(modes: npt.NDArray[np.str_], ties: Mapping[int, Alias], shared: int) -> npt.NDArray[np.str_]:
+    """Leaves that share memory are saved and compared as the strictest of their modes asks for.
+
+    What is rank 0's asks for nothing. What is not in the structure that all ranks share is nobody else's, whatever it
+    is tied to.
+    """
     tied = modes.copy()
-    for index, alias in aliases.items():
-        tied[alias.owner] = min(tied[alias.owner], modes[index], key=_STRICTEST_FIRST.index)
-    for index, alias in aliases.items():
-        tied[index] = tied[alias.owner]
+    for _ in range(2):  # to the owners, and from there to all that is tied to them
+        for index, tie in ties.items():
+            both = [mode for mode in (tied[index], tied[tie.owner]) if mode != RANK0]
+            if both:
+                strictest = min(both, key=_STRICTEST_FIRST.index)
+                tied[index] = tied[tie.owner] = strictest
+    tied[shared:] = NONE
     return tied
 
 

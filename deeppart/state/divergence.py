@@ -18,11 +18,12 @@ MOST_NAMED = 64
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A leaf that ranks held alike when all of it was last compared, and no longer do.
+    """A leaf that ranks held alike when all of it was last compared, and then not any more.
 
     Attributes:
         path: of the leaf.
-        groups: the ranks that hold the same bytes, largest group first; empty where that was not found out.
+        groups: the ranks that hold the same bytes, largest group first; empty where that was not found out, and a
+            single one where a difference is gone again.
         interval: the checkpoints since then: one rank's bytes, or a mixture, for all. None if there are none.
     """
 
@@ -39,6 +40,8 @@ class Divergence:
         if not self.groups:
             return "ranks differ"
         first, *rest = self.groups
+        if not rest:
+            return "ranks differed for a while, and hold the same bytes again"
         if len(first) == 1 and len(self.groups) > 2:
             return "every rank holds other bytes"
         if len(rest) == 1 and len(rest[0]) == len(first):

@@ -70,6 +70,7 @@ class Target:
         values: decoded value per value number, or DROPPED.
         live: leaf number -> the live tensor or array it is written into; the others are created.
         tied: leaf numbers whose live array is a view of another live one, just as when they were saved.
+        mistied: leaf number -> of what it is a live view, otherwise than it was saved; and the error that says so.
         dropped: leaf numbers that are not restored.
         replaced: paths of what is rank 0's and does not fit what the live state has there: it is created anew.
     """
@@ -79,6 +80,7 @@ class Target:
     values: list[Any]
     live: dict[int, Array] = field(default_factory=dict)
     tied: set[int] = field(default_factory=set)
+    mistied: dict[int, tuple[Alias, StructureMismatchError]] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
     replaced: set[ExactPath] = field(default_factory=set)
 
@@ -402,12 +404,16 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
                 continue
             if first_apart is not None and (saved < first_apart) != (owner < first_apart):
                 continue  # saved apart, from one memory: both hold the same bytes
-            raise StructureMismatchError(
+            error = StructureMismatchError(
                 "leaves that share memory in the live state were saved as separate leaves, or shared it in another way",
                 found=f"{readable(flat.arrays[index].path)} lies inside {readable(flat.arrays[alias.owner].path)}",
                 where=f"path {readable(flat.arrays[index].path)}",
                 todo="untie them in the live state, or remove one of them from the state given to restore",
             )
+            if not reads_alike:
+                raise error
+            target.mistied[saved] = Alias(owner, alias.offset, alias.strides), error
+            continue
         target.tied.add(saved)
 
 

@@ -25,17 +25,18 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     ranks share is not tied to it, nor what is rank 0's to what is each rank's own.
     """
     if not flat.apart:
-        return _find_aliases(flat, types)
+        return find_ties(flat, types)
     aliases: dict[int, Alias] = {}
     limits = sorted({0, flat.shared[0], flat.common[0], len(types)})
     for start, stop in pairwise(limits):
         part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
-        for index, alias in _find_aliases(part, types[start:stop]).items():
+        for index, alias in find_ties(part, types[start:stop]).items():
             aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
     return aliases
 
 
-def _find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+def find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+    """The same of all leaves, wherever they stand."""
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
@@ -100,7 +101,11 @@ def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) 
 
 
 def _alias(data: Array, kind: LeafType, owner: int, owner_kind: LeafType, offset: int) -> Alias | None:
-    strides = _strides(data)
+    # A dimension of one element has no step: which one torch keeps for it depends on how a tensor was made.
+    strides = tuple(
+        step if length > 1 else plain
+        for step, length, plain in zip(_strides(data), kind.shape, contiguous_strides(kind.shape), strict=True)
+    )
     if kind.kind != owner_kind.kind or offset % kind.itemsize or any(stride < 0 for stride in strides):
         return None
     return Alias(owner, offset, strides)

@@ -242,3 +242,55 @@ def told_of_it(comm: Any, directory: Path) -> list[int]:
 def test_it_is_on_record_before_any_rank_is_told(run_on: Any, shared_path: Path) -> None:
     """Whoever is told may end the job at once."""
     assert run_on(2, told_of_it, shared_path) == [[1], [1]]
+
+
+def gone_again(comm: Any, directory: Path, how: str) -> tuple[dict[int, list[str]], list[int], bool, list[int]]:
+    """Ranks differ at one step and are alike again before the next one, which compares what trails that step."""
+    training, told, held = Training(comm.rank), list[int](), dict[int, torch.Tensor]()
+    with checkpointer(comm, directory, capture="lazy") as ck:
+        for step in range(1, 9):
+            training.step()
+            if step == 5:
+                training.harm()
+            if step == 6 and how == "a broadcast":
+                with torch.no_grad():
+                    training.weight.copy_(torch.from_numpy(comm.bcast(training.weight.detach().numpy().copy())))
+            if step == 6 and how == "a restore":
+                ck.restore({"weight": training.weight}, step=4)
+            held[step] = training.weight.detach().clone()
+            pending = ck.checkpoint({"weight": training.weight}, step)
+            pending.wait(timeout=200)
+            told += [step] * len(pending.report.diverged)
+        layout = ck._saver._classifier.layout
+        assert layout is not None
+        replicated = not layout.per_rank.any()
+    found = suspect(comm, directory)
+    loaded = {step: deeppart.load(directory, step=step, rank=comm.rank)["weight"] for step in held}
+    return found, told, replicated, [step for step in held if not torch.equal(loaded[step].detach(), held[step])]
+
+
+@pytest.mark.parametrize("how", ["a broadcast", "a restore"])
+def test_a_difference_that_is_gone_when_it_is_found_is_told_of(run_on: Any, shared_path: Path, how: str) -> None:
+    for found, told, replicated, wrong in run_on(2, gone_again, shared_path, how):
+        assert set(wrong) <= {5} and told == [6] and replicated
+        assert found == {step: ["weight"] for step in range(2, 6)}
+
+
+def alike_all_along(comm: Any, directory: Path) -> tuple[list[int], int]:
+    """All ranks write the same bytes to a frozen parameter unseen; later it is read again on one of them."""
+    weight, told = torch.nn.Parameter(torch.zeros(30_000), requires_grad=False), []
+    with checkpointer(comm, directory) as ck, torch.no_grad():
+        for step in range(1, 9):
+            if step == 3:
+                weight.data[UNSEEN] = 7
+            if step == 5 and comm.rank == 0:
+                weight[5] = weight[5]
+            pending = ck.checkpoint({"weight": weight}, step)
+            pending.wait(timeout=200)
+            told += [step] * len(pending.report.diverged)
+    return told, pending.report.per_rank_bytes
+
+
+def test_a_leaf_that_is_alike_stays_replicated(run_on: Any, shared_path: Path) -> None:
+    """It is told of: what ranks held in between is not known."""
+    assert run_on(2, alike_all_along, shared_path) == [([5], 0)] * 2

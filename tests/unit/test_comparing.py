@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state import compared, comparing, fingerprint
+from deeppart.state import comparing, fingerprint
 from deeppart.state.compared import NEVER, Calls, ComparedRecord, compared_earlier
 from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import device_digests, full_digest
@@ -396,14 +396,38 @@ def test_the_record_never_says_more_than_was_compared() -> None:
             assert record.last(2) > turn - 3 * TURNS
 
 
-def test_what_is_no_longer_remembered_is_suspect_as_far_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compared, "_MOST_CALLS", 3)
+@pytest.mark.parametrize("seed", range(20))
+def test_the_calls_of_a_session_are_all_remembered(seed: int) -> None:
+    """Against a model that keeps every one of them: as regular as training is, or not."""
+    random = np.random.default_rng(seed)
+    calls, model, turn, number, regular = Calls(), dict[int, tuple[int, bool]](), 0, 0, 0
+    for _ in range(2_000):
+        if not regular:
+            regular, stride, every = (
+                int(random.integers(1, 200)),
+                int(random.integers(1, 5)),
+                int(random.integers(1, 9)),
+            )
+            turn += int(random.integers(0, 3))  # a call at which ranks made no checkpoint
+            number = max(0, number + int(random.integers(-50, 50)))  # a restored step
+        regular, turn, number = regular - 1, turn + 1, number + stride
+        model[turn] = number, number % every == 0
+        calls.note(turn, number, saved=number % every == 0)
+    for after, before in random.integers(0, turn + 2, (300, 2)).tolist():
+        steps = tuple(step for at, (step, saved) in model.items() if after < at < before and saved)
+        found = calls.interval(after, before, 0)
+        assert (() if found is None else found.steps) == steps
+        assert calls.step(after) == model.get(after, (None,))[0]
+        assert found is None or found.after_step == model.get(after, (steps[0],))[0]
+
+
+def test_a_million_regular_calls_take_no_memory() -> None:
     calls = Calls()
-    for turn in range(5):
-        calls.note(turn, 100 + turn, saved=True)
-    assert calls.step(1) is None and calls.step(2) == 102
-    interval = calls.interval(0, 5, 105)
-    assert interval is not None and interval.steps == (102, 103, 104) and interval.after_step == 102
+    for turn in range(1_000_000):
+        calls.note(turn, turn + 1, saved=turn % 100 == 99)
+    assert len(calls._all._runs) == 1 and len(calls._saved._runs) == 1
+    found = calls.interval(150, 1_000_000, 1_000_001)
+    assert found is not None and len(found.steps) == 9_999 and found.steps[0] == 200
 
 
 def test_what_a_manifest_says_of_leaves_compared_earlier() -> None:

@@ -14,8 +14,8 @@ import deeppart
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
 from deeppart.exporting import export
 from deeppart.levels.persistent import committed_steps, read_manifest
-from deeppart.levels.suspects import read_suspicions, remove_suspicions, write_suspicion
-from deeppart.model import Attempt, StepKey, SuspectLeaf, Suspicion
+from deeppart.levels.suspects import read_suspicions, write_suspicion
+from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.part import decode_suspicion, encode_suspicion
 from tests.unit.cli_support import call, call_json, save
 
@@ -111,22 +111,6 @@ def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:
     found = read_suspicions(tmp_path)
     assert found.records == (RECORD,) and len(found.problems) == 2
     assert [leaf.path for leaf in found.of(attempt(8))] == ["a/b", "c"]
-
-
-def test_a_record_goes_with_the_last_step_that_it_names(tmp_path: Path) -> None:
-    write_suspicion(tmp_path, RECORD)
-    path = tmp_path / f"suspect-{SESSION}-000009"
-    later = attempt(12).key
-    remove_suspicions(tmp_path, {later, attempt(5).key}, later)
-    assert path.exists()
-    remove_suspicions(tmp_path, {later, StepKey(170)}, later)
-    assert path.exists(), "a directory of the older layout says its step alone"
-    remove_suspicions(tmp_path, set(), attempt(8).key)
-    assert path.exists(), "what it names may be on its way"
-    remove_suspicions(tmp_path, set(), attempt(12, OTHER).key)
-    assert path.exists(), "what it names may be on nodes that are not in this job"
-    remove_suspicions(tmp_path, {later, attempt(4).key, attempt(9).key, attempt(7, OTHER).key}, later)
-    assert not path.exists()
 
 
 def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""An error of no kind that anybody expected, on one rank: the others are told at once, and the job goes on.
+
+No memory is the likely one. Each place is one after which the other ranks wait.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart import completing, recovery, restoring, scrubbing, session, writing
+from deeppart.exchange.memory import Arena
+from deeppart.loading import OpenedPart
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
+]
+
+#: Longer than anything here takes: who waits for a rank that is gone takes as long.
+TIMEOUT_S = 60.0
+
+
+@contextmanager
+def checkpointer(comm: Any, directory: Path, **settings: Any) -> Iterator[deeppart.Checkpointer]:
+    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, **settings}
+    config = deeppart.Config(str(directory / "ckpt"), timeout=TIMEOUT_S, keep={"persistent": 0}, **settings)
+    with deeppart.Checkpointer(config, comm) as made:
+        yield made
+
+
+def let_fail(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, here: bool, error: Exception, times: int = 1
+) -> list[int]:
+    """Let a function fail the first times it is called ``here``; returns how often it may still fail."""
+    real, left = getattr(owner, name), [times * here]
+
+    def fails(*args: Any, **settings: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return real(*args, **settings)
+
+    patch.setattr(owner, name, fails)
+    return left
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.arange(100_000.0) + step}
+
+
+def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> tuple[dict[int, list[str]], float]:
+    found, began = dict[int, list[str]](), time.monotonic()
+    with checkpointer(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
+        left = let_fail(patch, owner, name, comm.rank == on_rank, MemoryError("none left"))
+        for step in (1, 2):
+            pending, failed = ck.checkpoint(state(step), step), []
+            for level in ("local", "persistent"):
+                try:
+                    pending.wait(level, timeout=200)
+                except deeppart.CheckpointError as error:
+                    assert "MemoryError: none left" in str(error)
+                    failed.append(level)
+            found[step] = failed
+        assert not left[0], "it was never called"
+    return found, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "on_rank", "failed"),
+    [
+        (completing, "encode_manifest", 0, ["persistent"]),
+        (writing.ShareWriter, "look", 1, ["local", "persistent"]),
+    ],
+    ids=["the manifest", "looking at the share"],
+)
+def test_a_checkpoint_fails_on_all_ranks_and_the_next_one_is_complete(
+    run_on: Any, shared_path: Path, owner: Any, name: str, on_rank: int, failed: list[str]
+) -> None:
+    for found, took_s in run_on(2, saving, shared_path, owner, name, on_rank):
+        assert found == {1: failed, 2: []} and took_s < TIMEOUT_S
+
+
+def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> tuple[str, float]:
+    """The error's type, or the step that was restored."""
+    with checkpointer(comm, directory) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=200)
+    comm.Barrier()
+    live, began, outcome = state(0), time.monotonic(), ""
+    with pytest.MonkeyPatch.context() as patch:
+        left = let_fail(patch, owner, name, comm.rank == on_rank, MemoryError("none left"))
+        try:
+            with checkpointer(comm, directory) as ck:
+                outcome = f"step {ck.restore(live)}"
+        except deeppart.DeeppartError as error:
+            outcome = type(error).__name__
+        assert not left[0], "it was never called"
+    written = "step" in outcome or name == "put"  # which hands over what has been written
+    assert torch.equal(live["w"], state(int(written))["w"])
+    return outcome, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "on_rank", "outcomes"),
+    [
+        (session, "committed_steps", 0, ["CheckpointError", "RemoteRankError"]),
+        (session, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
+        (recovery, "read_manifests", 0, ["step 1", "step 1"]),
+        (recovery, "take_stock", 1, ["step 1", "step 1"]),
+        (OpenedPart, "load", 1, ["step 1", "step 1"]),
+        (restoring, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
+        (restoring, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
+        (restoring, "put", 1, ["RemoteRankError", "CheckpointError"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_restore_goes_another_way_or_fails_on_all_ranks(
+    run_on: Any, shared_path: Path, owner: Any, name: str, on_rank: int, outcomes: list[str]
+) -> None:
+    found = run_on(2, opening, shared_path, owner, name, on_rank)
+    assert [outcome for outcome, _ in found] == outcomes
+    assert all(took_s < TIMEOUT_S for _, took_s in found)
+
+
+def without_memory_for_parity(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
+    """A node is lost, and one rank has no memory for the exchange that would rebuild its part."""
+    settings = {"every": {"partner": 0, "parity": 1, "persistent": 1}, "parity_group": 4, "parity_tolerate": 2}
+    with checkpointer(comm, directory, **settings) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=200)
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(directory / "local" / "node2")
+    comm.Barrier()
+    live = state(0)
+    with pytest.MonkeyPatch.context() as patch, checkpointer(comm, directory, **settings) as ck:
+        # A rebuild is tried twice.
+        left = let_fail(patch, Arena, "reserve", comm.rank == 1, OSError(12, "Cannot allocate memory"), times=2)
+        step = ck.restore(live)
+        assert not left[0], "it was not called as often"
+        explanation = ck.explanation
+    assert torch.equal(live["w"], state(1)["w"])
+    return step, [line for line in explanation if "no memory" in line]
+
+
+@pytest.mark.mpi(min_size=4)
+def test_a_restore_does_without_parity_where_a_rank_has_no_memory_for_it(run_on: Any, shared_path: Path) -> None:
+    for step, lines in run_on(4, without_memory_for_parity, shared_path):
+        assert step == 1 and lines
+
+
+def scrubbing_without_memory(comm: Any, directory: Path) -> tuple[bool, bool]:
+    """A part is gone; at the first try to rebuild it, one rank has no memory for the exchange."""
+    settings = {"every": {"partner": 0, "parity": 1, "persistent": 0}, "parity_group": 4, "parity_tolerate": 2}
+    with pytest.MonkeyPatch.context() as patch, checkpointer(comm, directory, scrub_bandwidth=1e9, **settings) as ck:
+        patch.setattr(scrubbing, "SLICE_S", 0.05)
+        left = let_fail(patch, Arena, "reserve", False, OSError(12, "Cannot allocate memory"))
+        ck.checkpoint(state(1), 1).wait("parity", timeout=200)
+        comm.Barrier()
+        path = next((directory / "local" / "node2").rglob("part-*"), None)
+        assert path is not None
+        comm.Barrier()
+        left[0] = int(comm.rank == 1)
+        if comm.rank == 0:
+            path.unlink()
+        deadline = time.monotonic() + 200
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        comm.Barrier()
+        return path.exists(), not left[0]
+
+
+@pytest.mark.mpi(min_size=4)
+def test_scrubbing_tries_again_where_a_rank_had_no_memory(run_on: Any, shared_path: Path) -> None:
+    assert run_on(4, scrubbing_without_memory, shared_path) == [(True, True)] * 4
