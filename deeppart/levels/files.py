@@ -182,10 +182,10 @@ class DurableFile:
         try:
             if self._block is not None and self._filled:
                 self._flush_block(self._filled)
-            found = os.fstat(self._fd).st_size
+            found = call("fstat", self.temporary, self._fd).st_size
             if found > self.nbytes:  # a spare was longer
-                os.ftruncate(self._fd, self.nbytes)
-                found = os.fstat(self._fd).st_size
+                call("ftruncate", self.temporary, self._fd, self.nbytes)
+                found = call("fstat", self.temporary, self._fd).st_size
             if found != self.nbytes:
                 raise StorageError(
                     "a checkpoint file did not get all that was written to it",
@@ -334,7 +334,11 @@ class DurableFile:
 def _are_alike(path: Path, other: Path) -> bool:
     """Whether two files have the same bytes; False for one that cannot be read."""
     try:
-        with os.fdopen(access.open_file(path), "rb") as one, os.fdopen(access.open_file(other), "rb") as two:
+        with (
+            os.fdopen(access.open_file(path), "rb") as one,
+            os.fdopen(access.open_file(other), "rb") as two,
+            storage_operation("read", path),
+        ):
             if os.fstat(one.fileno()).st_size != os.fstat(two.fileno()).st_size:
                 return False
             while piece := one.read(BLOCK_BYTES):

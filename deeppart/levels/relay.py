@@ -46,9 +46,10 @@ class Relay:
         self._chunks: list[ChunkPlace] = []
         self._complete = False
         self._failed = False
+        self._paths = {_OWN: file.temporary, **bases}
         self._fds: dict[str, int] = {}
         try:
-            for base, path in {_OWN: file.temporary, **bases}.items():
+            for base, path in self._paths.items():
                 self._fds[base] = access.open_file(path)
         except OSError as error:
             self.close()
@@ -128,7 +129,7 @@ class Relay:
     def _read(self, offset: int, buffer: memoryview, base: str = _OWN) -> int:
         count = 0
         try:
-            with storage_operation("read", self._file.path if base == _OWN else base):
+            with storage_operation("read", self._paths[base]):
                 while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
                     count += got
         except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import CorruptFileError
+from deeppart.hanging import storage_operation
 from deeppart.levels.files import DurableFile, fill, storage_error
 
 
@@ -37,7 +38,7 @@ def read_file(path: Path, limit_bytes: int) -> bytes:
         CorruptFileError: it is longer than ``limit_bytes`` or not a regular file.
     """
     try:
-        with os.fdopen(access.open_file(path), "rb") as file:
+        with os.fdopen(access.open_file(path), "rb") as file, storage_operation("read", path):
             length = os.fstat(file.fileno()).st_size
             data = file.read(min(length, limit_bytes) + 1)  # it takes memory for as much as it is asked for
     except FileNotFoundError:

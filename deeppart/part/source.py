@@ -21,7 +21,7 @@ import numpy as np
 
 from deeppart import access
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.hanging import storage_operation
+from deeppart.hanging import call, storage_operation
 from deeppart.part.format import corrupt
 
 
@@ -72,7 +72,7 @@ class FileSource:
         except OSError as error:
             raise self._storage_error("cannot open a part file", error) from error
         try:
-            status = os.fstat(self._fd)
+            status = call("fstat", self.path, self._fd)
         except OSError as error:
             self.close()
             raise self._storage_error("cannot open a part file", error) from error

@@ -73,6 +73,7 @@ class Target:
         mistied: leaf number -> of what it is a live view, otherwise than it was saved; and the error that says so.
         dropped: leaf numbers that are not restored.
         replaced: paths of what is rank 0's and does not fit what the live state has there: it is created anew.
+        with_objects: paths of what is rank 0's and, in the live state, has objects with a ``state_dict()``.
     """
 
     structure: Structure
@@ -83,6 +84,7 @@ class Target:
     mistied: dict[int, tuple[Alias, StructureMismatchError]] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
     replaced: set[ExactPath] = field(default_factory=set)
+    with_objects: set[ExactPath] = field(default_factory=set)
 
     def arrays(self) -> dict[int, Array]:
         """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed."""
@@ -134,6 +136,8 @@ class _Matching:
 
     def _rank0(self, saved: SavedNode, live: Node, path: Path) -> None:
         """What is rank 0's may be of another structure here: then it takes the place of what is here."""
+        if _has_object(live):
+            self._target.with_objects.add(exact(path))
         before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects
         try:
             self._node(saved, live, path, False)
@@ -291,6 +295,12 @@ class _Matching:
         )
 
 
+def _has_object(live: Node) -> bool:
+    if not isinstance(live, Branch):
+        return False
+    return live.kind == "object" or any(map(_has_object, live.children))
+
+
 def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
     """Whether the live state has nothing yet where an array or container was saved, so that one is created.
 
@@ -400,7 +410,8 @@ def _check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None
         reads_alike = _reads_as(flat.data[index]) == _reads_as(flat.data[alias.owner])
         if not (reads_alike and _tied_alike(target, saved, owner, alias)):
             if rank0.get(saved) != rank0.get(owner):  # rank 0 has other memory there: so it is to be here
-                target.replaced.update(path for path in (rank0.get(saved), rank0.get(owner)) if path is not None)
+                paths = {path for path in (rank0.get(saved), rank0.get(owner)) if path is not None}
+                target.replaced |= paths - target.with_objects  # an object stays: both can be had, or it is an error
                 continue
             if first_apart is not None and (saved < first_apart) != (owner < first_apart):
                 continue  # saved apart, from one memory: both hold the same bytes

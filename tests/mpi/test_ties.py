@@ -227,3 +227,22 @@ def classified(comm: Any, directory: Path) -> int:
 
 def test_a_tie_on_one_rank_is_settled_once(run_on: Any, shared_path: Path) -> None:
     assert run_on(2, classified, shared_path) == [1, 1]
+
+
+def object_twice(comm: Any, directory: Path) -> tuple[bool, bool]:
+    """One module under two names, one of which is rank 0's."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(30, 30)
+    held = [leaf.clone() for leaf in leaves(model.state_dict())]
+    with checkpointer(comm, directory, replicated={"best/*": "rank0"}) as ck:
+        ck.checkpoint({"model": model, "best": model}, 1).wait(timeout=200)
+    torch.manual_seed(2)
+    live = torch.nn.Linear(30, 30)
+    state = {"model": live, "best": live}
+    with checkpointer(comm, directory, replicated={"best/*": "rank0"}) as ck:
+        ck.restore(state)
+    return state["best"] is live, same(live.state_dict(), held)
+
+
+def test_an_object_that_is_rank_0s_under_another_name_is_not_replaced(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, object_twice, shared_path) == [(True, True)] * 2
