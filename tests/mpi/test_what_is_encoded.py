@@ -191,13 +191,13 @@ def refused(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     settings = {**BOTH, "scrub_bandwidth": 1e9}
     heal, failures = scrubbing.Healer.heal, []
 
-    def failing(self: Any, healing: Any, attempt: Any, memory: Any, release: Any) -> None:
+    def failing(self: Any, *what: Any) -> None:
         with pytest.MonkeyPatch.context() as once:
             if not failures:
                 failures.append(True)
                 once.setattr(NodeLevel, "open_part", full)
                 once.setattr(NodeLevel, "open_parity", full)
-            heal(self, healing, attempt, memory, release)
+            heal(self, *what)
 
     def full(*args: Any, **options: Any) -> None:
         raise deeppart.StorageError("no space left on device")
