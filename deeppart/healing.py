@@ -75,13 +75,12 @@ class Healer:
             CommError: from the exchange.
         """
         attempt = candidates[0].attempt
-        of_others = self._of_other_steps(inventory, attempt)
-        needed = of_others | self._only_files(candidates, range(attempt.world_size))
+        needed = self._needed(candidates, inventory, range(attempt.world_size))
 
         def to_nodes() -> None:
             nonlocal needed
             try:
-                needed, problem = self._write(healing.writes, candidates, memory, needed, of_others)
+                needed, problem = self._write(healing.writes, candidates, memory, inventory, needed)
             finally:
                 release()
             self._transfer(healing.moves, attempt, needed)
@@ -162,8 +161,8 @@ class Healer:
         writes: Sequence[Write],
         candidates: Sequence[Candidate],
         memory: Mapping[int, LoadedPart],
+        inventory: Inventory,
         needed: frozenset[str],
-        of_others: frozenset[str],
     ) -> tuple[frozenset[str], Exception | None]:
         """Write parts that are in memory (collective where there are any).
 
@@ -192,8 +191,12 @@ class Healer:
             if not alone:
                 told = self._drive(self._comm.allgather(json.dumps(sorted(written)).encode()))
                 safe = {part for text in told for part in json.loads(text)}
-                needed = of_others | self._only_files(candidates, set(range(attempt.world_size)) - safe)
+                needed = self._needed(candidates, inventory, set(range(attempt.world_size)) - safe)
         return needed, next(iter(problems.values()), None)
+
+    def _needed(self, candidates: Sequence[Candidate], inventory: Inventory, parts: Iterable[int]) -> frozenset[str]:
+        """Files on this node that nothing may be written over."""
+        return self._of_other_steps(inventory, candidates[0].attempt) | self._only_files(candidates, parts)
 
     def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
         """The files on this node of those of the parts that have none in its place on any node."""

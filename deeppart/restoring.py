@@ -15,7 +15,7 @@ import torch
 
 from deeppart.collecting import collection_paused
 from deeppart.comm import Comm, finish
-from deeppart.comm.agreement import raise_together
+from deeppart.comm.agreement import raise_together, unequal
 from deeppart.distribute import PartIndexView, distribute_all_own, distribute_own, distribute_shared, share_indexes
 from deeppart.errors import (
     CorruptFileError,
@@ -35,7 +35,6 @@ from deeppart.state.advice import advice, exchanged_notice, exchanged_optimizers
 from deeppart.state.apart import OwnTree, insert, without_apart
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.filling import detached
-from deeppart.state.fingerprint import hash63
 from deeppart.state.flatten import ExactPath, FlatState, Path, exact, flatten, readable
 from deeppart.state.leaves import Array, leaf_type, new_array, overlaps_itself
 from deeppart.state.merge import build, put, tie
@@ -44,6 +43,7 @@ from deeppart.state.runs import encode_leaf_value
 from deeppart.state.scatter import Scatter, check_cover, check_places
 from deeppart.state.structure import SavedArray, SavedValue, Structure, check_aliases, decode_tree, encode_tree
 from deeppart.state.target import DROPPED, Target, decode_values, find_targets
+from deeppart.state.ties import alias_digests
 from deeppart.state.units import Unit, units_of
 
 
@@ -153,6 +153,7 @@ class _Restoring:
         self._paths = self._structure.array_paths()
         self._mapped: dict[int, Any] = {}
         self._old: list[dict[int, Array]] = []
+        self._what = f"restore of step {recovered.attempt.step}"
 
     @property
     def _maps(self) -> bool:
@@ -180,8 +181,11 @@ class _Restoring:
         try:
             find_targets(self._target, self._flat)
         except (StructureMismatchError, LeafMismatchError) as error:
-            error.todo = advice(self._structure.tree, self._flat.root) or error.todo
+            self._advise(error)
             raise
+
+    def _advise(self, error: DeeppartError) -> None:
+        error.todo = advice(self._structure.tree, self._flat.root) or error.todo
 
     def refused_ties(self) -> DeeppartError | None:
         """Ties that all ranks have, but the checkpoint has not, are an error of the state (collective).
@@ -189,15 +193,15 @@ class _Restoring:
         Those that only some ranks have were not saved as ties either: if what they tie holds the same bytes, it can be
         restored.
         """
-        mistied = self._target.mistied
-        digests = np.zeros(len(self._shared.types), dtype=np.int64)
-        for index, (alias, _) in mistied.items():
-            if index < len(digests):
-                digests[index] = hash63(str(alias).encode())
-        what = f"restore of step {self._recovered.attempt.step}"
-        most = finish(self._comm, self._comm.maximum(np.concatenate([digests, -digests])), what, self._timeout)
-        everywhere = np.flatnonzero((digests != 0) & (most[: len(digests)] == -most[len(digests) :])).tolist()
-        return mistied[everywhere[0]][1] if everywhere else None
+        leaves = len(self._shared.types)
+        aliases = {index: alias for index, (alias, _) in self._target.mistied.items() if index < leaves}
+        digests = alias_digests(aliases, leaves)
+        everywhere = np.flatnonzero((digests != 0) & ~unequal(self._comm, digests, self._what, self._timeout))
+        if not len(everywhere):
+            return None
+        _, error = self._target.mistied[int(everywhere[0])]
+        self._advise(error)
+        return error
 
     def _check_per_rank(self) -> None:
         if self._way == STRICT and not self._same_world and self._any_own:
@@ -395,11 +399,10 @@ class _Restoring:
 
     def agree_on_overlaps(self) -> list[int] | None:
         """The replicated ones of these leaves, of all ranks (collective); None if no rank has any such leaf at all."""
-        what = f"restore of step {self._recovered.attempt.step}"
         found = np.zeros(len(self._shared.types) + 1, dtype=np.int64)
         found[[index for index in self._alone if index not in self._own_leaves]] = 1
         found[-1] = bool(self._alone)
-        found = finish(self._comm, self._comm.maximum(found), what, self._timeout)
+        found = finish(self._comm, self._comm.maximum(found), self._what, self._timeout)
         return np.flatnonzero(found[:-1]).tolist() if found[-1] else None
 
     def check_overlaps(self, replicated: list[int]) -> DeeppartError | None:
@@ -410,14 +413,13 @@ class _Restoring:
         Args:
             replicated: those that overlap on any rank. All ranks take part in bringing them.
         """
-        what = f"restore of step {self._recovered.attempt.step}"
         shared, error = dict[int, Array](), None
         try:
             for index in replicated:
                 shared[index] = self._alone[index] if index in self._alone else new_array(self._target.types[index])
         except Exception as problem:
             error = as_error(problem, "there is no memory to compare live leaves that share some of theirs")
-        raise_together(self._comm, error, what, self._timeout)
+        raise_together(self._comm, error, self._what, self._timeout)
         distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
         if self._same_world and self._own_leaves:
             own = {index: array for index, array in self._alone.items() if index in self._own_leaves}

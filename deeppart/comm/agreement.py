@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
@@ -46,6 +47,17 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
     same = most[:count] == -most[count : 2 * count]
     differing = frozenset(name for name, equal in zip(fields, same, strict=True) if not equal)
     return Agreed(differing, dict(zip(flags, most[2 * count :].tolist(), strict=True)))
+
+
+def unequal(comm: Comm, digests: npt.NDArray[np.int64], what: str, timeout: float) -> npt.NDArray[np.bool_]:
+    """Which of the digests are not the same on all ranks (collective); every rank passes as many.
+
+    Raises:
+        PeerTimeoutError: not every rank made the call in time.
+    """
+    most = finish(comm, comm.maximum(np.concatenate([digests, -digests])), what, timeout)
+    found: npt.NDArray[np.bool_] = most[: len(digests)] != -most[len(digests) :]
+    return found
 
 
 def raise_together(

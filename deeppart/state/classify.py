@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from deeppart.comm.agreement import unequal
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
@@ -32,6 +33,7 @@ from deeppart.state.leaves import leaf_type
 from deeppart.state.ordering import in_order
 from deeppart.state.replication import ALL, NONE, VERIFY, Replication
 from deeppart.state.runs import encode_leaf_value
+from deeppart.state.ties import alias_digests
 from deeppart.state.trailing import TrailingSlices
 from deeppart.state.training import TrainingWatch
 from deeppart.state.values import Encoded, encode_value
@@ -366,18 +368,14 @@ class Classifier:
         if self._mode is None:
             strictest = self._comm.maximum(layout.strictness)
             layout.take_strictness(finish(self._comm, strictest, what, self._timeout))
-        digests = np.zeros(len(layout.types), dtype=np.int64)
-        for index, alias in layout.aliases.items():
-            digests[index] = hash63(str(alias).encode())
+        digests = alias_digests(layout.aliases, len(layout.types))
         layout.untie(np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist())
 
     def _unequal(self, digests: npt.NDArray[np.int64], shared: int, what: str) -> Flags:
         """Which of the first ``shared`` digests differ between ranks (collective); no other rank has the others."""
-        vector = np.concatenate([digests[:shared], -digests[:shared]])
-        most = finish(self._comm, self._comm.maximum(vector), what, self._timeout)
-        unequal: Flags = np.zeros(len(digests), dtype=np.bool_)
-        unequal[:shared] = most[:shared] != -most[shared:]
-        return unequal
+        found: Flags = np.zeros(len(digests), dtype=np.bool_)
+        found[:shared] = unequal(self._comm, digests[:shared], what, self._timeout)
+        return found
 
 
 def _scalar(value: Any) -> bool:

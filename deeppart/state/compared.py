@@ -179,8 +179,9 @@ def compared_earlier(
     """
     groups: dict[int | None, list[list[int]]] = {}
     earlier = np.flatnonzero((turns != now) & ~skipped)
+    steps = {turn: calls.step(turn) for turn in np.unique(turns[earlier]).tolist()}
     for leaf, turn in zip(earlier.tolist(), turns[earlier].tolist(), strict=True):
-        ranges = groups.setdefault(calls.step(turn), [])
+        ranges = groups.setdefault(steps[turn], [])
         if ranges and sum(ranges[-1]) == leaf:
             ranges[-1][1] += 1
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from deeppart.state.compared import ComparedRecord
 from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import hash63, hash_json
-from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState
+from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, ValueLeaf
 from deeppart.state.leaves import LeafType, leaf_type
 from deeppart.state.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.structure import Alias, encode_path, encode_tree
@@ -21,8 +21,8 @@ from deeppart.state.ties import find_aliases, find_ties
 from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
-#: Modes of leaves in the structure that all ranks share, in which what is rank 0's is not.
-_STRICTEST_FIRST = (NONE, VERIFY, AUTO, ALL)
+#: Modes of leaves in the structure that all ranks share, in which what is rank 0's is not; the later, the stricter.
+_STRICTNESS = (ALL, AUTO, VERIFY, NONE)
 
 
 @dataclass(slots=True)
@@ -88,13 +88,13 @@ class Layout:
     def strictness(self) -> npt.NDArray[np.int64]:
         """Of the mode of each leaf that all ranks share: the larger, the stricter."""
         found: npt.NDArray[np.int64] = np.zeros(self.shared[0], dtype=np.int64)
-        for strictness, mode in enumerate(reversed(_STRICTEST_FIRST)):
+        for strictness, mode in enumerate(_STRICTNESS):
             found[self.modes[: self.shared[0]] == mode] = strictness
         return found
 
     def take_strictness(self, strictness: npt.NDArray[np.int64]) -> None:
         """Treat the leaves that all ranks share as the strictest rank does."""
-        self.modes[: self.shared[0]] = np.array(_STRICTEST_FIRST[::-1])[strictness]
+        self.modes[: self.shared[0]] = np.array(_STRICTNESS)[strictness]
 
     @property
     def forced(self) -> Flags:
@@ -124,7 +124,7 @@ class Layout:
             return False
         if flat.pointers != self.pointers:
             aliases = find_aliases(flat, self.types)
-            if aliases != self.own_aliases or _all_ties(flat, self.types, aliases) != self.own_ties:
+            if aliases != self.own_aliases or _all_ties(flat, self.types, aliases, replication) != self.own_ties:
                 return False
             self.pointers = flat.pointers
         if flat.orders != self.orders:
@@ -138,11 +138,11 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
     aliases = find_aliases(flat, types)
-    ties = _all_ties(flat, types, aliases)
-    own_modes = np.array([replication.mode(leaf.path) for leaf in flat.arrays], dtype="<U8")
+    ties = _all_ties(flat, types, aliases, replication)
+    own_modes = _modes(flat.arrays, replication)
     modes = _of_ties(own_modes, ties, flat.shared[0])
-    value_modes = np.array([replication.mode(leaf.path) for leaf in flat.values[: flat.shared[1]]], dtype="<U8")
-    value_modes = np.append(value_modes, np.full(len(flat.values) - len(value_modes), NONE, dtype="<U8"))
+    value_modes = _modes(flat.values, replication)
+    value_modes[flat.shared[1] :] = NONE
     layout = Layout(
         tokens=flat.tokens,
         token_types=flat.types,
@@ -170,8 +170,16 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
     return layout
 
 
-def _all_ties(flat: FlatState, types: list[LeafType], aliases: dict[int, Alias]) -> dict[int, Alias]:
-    return find_ties(flat, types) if flat.apart else aliases
+def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.str_]:
+    """Of each leaf, going by its path alone."""
+    return np.array([replication.mode(leaf.path) for leaf in leaves], dtype="<U8")
+
+
+def _all_ties(
+    flat: FlatState, types: list[LeafType], aliases: dict[int, Alias], replication: Replication
+) -> dict[int, Alias]:
+    """Also ties between what all ranks share and what stands apart, if not all leaves are treated alike."""
+    return find_ties(flat, types) if flat.apart and replication.uniform is None else aliases
 
 
 def _of_ties(modes: npt.NDArray[np.str_], ties: Mapping[int, Alias], shared: int) -> npt.NDArray[np.str_]:
@@ -185,8 +193,7 @@ def _of_ties(modes: npt.NDArray[np.str_], ties: Mapping[int, Alias], shared: int
         for index, tie in ties.items():
             both = [mode for mode in (tied[index], tied[tie.owner]) if mode != RANK0]
             if both:
-                strictest = min(both, key=_STRICTEST_FIRST.index)
-                tied[index] = tied[tie.owner] = strictest
+                tied[index] = tied[tie.owner] = max(both, key=_STRICTNESS.index)
     tied[shared:] = NONE
     return tied
 

@@ -7,12 +7,14 @@ overlap partly, without one covering the other, are saved in full each and are n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from deeppart.state.fingerprint import hash63
 from deeppart.state.flatten import FlatState
 from deeppart.state.leaves import Array, LeafType, is_flat
 from deeppart.state.structure import Alias
@@ -36,7 +38,7 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
 
 
 def find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
-    """The same of all leaves, wherever they stand."""
+    """Leaf number -> what it is a view of, wherever the two stand in the state."""
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
@@ -62,6 +64,14 @@ def find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
             owner, owner_end = index, end
     _add_twins(aliases, {index: flat.data[index] for index in ragged if index not in aliases}, types)
     return aliases
+
+
+def alias_digests(aliases: Mapping[int, Alias], leaves: int) -> npt.NDArray[np.int64]:
+    """For each leaf a digest of what it is a view of, by which ranks compare their ties; 0 if of nothing."""
+    digests = np.zeros(leaves, dtype=np.int64)
+    for index, alias in aliases.items():
+        digests[index] = hash63(str(alias).encode())
+    return digests
 
 
 def _add_twins(aliases: dict[int, Alias], ragged: dict[int, Array], types: list[LeafType]) -> None:

@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
 ]
 
+#: Longer than anything takes but waiting for a rank that is gone.
+TIMEOUT_S = 60.0
 #: A place that no turn of a short test compares.
 UNSEEN = 12_345
 
@@ -29,7 +31,7 @@ UNSEEN = 12_345
 @contextmanager
 def checkpointer(comm: Any, directory: Path, **settings: Any) -> Iterator[deeppart.Checkpointer]:
     keep = {"persistent": 0}
-    with deeppart.Checkpointer(deeppart.Config(str(directory), timeout=60.0, keep=keep, **settings), comm) as made:
+    with deeppart.Checkpointer(deeppart.Config(str(directory), timeout=TIMEOUT_S, keep=keep, **settings), comm) as made:
         yield made
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,18 @@ import deeppart
 from deeppart import completing, recovery, restoring, scrubbing, session, writing
 from deeppart.exchange.memory import Arena
 from deeppart.loading import OpenedPart
+from tests.mpi.test_suspect_steps import TIMEOUT_S, checkpointer
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
     pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
 ]
 
-#: Longer than anything here takes: who waits for a rank that is gone takes as long.
-TIMEOUT_S = 60.0
 
-
-@contextmanager
-def checkpointer(comm: Any, directory: Path, **settings: Any) -> Iterator[deeppart.Checkpointer]:
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, **settings}
-    config = deeppart.Config(str(directory / "ckpt"), timeout=TIMEOUT_S, keep={"persistent": 0}, **settings)
-    with deeppart.Checkpointer(config, comm) as made:
-        yield made
+def on_nodes(comm: Any, directory: Path, **settings: Any) -> AbstractContextManager[deeppart.Checkpointer]:
+    """Each rank is a node of its own."""
+    local = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1}
+    return checkpointer(comm, directory / "ckpt", **local, **settings)
 
 
 def let_fail(
@@ -59,7 +54,7 @@ def state(step: int) -> dict[str, torch.Tensor]:
 
 def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> tuple[dict[int, list[str]], float]:
     found, began = dict[int, list[str]](), time.monotonic()
-    with checkpointer(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
+    with on_nodes(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
         left = let_fail(patch, owner, name, comm.rank == on_rank, MemoryError("none left"))
         for step in (1, 2):
             pending, failed = ck.checkpoint(state(step), step), []
@@ -91,14 +86,14 @@ def test_a_checkpoint_fails_on_all_ranks_and_the_next_one_is_complete(
 
 def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> tuple[str, float]:
     """The error's type, or the step that was restored."""
-    with checkpointer(comm, directory) as ck:
+    with on_nodes(comm, directory) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
     comm.Barrier()
     live, began, outcome = state(0), time.monotonic(), ""
     with pytest.MonkeyPatch.context() as patch:
         left = let_fail(patch, owner, name, comm.rank == on_rank, MemoryError("none left"))
         try:
-            with checkpointer(comm, directory) as ck:
+            with on_nodes(comm, directory) as ck:
                 outcome = f"step {ck.restore(live)}"
         except deeppart.DeeppartError as error:
             outcome = type(error).__name__
@@ -133,14 +128,14 @@ def test_a_restore_goes_another_way_or_fails_on_all_ranks(
 def without_memory_for_parity(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
     """A node is lost, and one rank has no memory for the exchange that would rebuild its part."""
     settings = {"every": {"partner": 0, "parity": 1, "persistent": 1}, "parity_group": 4, "parity_tolerate": 2}
-    with checkpointer(comm, directory, **settings) as ck:
+    with on_nodes(comm, directory, **settings) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
     comm.Barrier()
     if comm.rank == 0:
         shutil.rmtree(directory / "local" / "node2")
     comm.Barrier()
     live = state(0)
-    with pytest.MonkeyPatch.context() as patch, checkpointer(comm, directory, **settings) as ck:
+    with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, **settings) as ck:
         # A rebuild is tried twice.
         left = let_fail(patch, Arena, "reserve", comm.rank == 1, OSError(12, "Cannot allocate memory"), times=2)
         step = ck.restore(live)
@@ -159,7 +154,7 @@ def test_a_restore_does_without_parity_where_a_rank_has_no_memory_for_it(run_on:
 def scrubbing_without_memory(comm: Any, directory: Path) -> tuple[bool, bool]:
     """A part is gone; at the first try to rebuild it, one rank has no memory for the exchange."""
     settings = {"every": {"partner": 0, "parity": 1, "persistent": 0}, "parity_group": 4, "parity_tolerate": 2}
-    with pytest.MonkeyPatch.context() as patch, checkpointer(comm, directory, scrub_bandwidth=1e9, **settings) as ck:
+    with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, scrub_bandwidth=1e9, **settings) as ck:
         patch.setattr(scrubbing, "SLICE_S", 0.05)
         left = let_fail(patch, Arena, "reserve", False, OSError(12, "Cannot allocate memory"))
         ck.checkpoint(state(1), 1).wait("parity", timeout=200)
