@@ -52,9 +52,10 @@ class CadenceReport:
             f"{cost.name} every {show_seconds(self.cadence.interval_s(cost.name))}" for cost in self.costs
         )
         rate = sum(cost.failures_per_s for cost in self.costs)
+        seen = f"{self.failures} seen in {show_seconds(self.observed_s)}" if self.observed_s else "no earlier run seen"
         return (
             f"{levels}: {self.cadence.waste.total:.2%} of the time is expected to be lost, with a failure every "
-            f"{show_seconds(1 / rate)} ({self.failures} seen in {show_seconds(self.observed_s)})"
+            f"{show_seconds(1 / rate)} ({seen})"
         )
 
 

@@ -321,6 +321,7 @@ def test_closing_says_that_the_last_step_is_not_saved(tmp_path: Path) -> None:
     ):
         checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
         checkpointer.checkpoint({"x": torch.ones(3)}, 2)
+        assert "(no earlier run seen)" in str(checkpointer.cadence)
 
 
 def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
