@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.faults.campaign import __main__ as campaign
-from tests.faults.campaign import judge, plan, records, runner, special, stages, sweep
+from tests.faults.campaign import judge, oracle, plan, records, runner, special, stages, sweep
+from tests.faults.campaign.files import Stored
 from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.report import Tally
@@ -176,6 +177,22 @@ def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
     assert len(traces[0].harm) > 20 and {each.how for each in traces[0].harm} >= {"flip", "truncate", "swap", "node"}
     assert traces[0].harm == traces[1].harm == traces[2].harm
     assert Trace.from_json(json.loads(json.dumps(traces[0].to_json()))) == traces[0]
+
+
+def test_parity_is_of_no_use_beside_a_part_that_was_mended_in_another_encoding(tmp_path: Path) -> None:
+    """As a restore from the persistent level writes it; what counts is the file that the parity was computed of."""
+
+    def found(mended: str) -> dict[int, set[str]]:
+        digests = ("0", mended, "2")
+        parts = [
+            Stored(tmp_path, "local", part, "", 1, (part, 0, 0), 0, "s", part, 3, index_digest=digests[part])
+            for part in (1, 2)
+        ]
+        one = Stored(tmp_path, "parity", 1, "", 1, (8, 0, 0), 0, "s", -1, 3, (), "", (0, 1, 2), ("0", "1", "2"), 1, 1)
+        return oracle.parts_of([*parts, one, dataclasses.replace(one, node=2, place=2)])
+
+    assert found("1")[0] == {"parity"}
+    assert found("another")[0] == set()
 
 
 @pytest.mark.timeout(300)

@@ -42,7 +42,9 @@ class Stored:
         written_ns: when its content changed last.
         session, part, world: what its header says; "" where it has none or is not sound.
         bases: of a part: names of the files beside it that it refers to.
+        index_digest: of a part: what its footer says. A part can be encoded in two ways, on nodes and persistently.
         members, tolerate, place, set_name: of a parity file: parts of the set's members, None for those without.
+        member_digests: of a parity file: the index digests of these parts' files; parity is of no use with others.
     """
 
     path: Path
@@ -56,7 +58,9 @@ class Stored:
     part: int = -1
     world: int = 0
     bases: tuple[str, ...] = ()
+    index_digest: str = ""
     members: tuple[int | None, ...] = ()
+    member_digests: tuple[str, ...] = ()
     tolerate: int = 0
     place: int = -1
     set_name: str = ""
@@ -168,6 +172,8 @@ def _part(plain: Stored) -> Stored:
         if plain.kind == "base":  # it lies in the folders of later steps
             return _filled(plain, session.hex(), plain.step, world, part=rank)
         index = _index(file, 1 << 26)
+        file.seek(-FOOTER_BYTES + 32, 2)
+        digest = file.read(16).hex()
     chunks, spans = struct.unpack_from("<8xQQ", index)
     (count,) = struct.unpack_from("<48xI", index)
     if count > 64:
@@ -175,7 +181,7 @@ def _part(plain: Stored) -> Stored:
     at = 64 + 80 * chunks + 32 * spans
     digests = [index[at + 32 * number : at + 32 * number + 16].hex() for number in range(count)]
     names = tuple(f"base-{rank:05d}-of-{world:05d}-{digest}.dpp" for digest in digests)
-    return _filled(plain, session.hex(), step, world, part=rank, bases=names)
+    return _filled(plain, session.hex(), step, world, part=rank, bases=names, index_digest=digest)
 
 
 def _index(file: BinaryIO, most_bytes: int) -> bytes:
@@ -196,6 +202,7 @@ def _parity(plain: Stored) -> Stored:
     members = json.loads(index[_INDEX.size : _INDEX.size + members_length])
     parts = tuple(member["part"] for member in members)
     fields = {"members": parts, "tolerate": tolerate, "place": place, "set_name": plain.path.name.split("-")[1]}
+    fields["member_digests"] = tuple(member["index_digest"] for member in members)
     return _filled(plain, session.hex(), step, world, **fields)
 
 

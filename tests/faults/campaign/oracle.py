@@ -52,12 +52,13 @@ def parts_of(files: Sequence[Stored]) -> dict[int, set[str]]:
     for each in files:
         if each.kind in ("local", "partner") or (each.kind == "persistent" and committed):
             parts[each.part].add(each.kind)
+    on_nodes = {(each.part, each.index_digest) for each in files if each.kind in ("local", "partner")}
     for those in _sets(files).values():
         members, tolerate = those[0].members, those[0].tolerate
         shares = {each.place for each in those}
         whole = [
-            place in shares and (part is None or bool(parts[part] & {"local", "partner"}))
-            for place, part in enumerate(members)
+            place in shares and (part is None or (part, digest) in on_nodes)
+            for place, (part, digest) in enumerate(zip(members, those[0].member_digests, strict=True))
         ]
         if whole.count(False) <= tolerate:
             for part in members:
