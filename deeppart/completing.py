@@ -22,6 +22,7 @@ from deeppart.errors import (
     DeeppartError,
     DirectoryInUseError,
     KeepNotice,
+    as_error,
 )
 from deeppart.incremental import Incremental
 from deeppart.ledger import Ledger
@@ -79,8 +80,9 @@ class Completer:
         if isinstance(outcome, DeeppartError):
             report = str(outcome)
         elif isinstance(outcome, PartSummary):
-            report = outcome.record(job.attempt, self._rank, on_node=job.summary)
+            report, failed = self._report(job, outcome)
         channel = self._channels[level]
+        job.reported.add(level)
         what = f"step {job.attempt.step}, completing level {level}"
         commit = partial(self._commit, job) if level == "persistent" else None
         agreed, begun = True, channel.broken is None
@@ -90,8 +92,8 @@ class Completer:
             verdict, agreed = Verdict(str(error), may_stand=not failed), False
         complete = verdict.problem is None and not failed
         if complete:
-            self._remember(job, level, outcome)
             job.pending.note_level(level, DONE)
+            self._remember(job, level, outcome)
             if level != "persistent" and job.is_on_nodes():
                 self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
             self._retire(job, level)
@@ -103,6 +105,13 @@ class Completer:
             failure = level_error(job, level, verdict.problem or str(outcome))
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
         return complete
+
+    def _report(self, job: Job, summary: PartSummary) -> tuple[PartRecord | str, bool]:
+        """What this rank tells the others of its part, and whether that is a failure."""
+        try:
+            return summary.record(job.attempt, self._rank, on_node=job.summary), False
+        except Exception as error:  # the other ranks wait for the report
+            return str(as_error(error, "what was written could not be put on record")), True
 
     def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
         """Files of this rank that a level which is not complete must not keep."""
@@ -116,11 +125,14 @@ class Completer:
         return storage.part_path(job.attempt, self._rank)
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
-        """What the next checkpoint may refer to."""
-        if level == "partner" and job.summary is not None:
-            self._incremental.completed(level, self._part_path(job, "local").parent, job.attempt, job.summary)
-        elif isinstance(outcome, PartSummary):
-            self._incremental.completed(level, self._part_path(job, level).parent, job.attempt, outcome)
+        """What the next checkpoint may refer to; nothing, where there is no memory for that."""
+        try:
+            if level == "partner" and job.summary is not None:
+                self._incremental.completed(level, self._part_path(job, "local").parent, job.attempt, job.summary)
+            elif isinstance(outcome, PartSummary):
+                self._incremental.completed(level, self._part_path(job, level).parent, job.attempt, outcome)
+        except Exception:  # the level is complete on all ranks all the same
+            self._incremental.failed(level)
 
     def _commit(self, job: Job, parts: list[PartRecord]) -> None:
         """Rank 0: make the step a checkpoint.

@@ -218,10 +218,7 @@ class Pipeline:
             try:
                 work(job)
             except Exception as error:  # a bug of ours must not end the thread: the other ranks wait for its rounds
-                mine = {"persistent"} if jobs is self._to_drain or not job.passed_on else set()
-                mine |= {"local", *REDUNDANT_LEVELS} if jobs in (self._to_store, self._to_capture) else set()
-                mine = {*REDUNDANT_LEVELS} if jobs is self._to_protect else mine
-                self._fail(job, job.due & mine, as_error(error, "background work failed"))
+                self._give_up(job, jobs, as_error(error, "background work failed"))
         if jobs is self._to_capture:
             self._to_store.put(None)
         if jobs is self._to_store:  # not before: a checkpoint still being stored is drained too, or it would never end
@@ -230,6 +227,23 @@ class Pipeline:
         if jobs is self._to_drain:  # the last that needs these
             self._compressing.close()
             self._behind.close()
+
+    def _give_up(self, job: Job, jobs: queue.SimpleQueue[Any], failure: DeeppartError) -> None:
+        """Settle what a thread leaves undone of a job, where an error has come from between its steps."""
+        mine = {self._to_drain: {"persistent"}, self._to_protect: {*REDUNDANT_LEVELS}}
+        levels = job.due & mine.get(jobs, {"local", *REDUNDANT_LEVELS})
+        if jobs is self._to_drain:
+            self._done_with_staging(job, "drain")
+        elif jobs is not self._to_protect:
+            if job.relay is not None:  # the drain does not wait for the local file
+                job.relay.end(complete=False)
+            self._done_with_staging(job, "store")
+            if not job.passed_on:  # it takes part in its own round all the same
+                job.failure = failure
+                self._pass_on(job)
+        for level in levels - {*REDUNDANT_LEVELS} - job.reported:
+            self._finish_level(job, level, failure)
+        self._fail(job, levels, failure)
 
     def _capture(self, job: Job) -> None:
         assert self._capturer is not None

@@ -6,11 +6,12 @@ Works on the parts that the local level has stored; so it comes after that level
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CheckpointError
-from deeppart.exchange.memory import Arena
+from deeppart.exchange.memory import Arena, begin_together
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.levels.files import DurableFile
@@ -54,11 +55,12 @@ class Protector:
         if job.summary is None:
             raise CheckpointError("there is no complete local part to protect")
         adopted: list[Path] = []
-        operation = self._copy(comm, job, adopted) if level == "partner" else self._encode(comm, job)
+        copies = level == "partner"
+        begin = partial(self._copy, comm, job, adopted) if copies else partial(self._encode, comm, job)
         files: list[DurableFile] = []
         named: list[Path] = []
         try:
-            files = drive(operation)
+            files = drive(begin_together(comm, begin))
             for file in files:
                 file.commit()
                 named.append(file.path)

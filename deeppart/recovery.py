@@ -103,7 +103,7 @@ def take_inventory(
     if straightens is not None:
         if local is not None and straightens:
             stock = _take_stock(local, lineage, persistent.signing)
-            renamed = straighten(stock)
+            renamed = _straightened(stock)
         run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
     if local is not None and (stock is None or renamed):
         stock = _take_stock(local, lineage, persistent.signing)
@@ -111,7 +111,7 @@ def take_inventory(
     stock.problems += renamed
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
-    message = json.dumps([*files, lines, stock.refused]).encode()
+    message = json.dumps([*files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
     gathered = [json.loads(text) for text in run(comm.allgather(message), what)]
     if len(set(node_of)) > 1:  # the same path is another file on each of them
         for rank, (_, _, *told) in enumerate(gathered):
@@ -126,10 +126,11 @@ def take_inventory(
             Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
             for identity, directory, records, created in committed
         ),
-        problems=tuple(line for _, _, lines, _ in gathered for line in lines) + tuple(unfinished),
-        damaged=tuple(damaged) + tuple(line for *_, refused in gathered for line in refused),
-        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, _, _ in gathered),
+        problems=tuple(line for _, _, lines, *_ in gathered for line in lines) + tuple(unfinished),
+        damaged=tuple(damaged) + tuple(line for *_, refused, _ in gathered for line in refused),
+        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, *_ in gathered),
         unusable=tuple((step, reason) for step, reason in newer),
+        unread=tuple(line for *_, unread in gathered for line in unread),
     )
 
 
@@ -140,6 +141,14 @@ def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
     except Exception as error:
         line = one_line(as_error(error, f"listing what lies in {local} failed"))
         return Found(problems=[line], unlisted=[line])
+
+
+def _straightened(stock: Found) -> list[str]:
+    """What has been put right; nothing more once that fails."""
+    try:
+        return straighten(stock)
+    except Exception as error:  # of whatever kind: the other ranks wait for the list
+        return [one_line(as_error(error, "putting files in their places failed"))]
 
 
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
@@ -180,11 +189,12 @@ def recover(
 
     Returns:
         What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
-        is complete at any level and no manifest is damaged: there never was a checkpoint, or all of its storage is
-        gone.
+        is complete at any level, no manifest is damaged, and all nodes could be listed and read: there never was a
+        checkpoint, or all of its storage is gone.
 
     Raises:
-        RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; the reasons are listed.
+        RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; or there may be one where
+            something could not be read; the reasons are listed.
     """
 
     def run(operation: Operation[Any], what: str) -> Any:
@@ -200,7 +210,8 @@ def recover(
             passed_over = [f"step {number}: {reason}" for number, reason in newer]
             return recovered, (*inventory.damaged, *inventory.problems, *outlook.notes, *passed_over, *reasons)
     reasons = [*(f"step {number}: {reason}" for number, reason in outlook.rejected), *reasons]
-    if step is None and not outlook.candidates and not inventory.damaged and not outlook.lost:
+    nothing_is_lost = not outlook.candidates and not inventory.damaged and not outlook.lost
+    if step is None and nothing_is_lost and not inventory.unread:
         return None, (*reasons, *inventory.problems)
     raise _cannot_recover(comm.rank, inventory, step, [*reasons, *inventory.damaged, *inventory.problems])
 

@@ -21,7 +21,6 @@ from deeppart.errors import (
     CorruptFileError,
     DeeppartError,
     DeeppartWarning,
-    FormatError,
     LeafMismatchError,
     PerRankNotice,
     StateError,
@@ -75,12 +74,10 @@ def restore_state(
     """
     what = f"restore of step {recovered.attempt.step}"
     indexes = share_indexes(comm, recovered, timeout)
-    documents, error = _share_documents(comm, recovered, timeout)
+    documents = _share_documents(comm, recovered, timeout)
+    restoring, error = _prepared(comm, recovered, documents, indexes, per_rank, timeout, state)
     raise_together(comm, error, what, timeout)
-    assert documents is not None
-    restoring = _Restoring(comm, recovered, documents, indexes, per_rank, timeout)
-    error = restoring.prepare(state)
-    raise_together(comm, error, what, timeout)
+    assert restoring is not None
     raise_together(comm, restoring.refused_ties(), what, timeout)
     error = restoring.map_old_ranks()
     raise_together(comm, error, what, timeout)
@@ -94,8 +91,12 @@ def restore_state(
     return restoring.notices()
 
 
-def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[Documents | None, DeeppartError | None]:
-    """Rank 0's document goes to everyone; the other parts' only if any leaf or value is per rank."""
+def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> Documents:
+    """Rank 0's document goes to everyone; the other parts' only if any leaf or value is per rank (collective).
+
+    Raises:
+        CorruptFileError: a document is damaged. Whatever is raised on one rank is raised on all.
+    """
     what = f"restore of step {recovered.attempt.step}, documents"
 
     def fetch(part: int) -> bytes:
@@ -103,25 +104,51 @@ def _share_documents(comm: Comm, recovered: Recovered, timeout: float) -> tuple[
         data = recovered.mine[part].reader.meta if part in recovered.mine else None
         return finish(comm, comm.broadcast(data, root=read.reader), what, timeout)
 
-    error: DeeppartError | None = None
-    own: list[OwnDocument] = []
-    try:
-        own.append(decode_meta(fetch(0), f"{what}, part 0"))
-        structure = own[0].structure
-        if structure is None:
-            raise CorruptFileError("part 0 carries no structure document", where=what)
-    except FormatError as refusal:
-        return None, refusal  # every rank decodes the same bytes, so every rank returns here
+    first, error = _decoded([fetch(0)], None, what)
+    raise_together(comm, error, what, timeout)
+    structure = first[0].structure
+    assert structure is not None
     texts: list[bytes] = []
     if structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart:
         texts = [fetch(part) for part in range(1, recovered.attempt.world_size)]
+    others, error = _decoded(texts, structure, what)
+    raise_together(comm, error, what, timeout)
+    return Documents(structure, (*first, *others))
+
+
+def _decoded(
+    texts: Sequence[bytes], structure: Structure | None, what: str
+) -> tuple[list[OwnDocument], DeeppartError | None]:
+    """The documents of part 0 (without a structure) or of those that follow it; and why they are of no use."""
+    found: list[OwnDocument] = []
     try:
-        own += [decode_meta(text, f"{what}, part {part}") for part, text in enumerate(texts, start=1)]
-        for part, document in enumerate(own):
-            document.check(structure, f"{what}, part {part}")
-    except FormatError as refusal:
-        error = refusal
-    return Documents(structure, tuple(own)), error
+        for part, text in enumerate(texts, start=0 if structure is None else 1):
+            document = decode_meta(text, f"{what}, part {part}")
+            common = structure or document.structure
+            if common is None:
+                raise CorruptFileError("part 0 carries no structure document", where=what)
+            document.check(common, f"{what}, part {part}")
+            found.append(document)
+    except Exception as error:  # no memory, where others have it
+        return found, as_error(error, "the documents of a step could not be taken in")
+    return found, None
+
+
+def _prepared(
+    comm: Comm,
+    recovered: Recovered,
+    documents: Documents,
+    indexes: list[PartIndexView],
+    per_rank: PerRank,
+    timeout: float,
+    state: Any,
+) -> tuple[_Restoring | None, DeeppartError | None]:
+    """Match the live state, changing nothing; or why that cannot be done here."""
+    try:
+        restoring = _Restoring(comm, recovered, documents, indexes, per_rank, timeout)
+    except Exception as error:
+        return None, as_error(error, "matching the live state with the checkpoint failed")
+    return restoring, restoring.prepare(state)
 
 
 class _Restoring:
@@ -421,11 +448,14 @@ class _Restoring:
             error = as_error(problem, "there is no memory to compare live leaves that share some of theirs")
         raise_together(self._comm, error, self._what, self._timeout)
         distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
-        if self._same_world and self._own_leaves:
+        if self._same_world:  # this rank may have to send what others own, though it owns nothing
             own = {index: array for index, array in self._alone.items() if index in self._own_leaves}
             distribute_own(self._comm, self._recovered, self._indexes, Scatter(own), self._timeout)
         wanted = self._alone | {index: value for index, value in self._mapped.items() if index in self._alone}
-        conflicts = conflicting({index: self._arrays[index] for index in wanted}, wanted)
+        try:
+            conflicts = conflicting({index: self._arrays[index] for index in wanted}, wanted)
+        except Exception as problem:  # it copies the live leaves, for which there may be no memory
+            return as_error(problem, "live leaves that share some of their memory could not be compared")
         if not conflicts:
             return None
         return self._overlap_error(conflicts, list(wanted))
@@ -445,17 +475,17 @@ class _Restoring:
         shared = {index: array for index, array in self._arrays.items() if index not in self._own_leaves}
         distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
         own = {index: array for index, array in self._arrays.items() if index in self._own_leaves}
-        if self._same_world and self._own_leaves:
+        if self._same_world:
             distribute_own(self._comm, self._recovered, self._indexes, Scatter(own), self._timeout)
         for index, value in self._mapped.items():
             assign(self._arrays[index], value)
 
     def finish(self) -> DeeppartError | None:
         """Tie what was tied and hand everything to its containers and objects."""
-        for part in self._recovered.mine.values():
-            if (changed := part.problem()) is not None:
-                return changed
         try:
+            for part in self._recovered.mine.values():
+                if (changed := part.problem()) is not None:
+                    return changed
             tie(self._target, self._arrays)
             with collection_paused():
                 put(self._target, self._arrays, self._flat)

@@ -15,6 +15,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.errors import (
+    CheckpointError,
     DeeppartError,
     DeeppartWarning,
     PerRankNotice,
@@ -87,7 +88,9 @@ class Saver:
         #: How many arrays and values are rank 0's alone; this rank's own follow them in number.
         self._rank0 = (0, 0)
         self._staging = staging
+        #: None before the first plan, and where it could not be made: it is made anew at the next checkpoint then.
         self._share: ShareLayout | None = None
+        self._unplanned = ""
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
         self._owned: dict[int, torch.Tensor] = {}
@@ -163,10 +166,12 @@ class Saver:
             The staged share, how many of its bytes are this rank's own, and copies that are still to be made.
 
         Raises:
-            MemoryError: staging memory cannot be reserved.
+            MemoryError: staging memory cannot be reserved. CheckpointError: there is no plan.
         """
         layout, flat, share = self._classifier.layout, self._flat, self._share
-        assert layout is not None and flat is not None and share is not None
+        assert layout is not None and flat is not None
+        if share is None:
+            raise CheckpointError("this rank's share could not be planned", found=self._unplanned)
         staged = self._staging.reserve(share.nbytes, pinned=self._pinned)
         if self._capture is None or not self._capture.fits(staged):
             self._capture = CapturePlan(share, layout.types, flat.data, staged)
@@ -283,7 +288,7 @@ class Saver:
             self._put_on_record(turn, step, what)
         self._tell_patterns(what)
         self._share = self._plan(what)
-        if self._lazy is not None and self._classifier.layout is not None:
+        if self._lazy is not None and self._share is not None and self._classifier.layout is not None:
             self._lazy.look_after(self._share, self._classifier.layout.types)
         self._pinned = any(data.is_cuda for data in self._flat.data if isinstance(data, torch.Tensor))
         self._capture = None
@@ -328,8 +333,12 @@ class Saver:
                 ReplicaDivergenceWarning,
             )
 
-    def _plan(self, what: str) -> ShareLayout:
-        """This rank's share. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged."""
+    def _plan(self, what: str) -> ShareLayout | None:
+        """This rank's share. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged.
+
+        Returns:
+            None where the plan cannot be made on this rank. The others go on, and hear of it in the commit rounds.
+        """
         layout, flat = self._classifier.layout, self._flat
         assert layout is not None and flat is not None
         sized = [i for i, kind in enumerate(layout.types) if kind.nbytes and i not in layout.aliases]
@@ -341,12 +350,16 @@ class Saver:
         carried[self._comm.rank] = sum(layout.types[i].nbytes for i in carries) + int(self._kappa) * len(carries)
         if layout.per_rank[: flat.shared[0]].any() or self._has_own_cuts() or any(self._rank0):
             carried = finish(self._comm, self._comm.maximum(carried), what, self._timeout)
-        paths = [readable(leaf.path) for leaf in flat.arrays]
-        specs = leaf_specs(layout.types, paths, shared)
-        plan = partition(specs, self._comm.size, kappa=self._kappa, preload=carried.astype(np.float64))
-        spans = [(shared[span.leaf], span.start, span.length) for span in plan.share(self._comm.rank).spans]
-        spans += [(leaf, 0, layout.types[leaf].nbytes) for leaf in rank0]
-        return lay_out(layout.types, spans, own, trained_leaves(flat))
+        try:
+            paths = [readable(leaf.path) for leaf in flat.arrays]
+            specs = leaf_specs(layout.types, paths, shared)
+            plan = partition(specs, self._comm.size, kappa=self._kappa, preload=carried.astype(np.float64))
+            spans = [(shared[span.leaf], span.start, span.length) for span in plan.share(self._comm.rank).spans]
+            spans += [(leaf, 0, layout.types[leaf].nbytes) for leaf in rank0]
+            return lay_out(layout.types, spans, own, trained_leaves(flat))
+        except Exception as error:
+            self._unplanned = f"{type(error).__name__}: {error}"
+            return None
 
     def agree_on_restore(self, step: int | None, per_rank: str) -> None:
         """See that every rank is in the same call of ``restore`` (collective).

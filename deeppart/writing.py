@@ -65,6 +65,7 @@ class Job:
         readers: who may still read the share in staging memory: "store", "drain". The last one gives it back.
         claimed: the drain reads it there, and not the local part.
         open_levels: levels that are not settled yet.
+        reported: levels of which this rank has begun to tell the others how it went.
     """
 
     attempt: Attempt
@@ -84,6 +85,7 @@ class Job:
     readers: set[str] = field(default_factory=set)
     claimed: bool = False
     open_levels: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.open_levels = set(self.due)

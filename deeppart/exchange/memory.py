@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CheckpointError
 
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 
 class NoExchangeMemoryError(CheckpointError):
@@ -75,6 +77,28 @@ def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operat
             found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none: it says so",
             todo="leave more memory free beside training; the next checkpoint tries again",
         ) from problem
+
+
+def begin_together(comm: Comm, begin: Callable[[], Operation[T]]) -> Operation[T]:
+    """An exchange that all ranks begin, or none (collective).
+
+    Args:
+        begin: prepares it.
+
+    Raises:
+        CheckpointError: this rank, or another one, could not prepare it; raised on all.
+    """
+    problem: Exception | None = None
+    try:
+        operation = begin()
+    except Exception as error:
+        problem = error
+    anywhere = yield from comm.maximum(np.array([problem is not None], np.int64))
+    if anywhere[0]:
+        told = yield from comm.allgather(f"{type(problem).__name__}: {problem}".encode() if problem else b"")
+        found = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in enumerate(told) if text)
+        raise CheckpointError("an exchange between nodes could not be prepared", found=found) from problem
+    return (yield from operation)
 
 
 def _whole_pages(length: int) -> int:

@@ -204,6 +204,7 @@ class Found:
         damaged: the files that those lines are about.
         remarks: those of the lines that are about sound files in wrong places, or of others.
         unlisted: those about directories that could not be listed: what is in them is not known.
+        unread: those about files that the storage does not let us read.
         refused: those of the lines that say that a part is not signed with the key: it may be a forger's, or the only
             one there is.
     """
@@ -215,6 +216,7 @@ class Found:
     damaged: list[Path] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     unlisted: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
     def remark(self, line: str) -> None:
@@ -265,6 +267,8 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
                     continue
                 found.problems.append(one_line(error))
                 found.damaged.append(directory / name)
+                if isinstance(error, StorageError):
+                    found.unread.append(one_line(error))
                 if isinstance(error, SignatureError):
                     found.refused.append(one_line(error))
 

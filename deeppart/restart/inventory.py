@@ -140,6 +140,8 @@ class Inventory:
         damaged: readable lines about committed checkpoints whose manifests cannot be read.
         parity: per rank, parity on its node's storage, listed as ``found`` is; () for none anywhere.
         unusable: step -> why, of committed checkpoints whose manifests cannot be used.
+        unread: those of ``problems`` about storage of nodes that could not be listed or read: nobody knows what it
+            holds.
     """
 
     found: tuple[tuple[StoredPart, ...], ...]
@@ -149,6 +151,7 @@ class Inventory:
     damaged: tuple[str, ...] = ()
     parity: tuple[tuple[StoredParity, ...], ...] = ()
     unusable: tuple[tuple[int, str], ...] = ()
+    unread: tuple[str, ...] = ()
     _first_of_node: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

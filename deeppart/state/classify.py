@@ -234,26 +234,33 @@ class Classifier:
     def _compare_trailing(self, layout: Layout, fresh: bool, what: str) -> Flags | None:
         """Compare what trailed the turn before, leaf by leaf (collective).
 
+        Args:
+            fresh: the structure is another one than then: leaves are found again by their paths.
+
         Returns:
             The leaves that differed, or None if there were none. Without an outcome on some rank there are none, but
             all has to be compared in full instead.
         """
         trailing = self._trailing
-        if trailing is None or fresh:
-            self._trailing = self._trailed = None
+        if trailing is None:
             return None
         lacks = finish(self._comm, self._comm.maximum(np.array([trailing.lacks], np.int64)), what, self._timeout)
         if lacks[0]:
             self._trailing = self._trailed = None
             return np.zeros(len(layout.types), dtype=np.bool_)
         digests = np.zeros(len(layout.types), dtype=np.int64)
-        digests[trailing.numbers] = trailing.digests
+        if fresh:
+            numbers = {leaf.path: leaf.index for leaf in layout.arrays}
+            for path, digest in zip(trailing.paths, trailing.digests.tolist(), strict=True):
+                if path in numbers:
+                    digests[numbers[path]] = digest
+        else:
+            digests[trailing.numbers] = trailing.digests
         differing = self._unequal(digests, layout.shared[0], what) & ~layout.per_rank
-        if not differing.any():
+        if not differing.any() and not fresh:
             self._count_trailing(layout)
-            return None
         self._trailing = self._trailed = None
-        return differing
+        return differing if differing.any() else None
 
     def _differing(self, layout: Layout, flat: FlatState, turn: int, what: str) -> Flags:
         """The leaves that differ in what is compared at a turn (collective)."""
@@ -321,13 +328,14 @@ class Classifier:
             flat, diverged, lambda text: finish(self._comm, self._comm.allgather(text), what, self._timeout)
         )
         # A view of a leaf that differs elsewhere is alike.
-        owners = layout.owners()
-        differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1 or healed[owners[diverged[at]]]]
+        again = healed[layout.owners()[diverged]].tolist() if diverged else []
+        differ = [at for at, ranks in enumerate(groups) if len(ranks) != 1 or again[at]]
         told = describe(
             flat,
             [diverged[at] for at in differ],
             [groups[at] for at in differ],
             [intervals[diverged[at]] for at in differ],
+            [again[at] for at in differ],
         )
         return Classified(tuple(readable(path) for path in own), told)
 
@@ -361,13 +369,15 @@ class Classifier:
     def _agree_on_ties(self, layout: Layout, what: str) -> None:
         """Find which ties are the state's, and how leaves are treated (collective).
 
-        Ties that not all ranks have are not ties of the state. But a leaf that shares memory with another on any rank
-        is treated as the stricter of them is: on that rank, neither may get another rank's bytes.
+        Ties that not all ranks have are not ties of the state. But leaves that share memory on any rank are treated as
+        the strictest of them is: on that rank, none may get another rank's bytes.
         """
         layout.tie_anew()
-        if self._mode is None:
-            strictest = self._comm.maximum(layout.strictness)
-            layout.take_strictness(finish(self._comm, strictest, what, self._timeout))
+        changed = self._mode is None
+        while changed:  # one rank may share memory with what has become stricter on another one
+            strictness = finish(self._comm, self._comm.maximum(layout.strictness), what, self._timeout)
+            spreads = np.array([layout.take_strictness(strictness)], np.int64)
+            changed = bool(finish(self._comm, self._comm.maximum(spreads), what, self._timeout)[0])
         digests = alias_digests(layout.aliases, len(layout.types))
         layout.untie(np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,9 @@ from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import hash63, hash_json
 from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, ValueLeaf
 from deeppart.state.leaves import LeafType, leaf_type
-from deeppart.state.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
+from deeppart.state.replication import ALL, AUTO, NONE, VERIFY, Replication
 from deeppart.state.structure import Alias, encode_path, encode_tree
-from deeppart.state.ties import find_aliases, find_ties
+from deeppart.state.ties import find_aliases, memory_groups
 from deeppart.state.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
@@ -33,8 +33,9 @@ class Layout:
         tokens, token_types, pointers, orders: of the state this was made from.
         tree: JSON form of the tree (rank 0's goes into the checkpoint).
         types: type of each leaf.
-        own_aliases, own_ties: leaves that share memory with another on this rank: of those that are saved as views, and
-            of all.
+        own_aliases: leaves that are saved as views of others, going by this rank alone.
+        own_groups: for each leaf the lowest number of those whose memory reaches into each other's on this rank, as of
+            :func:`~deeppart.state.ties.memory_groups`; each by itself where all leaves are treated alike.
         aliases: of ``own_aliases`` those that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
@@ -45,8 +46,8 @@ class Layout:
         arrays: paths of the leaves.
         shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
             0's or stand apart, and are not compared.
-        own_modes, modes: how each leaf is treated, going by its own path alone, and by all that it is tied to on any
-            rank.
+        own_modes, modes: how each leaf is treated, going by its own path alone, and by all that it shares memory with,
+            on any rank.
         forced_values: values that are per rank whatever the ranks hold.
         trusted_values: those that are taken to be equal, and not compared.
     """
@@ -58,7 +59,7 @@ class Layout:
     tree: Any
     types: list[LeafType]
     own_aliases: dict[int, Alias]
-    own_ties: dict[int, Alias]
+    own_groups: npt.NDArray[np.int64]
     aliases: dict[int, Alias]
     structure_digest: int
     type_digests: npt.NDArray[np.int64]
@@ -77,7 +78,7 @@ class Layout:
     def tie_anew(self) -> None:
         """Take back what the ranks have agreed on: only what this rank holds counts."""
         self.aliases = dict(self.own_aliases)
-        self.modes = _of_ties(self.own_modes, self.own_ties, self.shared[0])
+        self.modes = _of_groups(self.own_modes, self.own_groups, self.shared[0])
 
     def untie(self, leaves: Collection[int]) -> None:
         """These are views of nothing on some rank, and so saved as leaves of their own."""
@@ -92,9 +93,15 @@ class Layout:
             found[self.modes[: self.shared[0]] == mode] = strictness
         return found
 
-    def take_strictness(self, strictness: npt.NDArray[np.int64]) -> None:
-        """Treat the leaves that all ranks share as the strictest rank does."""
+    def take_strictness(self, strictness: npt.NDArray[np.int64]) -> bool:
+        """Treat the leaves that all ranks share as the strictest rank does.
+
+        Returns:
+            Whether leaves that share memory with these here have to be treated more strictly for it.
+        """
         self.modes[: self.shared[0]] = np.array(_STRICTNESS)[strictness]
+        taken, self.modes = self.modes, _of_groups(self.modes, self.own_groups, self.shared[0])
+        return bool((taken != self.modes).any())
 
     @property
     def forced(self) -> Flags:
@@ -124,7 +131,8 @@ class Layout:
             return False
         if flat.pointers != self.pointers:
             aliases = find_aliases(flat, self.types)
-            if aliases != self.own_aliases or _all_ties(flat, self.types, aliases, replication) != self.own_ties:
+            groups = _groups(flat, self.types, replication)
+            if aliases != self.own_aliases or not np.array_equal(groups, self.own_groups):
                 return False
             self.pointers = flat.pointers
         if flat.orders != self.orders:
@@ -138,9 +146,9 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
     aliases = find_aliases(flat, types)
-    ties = _all_ties(flat, types, aliases, replication)
+    groups = _groups(flat, types, replication)
     own_modes = _modes(flat.arrays, replication)
-    modes = _of_ties(own_modes, ties, flat.shared[0])
+    modes = _of_groups(own_modes, groups, flat.shared[0])
     value_modes = _modes(flat.values, replication)
     value_modes[flat.shared[1] :] = NONE
     layout = Layout(
@@ -151,7 +159,7 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
         tree=encode_tree(flat.root),
         types=types,
         own_aliases=aliases,
-        own_ties=ties,
+        own_groups=groups,
         aliases=dict(aliases),
         structure_digest=_structure_digest(flat, replication),
         type_digests=np.zeros(0, dtype=np.int64),
@@ -175,25 +183,24 @@ def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) ->
     return np.array([replication.mode(leaf.path) for leaf in leaves], dtype="<U8")
 
 
-def _all_ties(
-    flat: FlatState, types: list[LeafType], aliases: dict[int, Alias], replication: Replication
-) -> dict[int, Alias]:
-    """Also ties between what all ranks share and what stands apart, if not all leaves are treated alike."""
-    return find_ties(flat, types) if flat.apart and replication.uniform is None else aliases
+def _groups(flat: FlatState, types: list[LeafType], replication: Replication) -> npt.NDArray[np.int64]:
+    """Leaves that share memory, if they may be treated in other ways."""
+    return memory_groups(flat, types) if replication.uniform is None else np.arange(len(types))
 
 
-def _of_ties(modes: npt.NDArray[np.str_], ties: Mapping[int, Alias], shared: int) -> npt.NDArray[np.str_]:
+def _of_groups(modes: npt.NDArray[np.str_], groups: npt.NDArray[np.int64], shared: int) -> npt.NDArray[np.str_]:
     """Leaves that share memory are saved and compared as the strictest of their modes asks for.
 
     What is rank 0's asks for nothing. What is not in the structure that all ranks share is nobody else's, whatever it
-    is tied to.
+    shares memory with.
     """
-    tied = modes.copy()
-    for _ in range(2):  # to the owners, and from there to all that is tied to them
-        for index, tie in ties.items():
-            both = [mode for mode in (tied[index], tied[tie.owner]) if mode != RANK0]
-            if both:
-                tied[index] = tied[tie.owner] = max(both, key=_STRICTNESS.index)
+    asked = np.full(len(modes), -1)
+    for strictness, mode in enumerate(_STRICTNESS):
+        asked[modes == mode] = strictness
+    strictest = np.full(len(modes), -1)
+    np.maximum.at(strictest, groups, asked)
+    found = strictest[groups]
+    tied: npt.NDArray[np.str_] = np.where(found >= 0, np.array(_STRICTNESS)[found], modes)
     tied[shared:] = NONE
     return tied
 

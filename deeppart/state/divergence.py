@@ -22,14 +22,15 @@ class Divergence:
 
     Attributes:
         path: of the leaf.
-        groups: the ranks that hold the same bytes, largest group first; empty where that was not found out, and a
-            single one where a difference is gone again.
+        groups: the ranks that hold the same bytes, largest group first; empty where that was not found out.
         interval: the checkpoints since then: one rank's bytes, or a mixture, for all. None if there are none.
+        healed: whether the difference is gone again.
     """
 
     path: str
     groups: tuple[tuple[int, ...], ...]
     interval: Interval | None = None
+    healed: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.ranks}{self._suspect()}"
@@ -37,11 +38,11 @@ class Divergence:
     @property
     def ranks(self) -> str:
         """Who differs from whom."""
+        if self.healed:
+            return "ranks differed for a while, and hold the same bytes again"
         if not self.groups:
             return "ranks differ"
         first, *rest = self.groups
-        if not rest:
-            return "ranks differed for a while, and hold the same bytes again"
         if len(first) == 1 and len(self.groups) > 2:
             return "every rank holds other bytes"
         if len(rest) == 1 and len(rest[0]) == len(first):
@@ -79,7 +80,8 @@ def describe(
     leaves: Sequence[int],
     groups: Sequence[tuple[tuple[int, ...], ...]],
     since: Sequence[Interval | None],
+    healed: Sequence[bool],
 ) -> tuple[Divergence, ...]:
     """One record per leaf."""
     paths = [readable(flat.arrays[leaf].path) for leaf in leaves]
-    return tuple(Divergence(*each) for each in zip(paths, groups, since, strict=True))
+    return tuple(Divergence(*each) for each in zip(paths, groups, since, healed, strict=True))

@@ -139,6 +139,7 @@ class FlatState:
         types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True, or the
             strides of one that is not contiguous: by them it may hold other elements of the same memory.
         pointers: memory address of each array.
+        unresolved: tensors, by number, of which ``data`` has a copy: conjugated or negated on reading.
         memory: what keeps the bytes at these addresses.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
         ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
@@ -156,6 +157,7 @@ class FlatState:
     tokens: list[Any] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
     pointers: array[int] = field(default_factory=lambda: array("q"))
+    unresolved: dict[int, torch.Tensor] = field(default_factory=dict)
     memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
     orders: list[Any] = field(default_factory=list)
     ordered: list[tuple[int, Path, list[Key]]] = field(default_factory=list)
@@ -440,6 +442,7 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
     ):
         check_tensor(tensor, readable(path))
     if not live and (tensor.is_conj() or tensor.is_neg()):
+        flat.unresolved[len(flat.pointers)] = tensor
         tensor = tensor.resolve_conj().resolve_neg()
     flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
     flat.pointers.append(tensor.data_ptr())

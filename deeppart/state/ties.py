@@ -24,21 +24,43 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     """Leaf number -> what it is a view of. Owners are never aliases themselves.
 
     Of equal leaves the flat one with the lowest number owns the bytes. What stands apart from the structure that all
-    ranks share is not tied to it, nor what is rank 0's to what is each rank's own.
+    ranks share is not tied to it, nor what is rank 0's to what is each rank's own. Nor are arrays to tensors, though
+    they may share memory.
     """
     if not flat.apart:
-        return find_ties(flat, types)
+        return _find_ties(flat, types)
     aliases: dict[int, Alias] = {}
     limits = sorted({0, flat.shared[0], flat.common[0], len(types)})
     for start, stop in pairwise(limits):
         part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
-        for index, alias in find_ties(part, types[start:stop]).items():
+        for index, alias in _find_ties(part, types[start:stop]).items():
             aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
     return aliases
 
 
-def find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
-    """Leaf number -> what it is a view of, wherever the two stand in the state."""
+def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int64]:
+    """For each leaf the lowest number of those whose memory reaches into each other's, from the first byte to the last.
+
+    Whatever they are: views of one another or not, arrays or tensors, wherever they stand in the state. Columns of one
+    matrix count, too, though they share no byte.
+    """
+    starts = np.array(flat.pointers, dtype=np.int64)
+    lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
+    for index, data in enumerate(flat.data):
+        if (found := flat.unresolved.get(index, data)) is not data or not is_flat(data):
+            starts[index], lengths[index] = extent(found)
+    groups = np.arange(len(types))
+    order = np.argsort(starts, kind="stable")
+    order = order[lengths[order] > 0]
+    if len(order):
+        starts, ends = starts[order], np.maximum.accumulate((starts + lengths)[order])
+        begins = np.flatnonzero(np.concatenate(([True], starts[1:] >= ends[:-1])))
+        lowest = np.minimum.reduceat(order, begins)
+        groups[order] = np.repeat(lowest, np.diff(np.append(begins, len(order))))
+    return groups
+
+
+def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
@@ -52,16 +74,17 @@ def find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
     if not _any_overlap(starts[order], lengths[order]):
         return {}
     aliases: dict[int, Alias] = {}
-    owner, owner_end = -1, -1
+    owners: dict[object, tuple[int, int]] = {}  # of each kind: the last one, and its end
     for index in order.tolist():
         start, end = int(starts[index]), int(starts[index] + lengths[index])
+        owner, owner_end = owners.get(types[index].kind, (-1, -1))
         if owner >= 0 and end <= owner_end:
-            alias = _alias(flat.data[index], types[index], owner, types[owner], start - int(starts[owner]))
+            alias = _alias(flat.data[index], types[index], owner, start - int(starts[owner]))
             if alias is not None:
                 aliases[index] = alias
                 continue
         if not is_ragged[index] and end > owner_end:
-            owner, owner_end = index, end
+            owners[types[index].kind] = index, end
     _add_twins(aliases, {index: flat.data[index] for index in ragged if index not in aliases}, types)
     return aliases
 
@@ -110,13 +133,13 @@ def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) 
     return bool(np.any(starts[1:] < ends[:-1]))
 
 
-def _alias(data: Array, kind: LeafType, owner: int, owner_kind: LeafType, offset: int) -> Alias | None:
+def _alias(data: Array, kind: LeafType, owner: int, offset: int) -> Alias | None:
     # A dimension of one element has no step: which one torch keeps for it depends on how a tensor was made.
     strides = tuple(
         step if length > 1 else plain
         for step, length, plain in zip(_strides(data), kind.shape, contiguous_strides(kind.shape), strict=True)
     )
-    if kind.kind != owner_kind.kind or offset % kind.itemsize or any(stride < 0 for stride in strides):
+    if offset % kind.itemsize or any(stride < 0 for stride in strides):
         return None
     return Alias(owner, offset, strides)
 

@@ -41,7 +41,7 @@ class TrailingSlices:
         self.numbers = turns.numbers
         self._turns = turns
         numbers, memory = turns.numbers.tolist(), flat.memory
-        self._paths = [flat.arrays[number].path for number in numbers]
+        self.paths = [flat.arrays[number].path for number in numbers]
         self._starts = np.asarray(flat.pointers, dtype=np.int64)[turns.numbers]
         owners = [owned[address] for address in self._starts.tolist()]
         #: Share the version counters of the owners, whatever becomes of them.
@@ -128,7 +128,7 @@ class TrailingSlices:
     def _look_at_versions(self) -> None:
         spoiled = [
             path
-            for path, alias, version in zip(self._paths, self._aliases, self._versions, strict=True)
+            for path, alias, version in zip(self.paths, self._aliases, self._versions, strict=True)
             if alias._version != version
         ]
         if spoiled:

@@ -360,6 +360,12 @@ def _is_hydra(launcher: Path) -> bool:
     return "HYDRA" in version.upper()
 
 
+def is_mpich() -> bool:
+    """Whether MPICH starts the jobs: its ranks can have stand-ins, outlive one another, and be started by Slurm."""
+    launcher = find_mpiexec()
+    return launcher is not None and _is_hydra(launcher)
+
+
 def _options(launcher: Path, timeout: float) -> list[str]:
     if _is_hydra(launcher):
         return ["-launcher", "fork"]  # never through a batch system that the tests happen to run in

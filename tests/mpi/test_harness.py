@@ -191,6 +191,10 @@ def naps(directory: Path) -> None:
         time.sleep(0.1)
 
 
+with_stand_ins = pytest.mark.skipif(not launch.is_mpich(), reason="another launcher's ranks are its own processes")
+
+
+@with_stand_ins
 def test_a_rank_hears_the_signals_of_its_stand_in_and_ends_with_it(run_ranks: Run, tmp_path: Path) -> None:
     with start_ranks(1, naps, tmp_path) as job:
         job.wait_for(tmp_path / "ready")
@@ -203,6 +207,7 @@ def test_a_rank_hears_the_signals_of_its_stand_in_and_ends_with_it(run_ranks: Ru
         assert job.wait(expect_rc=None).returncode != 0
 
 
+@with_stand_ins
 def test_ranks_end_with_their_nursery(run_ranks: Run, tmp_path: Path) -> None:
     environment = {"PYTHONHASHSEED": "4711"}  # so that they are nobody else's
     with start_ranks(1, naps, tmp_path, env=environment) as job:
@@ -215,6 +220,7 @@ def test_ranks_end_with_their_nursery(run_ranks: Run, tmp_path: Path) -> None:
     assert run_ranks(1, sums, 1, env=environment).values == [(0, 1)], "another one is started"
 
 
+@with_stand_ins
 def test_nurseries_of_few_environments_are_kept_and_those_in_use_always(run_ranks: Run, tmp_path: Path) -> None:
     with start_ranks(1, naps, tmp_path, env={"PYTHONHASHSEED": "0"}) as job:
         job.wait_for(tmp_path / "ready")

@@ -486,3 +486,25 @@ def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:
 def test_copies_are_on_the_next_node_again_after_nodes_were_exchanged(run_on: Any, shared_path: Path) -> None:
     for results in run_on(4, with_nodes_exchanged, shared_path):
         assert [(step, good) for step, good, _ in results] == [(1, True)] * 4, results
+
+
+def only_one_has_leaves_of_its_own(comm: Any, directory: Path, owner: int) -> list[bool]:
+    """Its node is lost: what it alone has comes from a rank that has nothing of its own."""
+    settings = {"replicated": {"own": "none"}, "timeout": 60.0, **PARTNER}
+    own = {"leaf": torch.full((500,), 7.0)} if comm.rank == owner else {}
+    with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+        ck.checkpoint({"w": torch.arange(1000.0), "own": own}, 1).wait("partner", timeout=200)
+    lose(comm, directory, owner)
+    found = []
+    for live in ({"leaf": torch.zeros(500)} if comm.rank == owner else {}, {}):
+        with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
+            state = {"w": torch.zeros(1000), "own": live}
+            found.append(ck.restore(state) == 1 and torch.equal(state["w"], torch.arange(1000.0)))
+            right = torch.full((500,), 7.0)
+            found.append(torch.equal(live["leaf"], right) if comm.rank == owner else not live)
+    return found
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_rank_without_leaves_of_its_own_has_those_of_another_one(run_on: Any, shared_path: Path, owner: int) -> None:
+    assert run_on(2, only_one_has_leaves_of_its_own, shared_path, owner) == [[True] * 4] * 2

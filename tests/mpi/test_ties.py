@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -61,7 +62,28 @@ def in_lists_of_other_lengths(rank: int) -> State:
     return {"b": a, "lists": [a, *(torch.zeros(3) for _ in range(rank))]}
 
 
+def behind_an_array(rank: int) -> State:
+    """One tensor with two names, of whose memory there is an array, too, which comes before both."""
+    n = weight(rank).numpy()
+    t = torch.from_numpy(n)
+    return {"n": n, "t1": t, "t2": t}
+
+
+def in_two(rank: int) -> State:
+    """One leaf that lies in two others, which share only a part of their memory."""
+    a = weight(rank)
+    return {"a": a[:20_000], "b": a[10_000:], "c": a[12_000:15_000]}
+
+
+def chained(rank: int) -> State:
+    """One rank ties the first two, another one the last two."""
+    a = weight(rank)
+    return {"a": a if rank == 0 else a + 5, "b": a, "c": a if rank == 1 else a + 5}
+
+
 def leaves(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, np.ndarray):
+        return [torch.from_numpy(state)]
     if isinstance(state, torch.Tensor):
         return [state.detach()]
     children = state.values() if isinstance(state, dict) else state
@@ -81,6 +103,7 @@ def all_ways_back(comm: Any, directory: Path, build: Build, replicated: Any) -> 
     found = {}
     separate = {name: [torch.zeros_like(leaf) for leaf in leaves(part)] for name, part in state.items()}
     separate = {name: made if isinstance(state[name], list) else made[0] for name, made in separate.items()}
+    separate |= {name: separate[name].numpy() for name, part in state.items() if isinstance(part, np.ndarray)}
     for how, live in (("nothing", {}), ("separate", separate), ("the same", build(comm.rank))):
         if how == "the same":
             for leaf in leaves(live):
@@ -110,6 +133,12 @@ def test_ties_that_not_all_ranks_have(run_on: Any, shared_path: Path, build: Bui
         (another_step, {"a": "verify", "b": "all"}),
         (in_lists_of_other_lengths, {"lists/*": "none", "b": "all"}),
         (tied_on_rank(0), {"a": "none", "b": "none"}),
+        (behind_an_array, {"t1": "none", "n": "none", "t2": "all"}),
+        (behind_an_array, {"t1": "verify", "*": "all"}),
+        (behind_an_array, {"n": "none", "*": "all"}),
+        (in_two, {"a": "none", "*": "all"}),
+        (in_two, {"b": "verify", "*": "all"}),
+        (chained, {"a": "none", "*": "all"}),
     ],
     ids=str,
 )
@@ -118,6 +147,36 @@ def test_each_name_gets_its_ranks_bytes_where_one_of_them_asks_for_it(
 ) -> None:
     for found in run_on(2, all_ways_back, shared_path, build, replicated):
         assert all(found.values()), found
+
+
+def conjugated(comm: Any, directory: Path, replicated: dict[str, str]) -> list[bool]:
+    """Its elements lie in the memory of another leaf, and are saved as they are read."""
+    z = torch.arange(1000) + (2j + comm.rank)
+    state = {"z": z, "conjugate": z.conj(), "imaginary": z.conj().imag}
+    held = [leaf.resolve_conj().resolve_neg().clone() for leaf in leaves(state)]
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        for step in (1, 2):
+            ck.checkpoint(state, step).wait(timeout=200)
+    live = {name: torch.zeros_like(leaf) for name, leaf in zip(state, held, strict=True)}
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        assert ck.restore(live) == 2
+    return [same(live, held), same(deeppart.load(directory, step=2, rank=comm.rank), held)]
+
+
+@pytest.mark.parametrize("which", ["z", "conjugate", "imaginary"])
+def test_what_is_conjugated_on_reading_shares_memory_too(run_on: Any, shared_path: Path, which: str) -> None:
+    assert run_on(2, conjugated, shared_path, {which: "none", "*": "all"}) == [[True, True]] * 2
+
+
+def loaded_tied(comm: Any, directory: Path) -> bool:
+    with checkpointer(comm, directory) as ck:
+        ck.checkpoint(behind_an_array(0), 1).wait(timeout=200)
+    loaded = deeppart.load(directory, step=1)
+    return loaded["t1"].data_ptr() == loaded["t2"].data_ptr()
+
+
+def test_two_names_of_a_tensor_are_tied_though_an_array_has_its_memory(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, loaded_tied, shared_path) == [True, True]
 
 
 def tied_later(comm: Any, directory: Path, replicated: dict[str, str]) -> bool:

@@ -15,9 +15,13 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import completing, recovery, restoring, scrubbing, session, writing
+from deeppart import completing, pipeline, protecting, recovery, restoring, scrubbing, session, writing
+from deeppart import saving as saving_module
 from deeppart.exchange.memory import Arena
+from deeppart.incremental import Incremental
+from deeppart.levels import node
 from deeppart.loading import OpenedPart
+from deeppart.part import PartSummary
 from tests.mpi.test_suspect_steps import TIMEOUT_S, checkpointer
 
 pytestmark = [
@@ -73,9 +77,14 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
     ("owner", "name", "on_rank", "failed"),
     [
         (completing, "encode_manifest", 0, ["persistent"]),
+        (saving_module, "partition", 1, ["local", "persistent"]),
         (writing.ShareWriter, "look", 1, ["local", "persistent"]),
+        (PartSummary, "record", 1, ["local"]),
+        (Incremental, "completed", 1, []),
+        (pipeline.Pipeline, "_write_local", 1, ["local"]),
+        (pipeline.Pipeline, "_pass_on", 1, ["local", "persistent"]),
     ],
-    ids=["the manifest", "looking at the share"],
+    ids=["the manifest", "planning", "looking at the share", "the report", "remembering", "storing", "passing on"],
 )
 def test_a_checkpoint_fails_on_all_ranks_and_the_next_one_is_complete(
     run_on: Any, shared_path: Path, owner: Any, name: str, on_rank: int, failed: list[str]
@@ -114,6 +123,9 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
         (restoring, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
         (restoring, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
         (restoring, "put", 1, ["RemoteRankError", "CheckpointError"]),
+        (restoring, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
+        (restoring._Restoring, "__init__", 1, ["RemoteRankError", "CheckpointError"]),
+        (OpenedPart, "load", 0, ["step 1", "step 1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -175,3 +187,60 @@ def scrubbing_without_memory(comm: Any, directory: Path) -> tuple[bool, bool]:
 @pytest.mark.mpi(min_size=4)
 def test_scrubbing_tries_again_where_a_rank_had_no_memory(run_on: Any, shared_path: Path) -> None:
     assert run_on(4, scrubbing_without_memory, shared_path) == [(True, True)] * 4
+
+
+def unread_once(comm: Any, directory: Path, name: str, error: Exception) -> tuple[str, int | None]:
+    """What a restore ends in while one node cannot be listed or read, and what the next one restores."""
+    alone = {"every": {"local": 1, "partner": 0, "parity": 0, "persistent": 0}}
+    with on_nodes(comm, directory, **alone) as ck:
+        ck.checkpoint(state(1), 1).wait("local", timeout=200)
+    comm.Barrier()
+    live, outcome = state(0), ""
+    owner = recovery if name == "take_stock" else node
+    with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, **alone) as ck:
+        left = let_fail(patch, owner, name, comm.rank == 1, error)
+        try:
+            ck.restore(live)
+        except deeppart.RestoreError as refused:
+            outcome = "the device is gone" if "the device is gone" in str(refused) else str(refused)
+        assert not left[0], "it was never called"
+        return outcome, ck.restore(live)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("take_stock", MemoryError("the device is gone")),
+        ("own_and_foreign_steps", deeppart.StorageError("cannot list a directory", found="the device is gone")),
+        ("stored_part", deeppart.StorageError("cannot read a file", found="the device is gone")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_read_is_not_taken_for_nothing(
+    run_on: Any, shared_path: Path, name: str, error: Exception
+) -> None:
+    """Training would start over then, and its first checkpoint would take the place of the one that is there."""
+    assert run_on(2, unread_once, shared_path, name, error) == [("the device is gone", 1)] * 2
+
+
+def copying(comm: Any, directory: Path, name: str) -> tuple[list[str], float]:
+    """How the partner level ends, step by step, where one rank cannot prepare the exchange at the first."""
+    found, began = list[str](), time.monotonic()
+    with on_nodes(comm, directory, every={"partner": 1, "persistent": 0}) as ck, pytest.MonkeyPatch.context() as patch:
+        left = let_fail(patch, protecting.Protector, name, comm.rank == 1, MemoryError("none left"))
+        for step in (1, 2, 3):
+            pending = ck.checkpoint(state(step), step)
+            pending.wait("local", timeout=200)
+            try:
+                pending.wait("partner", timeout=200)
+                found.append("")
+            except deeppart.CheckpointError as error:
+                found.append("none left" if "MemoryError: none left" in str(error) else str(error))
+        assert not left[0], "it was never called"
+    return found, time.monotonic() - began
+
+
+def test_an_exchange_begins_on_all_ranks_or_on_none(run_on: Any, shared_path: Path) -> None:
+    """Otherwise one rank's report would meet what another one sends to the exchange."""
+    for found, took_s in run_on(2, copying, shared_path, "_copy"):
+        assert found == ["none left", "", ""] and took_s < TIMEOUT_S

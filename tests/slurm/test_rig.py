@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.mpi.launch import is_mpich
 from tests.slurm.rig import NODES, Rig, is_running
 
 pytestmark = [
+    pytest.mark.skipif(not is_mpich(), reason="Open MPI asks Slurm for PMIx, which is not there"),
     pytest.mark.slurm,
     pytest.mark.xdist_group("slurm"),
 ]

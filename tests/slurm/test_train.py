@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.launch import ROOT
+from tests.mpi.launch import ROOT, is_mpich
 from tests.slurm.rig import Rig
 
 pytestmark = [
+    pytest.mark.skipif(not is_mpich(), reason="Open MPI asks Slurm for PMIx, which is not there"),
     pytest.mark.slurm,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.timeout(180),
