@@ -208,7 +208,8 @@ class Checkpointer:
             The step restored, or None if there is no checkpoint.
 
         Raises:
-            RestoreError: there are checkpoints, but none (or not ``step``) can be recovered.
+            RestoreError: there are checkpoints, but none (or not ``step``) can be recovered; or there may be one where
+                something on a node could not be listed or read.
             StateError: the live state does not match; it is unchanged. PerRankError: see ``per_rank``.
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
