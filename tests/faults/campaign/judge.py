@@ -174,14 +174,15 @@ def check_ranks(outcome: Outcome, may_refuse: bool) -> list[Problem]:
 
 
 def check_restore(
-    outcome: Outcome, which: str, bound: int | None, started: dict[int, set[int]], manifests: bool
+    outcome: Outcome, which: str, bound: int | None, started: dict[int, set[int]], something: bool
 ) -> list[Problem]:
     """One restore.
 
     Args:
         bound: the step that must come back, or a later one; None if nothing must.
         started: life -> steps whose checkpoint was begun.
-        manifests: whether there is any manifest, sound or not: then training must not begin anew.
+        something: whether there is any manifest, sound or not, or a whole step behind a fault: then training must not
+            begin anew.
     """
     problems = []
     for rank, event in enumerate(outcome.restores(which)):
@@ -195,8 +196,8 @@ def check_restore(
             found = f"step {step}" if step is not None else f"nothing: {event['error'] or 'no error'}"
             lines = "\n      ".join(event["lines"])
             problems.append(Problem(LOST, f"{where}: step {bound} must come back, found {found}\n      {lines}"))
-        elif step is None and not event["error"] and manifests:
-            problems.append(Problem(ANEW, f"{where}: returned None although there are manifests"))
+        elif step is None and not event["error"] and something:
+            problems.append(Problem(ANEW, f"{where}: returned None although there are checkpoints"))
     return problems
 
 

@@ -202,8 +202,9 @@ class Play:
         partly = oracle.View(nodes, reached.lineage, unreadable)
         for which, view in ((life.FAULTY, partly), (life.FIRST, reached)):
             bound = oracle.newest(oracle.recoverable(start.files, view))
-            demand = start.manifests and -1 not in view.unreadable
-            found = judge.check_restore(outcome, which, bound, self._started, demand)
+            hidden = bool(oracle.recoverable(start.files, reached))
+            something = hidden or (start.manifests and -1 not in view.unreadable)
+            found = judge.check_restore(outcome, which, bound, self._started, something)
             self.problems += found
             if which == life.FIRST and outcome.restores(which):
                 self._resolve(outcome, which, found)
@@ -215,7 +216,7 @@ class Play:
         if again:
             done = [step for level in LEVELS for step in outcome.completed(level).done]
             bound = max(done, default=None) if not each.running else None
-            self.problems += judge.check_restore(outcome, life.AGAIN, bound, self._started, manifests=False)
+            self.problems += judge.check_restore(outcome, life.AGAIN, bound, self._started, something=False)
 
     def _resolve(self, outcome: Outcome, which: str, found: list[Problem]) -> None:
         """The faults since the last restore have come to this."""
