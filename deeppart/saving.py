@@ -151,11 +151,11 @@ class Saver:
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             self._recut(what)
             fresh = True
-        self._classifier.note(turn, step, saved=bool(due))
         unread_alike = UNREAD not in agreed.differing
         if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"]:
-            self._renew(turn, step, fresh, what)
+            self._renew(turn, step, fresh, what, saved=bool(due))
         else:
+            self._classifier.note(turn, step, saved=bool(due))
             self._trailing = self._classifier.alike(turn, self._flat, self._owned, unread_alike=unread_alike)
         return False
 
@@ -279,10 +279,11 @@ class Saver:
             compared=self._classifier.compared_earlier(self._turn) if self._comm.rank == 0 else (),
         )
 
-    def _renew(self, turn: int, step: int, fresh: bool, what: str) -> None:
-        """Something about the state is new: classify again, and plan again."""
+    def _renew(self, turn: int, step: int, fresh: bool, what: str, *, saved: bool) -> None:
+        """Something about the state is new: classify again, and plan again. A call that is refused is no turn."""
         assert self._flat is not None
         found = self._classifier.classify(self._flat, turn, step, fresh, what)
+        self._classifier.note(turn, step, saved=saved)
         self.diverged = found.diverged
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(turn, step, what)

@@ -99,9 +99,10 @@ class Layout:
         Returns:
             Whether leaves that share memory with these here have to be treated more strictly for it.
         """
-        self.modes[: self.shared[0]] = np.array(_STRICTNESS)[strictness]
-        taken, self.modes = self.modes, _of_groups(self.modes, self.own_groups, self.shared[0])
-        return bool((taken != self.modes).any())
+        shared, asked = self.shared[0], self.own_modes.copy()
+        asked[:shared] = np.array(_STRICTNESS)[strictness]
+        self.modes = _of_groups(asked, self.own_groups, shared)
+        return bool((asked[:shared] != self.modes[:shared]).any())
 
     @property
     def forced(self) -> Flags:

@@ -168,6 +168,25 @@ def test_what_is_conjugated_on_reading_shares_memory_too(run_on: Any, shared_pat
     assert run_on(2, conjugated, shared_path, {which: "none", "*": "all"}) == [[True, True]] * 2
 
 
+def best_is_the_present_one(comm: Any, directory: Path) -> tuple[list[bool], int]:
+    """What rank 0 alone saves is tied to what all ranks share."""
+    w = weight(0)
+    state = {"w": w, "best": {"w": w} if comm.rank == 0 else {}}
+    with checkpointer(comm, directory, replicated={"best/*": "rank0", "*": "auto"}) as ck:
+        ck.checkpoint(state, 1).wait(timeout=200)
+        layout = ck._saver._classifier.layout
+        assert layout is not None
+        own = layout.per_rank[: layout.shared[0]].tolist()
+    comm.Barrier()
+    files = (directory / path for path in directory.rglob("part-*"))
+    return own, sum(path.stat().st_size for path in files)
+
+
+def test_what_rank_0_saves_alone_asks_for_nothing(run_on: Any, shared_path: Path) -> None:
+    for own, nbytes in run_on(2, best_is_the_present_one, shared_path):
+        assert own == [False] and nbytes < 2.5 * 4 * 30_000, "twice: as all ranks' and as rank 0's"
+
+
 def loaded_tied(comm: Any, directory: Path) -> bool:
     with checkpointer(comm, directory) as ck:
         ck.checkpoint(behind_an_array(0), 1).wait(timeout=200)
