@@ -75,12 +75,8 @@ class Completer:
 
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
         """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
-        failed = isinstance(outcome, DeeppartError)
-        report: PartRecord | str | None = None
-        if isinstance(outcome, DeeppartError):
-            report = str(outcome)
-        elif isinstance(outcome, PartSummary):
-            report, failed = self._report(job, outcome)
+        report = self._report(job, outcome)
+        failed = isinstance(report, str)
         channel = self._channels[level]
         job.reported.add(level)
         what = f"step {job.attempt.step}, completing level {level}"
@@ -106,12 +102,18 @@ class Completer:
             job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
         return complete
 
-    def _report(self, job: Job, summary: PartSummary) -> tuple[PartRecord | str, bool]:
-        """What this rank tells the others of its part, and whether that is a failure."""
+    def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
+        """What this rank tells the others: its part, or a text where it has failed."""
+        if isinstance(outcome, DeeppartError):
+            return str(outcome)
         try:
-            return summary.record(job.attempt, self._rank, on_node=job.summary), False
+            return (
+                outcome.record(job.attempt, self._rank, on_node=job.summary)
+                if isinstance(outcome, PartSummary)
+                else None
+            )
         except Exception as error:  # the other ranks wait for the report
-            return str(as_error(error, "what was written could not be put on record")), True
+            return str(as_error(error, "what was written could not be put on record"))
 
     def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
         """Files of this rank that a level which is not complete must not keep."""

@@ -6,8 +6,9 @@ called before the first live byte changes; any error up to then is raised on eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,8 @@ def restore_state(
     what = f"restore of step {recovered.attempt.step}"
     indexes = share_indexes(comm, recovered, timeout)
     documents = _share_documents(comm, recovered, timeout)
-    restoring, error = _prepared(comm, recovered, documents, indexes, per_rank, timeout, state)
+    begin = partial(_Restoring, comm, recovered, documents, indexes, per_rank, timeout)
+    restoring, error = _prepared(begin, state)
     raise_together(comm, error, what, timeout)
     assert restoring is not None
     raise_together(comm, restoring.refused_ties(), what, timeout)
@@ -134,19 +136,11 @@ def _decoded(
     return found, None
 
 
-def _prepared(
-    comm: Comm,
-    recovered: Recovered,
-    documents: Documents,
-    indexes: list[PartIndexView],
-    per_rank: PerRank,
-    timeout: float,
-    state: Any,
-) -> tuple[_Restoring | None, DeeppartError | None]:
+def _prepared(begin: Callable[[], _Restoring], state: Any) -> tuple[_Restoring | None, DeeppartError | None]:
     """Match the live state, changing nothing; or why that cannot be done here."""
     try:
-        restoring = _Restoring(comm, recovered, documents, indexes, per_rank, timeout)
-    except Exception as error:
+        restoring = begin()
+    except Exception as error:  # no memory, where others have it
         return None, as_error(error, "matching the live state with the checkpoint failed")
     return restoring, restoring.prepare(state)
 

@@ -44,11 +44,9 @@ def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int6
     Whatever they are: views of one another or not, arrays or tensors, wherever they stand in the state. Columns of one
     matrix count, too, though they share no byte.
     """
-    starts = np.array(flat.pointers, dtype=np.int64)
-    lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
-    for index, data in enumerate(flat.data):
-        if (found := flat.unresolved.get(index, data)) is not data or not is_flat(data):
-            starts[index], lengths[index] = extent(found)
+    starts, lengths, _ = _reaches(flat, types)
+    for index, tensor in flat.unresolved.items():
+        starts[index], lengths[index] = extent(tensor)
     groups = np.arange(len(types))
     order = np.argsort(starts, kind="stable")
     order = order[lengths[order] > 0]
@@ -60,12 +58,18 @@ def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int6
     return groups
 
 
-def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+def _reaches(flat: FlatState, types: list[LeafType]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]:
+    """Where each leaf begins in memory, and how far it reaches; and which leaves are not flat."""
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
     for index in ragged:
         starts[index], lengths[index] = extent(flat.data[index])
+    return starts, lengths, ragged
+
+
+def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+    starts, lengths, ragged = _reaches(flat, types)
     is_ragged = np.zeros(len(types), dtype=np.bool_)
     is_ragged[ragged] = True
     # At one place the longest comes first, and of equals a flat one: only it can own the others.
