@@ -46,7 +46,8 @@ from deeppart.scrubbing import ScrubReport
 from deeppart.session import open_session
 from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
-from deeppart.suspecting import SuspicionWriter, suspect_lines, warn_suspect
+from deeppart.suspecting import SuspicionWriter
+from deeppart.telling import suspect_lines, warn_suspect
 from deeppart.writing import Job
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.

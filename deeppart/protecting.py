@@ -15,9 +15,9 @@ from deeppart.exchange.memory import Arena, begin_together
 from deeppart.exchange.parity import PartFile, encode_sets
 from deeppart.exchange.partner import Incoming, Outgoing, exchange_copies
 from deeppart.levels.files import DurableFile
+from deeppart.levels.links import remove_links
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.rate import RateLimit
-from deeppart.levels.unchanged import remove_links
 from deeppart.part import base_file_name
 from deeppart.protection import Protection
 from deeppart.writing import Job

@@ -40,7 +40,7 @@ from deeppart.state.runs import make_run, run_items, run_kind
 from deeppart.state.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, decode_structure
 from deeppart.state.target import Target, decode_values
-from deeppart.suspecting import suspect_lines, warn_suspect
+from deeppart.telling import suspect_lines, warn_suspect
 
 T = TypeVar("T")
 

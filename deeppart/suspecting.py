@@ -1,4 +1,4 @@
-"""What ranks find out about their earlier checkpoints: put on record at once, told to whoever restores one."""
+"""What ranks find out about their earlier checkpoints is put on record at once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from deeppart.errors import BackgroundFailureWarning, SuspectStepWarning, warn_caller
+from deeppart.errors import BackgroundFailureWarning
 from deeppart.ledger import Ledger
-from deeppart.levels.suspects import read_suspicions, write_suspicion
+from deeppart.levels.suspects import write_suspicion
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.state.divergence import Divergence
 
-#: Leaves named in a line or a warning; the record and ``deeppart show --json`` have all.
+#: Steps named in a warning; the record has all.
 _MOST_NAMED = 8
 
 
@@ -68,24 +68,3 @@ class SuspicionWriter:
             steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
             text = f"it could not be put on record that these steps are suspect: {steps}: {error}"
             self._ledger.note(text, BackgroundFailureWarning)
-
-
-def suspect_lines(root: Path, attempt: Attempt) -> list[str]:
-    """Why a checkpoint is suspect, or may be."""
-    found = read_suspicions(root)
-    return [
-        *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),
-        *(f"step {attempt.step} may be suspect: {problem}" for problem in found.problems),
-    ]
-
-
-def warn_suspect(step: int, lines: Sequence[str]) -> None:
-    """Tell the caller, if there is anything to tell."""
-    if lines:
-        more = f"\n  and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
-        listed = "\n  ".join(lines[:_MOST_NAMED])
-        warn_caller(
-            f"step {step}: ranks may not have held all replicated leaves alike when it was saved. Of those that are "
-            f"named here, it has one rank's bytes, or a mixture, for all\n  {listed}{more}",
-            SuspectStepWarning,
-        )

@@ -15,11 +15,11 @@ from deeppart.compressing import Compressing, PartEncoding, adds_to
 from deeppart.errors import CheckpointError, CorruptFileError, DeeppartError, StorageError
 from deeppart.incremental import Incremental
 from deeppart.levels.files import DurableFile
+from deeppart.levels.links import remove_links
 from deeppart.levels.node import NodeLevel
 from deeppart.levels.persistent import PersistentLevel
 from deeppart.levels.relay import Relay, SourceLostError
 from deeppart.levels.transfer import Staged, Unchanged, check_copy, copy_part, recode_part, write_part
-from deeppart.levels.unchanged import remove_links
 from deeppart.levels.workers import Workers
 from deeppart.model import Attempt
 from deeppart.part import PartSummary

@@ -20,7 +20,7 @@ from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
 from deeppart.levels.lineage import read_lineage
 from deeppart.part import Signing
 from deeppart.restart import Source, explain, explain_parts
-from deeppart.suspecting import suspect_lines
+from deeppart.telling import suspect_lines
 
 _TIMEOUT_S = 120.0
 

@@ -17,12 +17,12 @@ from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
 from deeppart.levels.files import DurableFile, Over, make_directory, storage_error
+from deeppart.levels.links import link, remove_links
 from deeppart.levels.mapped import forget_removed
 from deeppart.levels.retired import is_gone
 from deeppart.levels.small_files import write_file
 from deeppart.levels.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
 from deeppart.levels.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
-from deeppart.levels.unchanged import link, remove_links
 from deeppart.model import Attempt, ParityIdentity, StepKey
 from deeppart.part import (
     FileSource,

@@ -9,8 +9,6 @@ A base is kept whole for the chunks that are still needed of it; ``choose`` sees
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from deeppart import access
 from deeppart.codec import EncodedChunk
+from deeppart.levels.links import link
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_name
 
@@ -147,23 +145,3 @@ def link_bases(
             names[base.index_digest] = name
     kept = {n: place for n, place in references.items() if place.base and place.base.index_digest in names}
     return kept, names
-
-
-def link(path: Path, name: Path) -> bool:
-    """Give a file a second name; False if that cannot be done, or another file has it."""
-    try:
-        access.link(path, name)
-    except FileExistsError:
-        with contextlib.suppress(OSError):
-            return os.path.samestat(access.look(path), access.look(name))
-        return False
-    except OSError:
-        return False
-    return True
-
-
-def remove_links(names: Iterable[Path]) -> None:
-    """Take names away again, as far as the system lets us."""
-    for name in names:
-        with contextlib.suppress(OSError):
-            access.remove(name)
