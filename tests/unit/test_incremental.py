@@ -20,7 +20,7 @@ import deeppart
 from deeppart.codec import EncodedChunk
 from deeppart.inspecting.choosing import choose_steps
 from deeppart.inspecting.verifying import verify
-from deeppart.levels import unchanged as unchanged_module
+from deeppart.levels import links
 from deeppart.levels.files import DurableFile
 from deeppart.levels.node import take_stock
 from deeppart.levels.steps import parse_step_directory_name, remove_step
@@ -171,7 +171,7 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(unchanged_module.os, "link", refuse)
+    monkeypatch.setattr(links.os, "link", refuse)
     settings = config(tmp_path)
     with deeppart.Checkpointer(settings) as checkpointer:
         report = save(checkpointer, 1, 2)
