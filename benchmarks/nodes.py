@@ -187,7 +187,7 @@ class _Ranks:
         import numpy as np
         import torch
 
-        from deeppart.erasure import ReedSolomon
+        from deeppart.nodes.erasure import ReedSolomon
 
         flat = list(self.state.values())
         targets = self._scratch.split(self.nbytes // LEAVES)
@@ -288,13 +288,13 @@ class _Ranks:
         import torch
 
         import deeppart
-        from deeppart import recovery
+        from deeppart.recovery import recover
 
         right = {name: leaf.clone() for name, leaf in self.state.items()}
         for leaf in self.state.values():
             leaf.zero_()
         self._lose(case, lost)
-        rebuild = recovery._rebuild_mine
+        rebuild = recover._rebuild_mine
         spent: list[float] = []
 
         def timing(*arguments: Any) -> Any:
@@ -303,10 +303,10 @@ class _Ranks:
             spent.append(time.perf_counter() - began)
             return result
 
-        recovery._rebuild_mine = timing
+        recover._rebuild_mine = timing
         with deeppart.Checkpointer(self._config(case, **settings), self.comm) as ck:
             seconds = self.timed(lambda: ck.restore(self.state))
-        recovery._rebuild_mine = rebuild
+        recover._rebuild_mine = rebuild
         self._last = {"rebuild_s": max(self.comm.allgather(sum(spent)))}
         good = all(torch.equal(right[name], leaf) for name, leaf in self.state.items())
         if not all(self.comm.allgather(good)):

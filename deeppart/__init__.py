@@ -50,13 +50,13 @@ from deeppart.errors import (
     SuspectStepWarning,
     UnsupportedLeafError,
 )
+from deeppart.model.version import VERSION as __version__
 from deeppart.pending import LevelReport, Pending, Report
-from deeppart.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
-    from deeppart.per_rank import PerRank
-    from deeppart.reading import load
+    from deeppart.offline.load import load
+    from deeppart.state.per_rank import PerRank
 
 __all__ = [
     "BackgroundFailureWarning",
@@ -101,7 +101,7 @@ __all__ = [
 ]
 
 #: Name -> module, imported at first use: with torch, which `deeppart ls` need not wait for.
-_LATER = {"Checkpointer": "deeppart.checkpointer", "load": "deeppart.reading"}
+_LATER = {"Checkpointer": "deeppart.checkpointer", "load": "deeppart.offline.load"}
 
 _default: Checkpointer | None = None
 _inherited: Checkpointer | None = None  # of the parent, in a forked process
@@ -137,7 +137,7 @@ def close() -> None:
 
 def _finish_the_latest() -> None:
     """Checkpointers made by handlers of ``atexit``: what is registered from within these is not run any more."""
-    if ending := sys.modules.get("deeppart.ending"):
+    if ending := sys.modules.get("deeppart.session.end"):
         ending.finish()
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from deeppart.arguments import check_state, check_step, refuse_in_fork, resolve_config
-from deeppart.assembling import cadence_for, pipeline_for, retention_for, scrubber_for
+from deeppart._gc import collection_paused
+from deeppart.access.hanging import hanging
 from deeppart.cadence import CadenceReport
-from deeppart.collecting import collection_paused
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
-from deeppart.ending import close_at_the_end
+from deeppart.config.arguments import check_state, check_step, refuse_in_fork, resolve_config
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -29,26 +28,28 @@ from deeppart.errors import (
     warn_caller,
     warns_at_the_end,
 )
-from deeppart.exchange.memory import Arena
-from deeppart.hanging import hanging
-from deeppart.healing import Healer, heal_recovered, healing_for
-from deeppart.leaving import Background, settle
-from deeppart.levels.transfer import Staged
 from deeppart.model import Attempt
+from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import DONE, Pending
-from deeppart.per_rank import PerRank, refusal_of, way_of
-from deeppart.pipeline import Repair
-from deeppart.recovery import Recovered, recover, take_inventory
-from deeppart.restart import Inventory
-from deeppart.restoring import refusal_of_state, restore_state
-from deeppart.saving import Saver
-from deeppart.scrubbing import ScrubReport
-from deeppart.session import open_session
+from deeppart.plan.restart import Inventory
+from deeppart.recovery.apply import refusal_of_state, restore_state
+from deeppart.recovery.recover import Recovered, recover, take_inventory
+from deeppart.recovery.suspects import suspect_lines, warn_suspect
+from deeppart.repair.heal import Healer, heal_recovered, healing_for
+from deeppart.repair.scrub import ScrubReport
+from deeppart.save.foreground import Saver
+from deeppart.save.job import Job
+from deeppart.save.lease import Reader, StagingLease
+from deeppart.save.pipeline import Repair
+from deeppart.save.suspects import SuspicionWriter
+from deeppart.save.transfer import Staged
+from deeppart.session.end import close_at_the_end
+from deeppart.session.leave import Background, settle
+from deeppart.session.open import open_session
+from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
 from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
-from deeppart.suspecting import SuspicionWriter
-from deeppart.telling import suspect_lines, warn_suspect
-from deeppart.writing import Job
+from deeppart.state.per_rank import PerRank, refusal_of, way_of
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02
@@ -348,8 +349,9 @@ class Checkpointer:
             heal_recovered(healer, healing, recovered, inventory, session.protection, release)
             self._pipeline.ledger.restored(recovered.attempt)
 
-        mine = any(write.rank == self.rank for write in healing.writes)
-        self._pipeline.submit_repair(Repair(recovered.attempt, f"rebuilding the redundancy of step {step}", run, mine))
+        mine = [write.part for write in healing.writes if write.rank == self.rank]
+        lease = StagingLease(mine or None, (Reader.REBUILD,))
+        self._pipeline.submit_repair(Repair(recovered.attempt, f"rebuilding the redundancy of step {step}", run, lease))
 
     # --- the steps of checkpoint() ---
 
@@ -432,7 +434,7 @@ class Checkpointer:
                 found=f"{type(error).__name__}: {error}",
                 where=f"rank {self.rank}, step {step}",
             )
-        self._pipeline.submit(Job(attempt, due, staged, pending, failure, deferred))
+        self._pipeline.submit(Job.of(attempt, due, pending, staged, failure, deferred))
 
     def _report_failures(self) -> None:
         """Tell the caller, once, of what has failed in the background; forget what has come to its end."""

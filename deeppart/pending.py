@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from deeppart.access.hanging import hanging
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
-from deeppart.hanging import hanging
 from deeppart.model import LEVELS
 
 OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"

@@ -1,6 +1,6 @@
 """Which levels, how often, which redundancy, compressed or not: what wastes least, and why.
 
-Candidates are compared by the model of :mod:`deeppart.interval`, with stage times from
+Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stage times from
 :mod:`deeppart_simulator.stages` and what survives from the restart planner. Of the candidates that waste at most a
 twentieth more than the best, the simplest is advised: the machine's numbers are not known more precisely than that.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
-from deeppart.interval import MOST_EVERY, Cadence, LevelCost, best, waste
 from deeppart.model import REDUNDANT_LEVELS
+from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, best, waste
 
 from .costs import Survival, level_costs, survival
 from .plan import Planned

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from deeppart.interval import MOST_EVERY
 from deeppart.model import LEVELS
-from deeppart.units import show_bytes, show_seconds, show_share
+from deeppart.model.units import show_bytes, show_seconds, show_share
+from deeppart.plan.interval import MOST_EVERY
 
 from .advise import Advice, Choice, describe
 from .failures import CLASSES

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from deeppart.calibrating.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import SaveTask
 
 from .machines import Codec, Local, Machine, Memory, Network, Persistent
 from .measuring import Directories, measure

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deeppart.interval import LevelCost
 from deeppart.model import LEVELS, REDUNDANT_LEVELS
+from deeppart.plan.interval import LevelCost
 
 from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
 from .plan import Planned

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deeppart.errors import ConfigError
-from deeppart.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
+from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Starts the library on this machine, under MPI, and reads what it measured.
 
 The simulator knows nothing of tensors, MPI or storage: what is measured runs in processes of its own
-(``python -m deeppart.calibrating``), and comes back as JSON.
+(``python -m deeppart.cli.calibrate``), and comes back as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeppart.calibrating.tasks import SaveTask, Tasks, tasks_json
+from deeppart.cli.calibrate.tasks import SaveTask, Tasks, tasks_json
 from deeppart.errors import ConfigError, DeeppartError
 
 #: Seconds that a whole job of measurements may take.
@@ -46,7 +46,7 @@ def measure(
         dtypes: that the codec is measured on; with any, other single operations are measured too.
 
     Returns:
-        ``saves``: per save, name -> seconds per round; ``pieces``: see ``deeppart.calibrating.pieces``.
+        ``saves``: per save, name -> seconds per round; ``pieces``: see ``deeppart.cli.calibrate.pieces``.
 
     Raises:
         ConfigError: there is no mpirun for more than one rank. DeeppartError: the ranks failed.
@@ -57,7 +57,7 @@ def measure(
         file = scratch / "tasks.json"
         tasks = Tasks(tuple(saves), str(scratch), str(kept), tuple(dtypes))
         file.write_text(tasks_json(tasks), encoding="utf-8")
-        answer = _run([*_launcher(ranks), sys.executable, "-m", "deeppart.calibrating", str(file)])
+        answer = _run([*_launcher(ranks), sys.executable, "-m", "deeppart.cli.calibrate", str(file)])
         return dict(json.loads(answer[answer.index("{") :]))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from deeppart.errors import ConfigError
-from deeppart.units import show_bytes, show_rate, show_seconds, show_share
+from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
 
 from .advise import Advice, advise, describe
 from .advised import config_toml, reasons

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from deeppart.errors import ConfigError
-from deeppart.units import read_bytes
+from deeppart.model.units import read_bytes
 
 #: Most layers, so that a slip of the keys does not fill the memory.
 _MOST_LAYERS = 100_000

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.interval import DRAIN_SHARE
 from deeppart.model import REDUNDANT_LEVELS
-from deeppart.redundancy import Stripes, block_bytes_for
+from deeppart.plan.interval import DRAIN_SHARE
+from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from .machines import Machine
 from .sharing import FloatArray, by_node, finish_times

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from deeppart.model import LEVELS, Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.redundancy import Nodes, block_bytes_for, parity_groups, partner_nodes
-from deeppart.restart import Committed, Inventory, StoredParity, StoredPart, survey
+from deeppart.plan.redundancy import Nodes, block_bytes_for, parity_groups, partner_nodes
+from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, survey
 
 from .stages import Protection
 

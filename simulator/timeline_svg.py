@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from deeppart.units import show_bytes, show_seconds
+from deeppart.model.units import show_bytes, show_seconds
 
 from .timeline import LANES, Bar
 

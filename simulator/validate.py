@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import median
 
-from deeppart.calibrating.tasks import SaveTask
+from deeppart.cli.calibrate.tasks import SaveTask
 
 from .machines import Machine
 from .measuring import Directories, measure

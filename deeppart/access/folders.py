@@ -31,9 +31,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from deeppart.access.hanging import storage_operation
 from deeppart.access.lists import status_of
 from deeppart.access.rules import READING, Complaint, Identity, Rules, Status, planted
-from deeppart.hanging import storage_operation
 
 #: As many symbolic links as the kernel follows.
 _MOST_LINKS = 40

@@ -17,10 +17,10 @@ from deeppart.cadence.failures import Run, failure_rates
 from deeppart.cadence.history import History
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.interval import Cadence, LevelCost, best
 from deeppart.model import LEVELS
+from deeppart.model.units import show_seconds
 from deeppart.pending import Pending
-from deeppart.units import show_seconds
+from deeppart.plan.interval import Cadence, LevelCost, best
 
 #: With so many calls left or fewer, the next look is at the last of them.
 _NEAR = 8

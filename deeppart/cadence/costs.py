@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from statistics import median
 
-from deeppart.interval import LevelCost
 from deeppart.model import LEVELS
 from deeppart.pending import DONE, FAILED, Pending, Report
+from deeppart.plan.interval import LevelCost
 
 #: Share by which training is slower while the background works, until so many steps of each kind were seen
 #: (docs/benchmarks.md, "Lazy capture": 1.5 to 3.2 %).

@@ -14,13 +14,13 @@ from typing import Any
 from deeppart import access
 from deeppart.cadence.failures import Run
 from deeppart.errors import FormatError, StorageError
-from deeppart.levels.small_files import read_file, write_file
-from deeppart.levels.steps import MANIFEST_NAME, list_steps
-from deeppart.levels.timestamps import now, seconds_of, timestamp
 from deeppart.model import LEVELS
 from deeppart.part import is_hex32
 from deeppart.part.format import MAX_WORLD_SIZE, short
 from deeppart.part.json_text import parse_json
+from deeppart.storage.small_files import read_file, write_file
+from deeppart.storage.steps import MANIFEST_NAME, list_steps
+from deeppart.storage.timestamps import now, seconds_of, timestamp
 
 HISTORY_NAME = "deeppart-runs.json"
 _FORMAT, _VERSION = "deeppart-runs", 1

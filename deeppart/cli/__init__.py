@@ -1,4 +1,4 @@
-"""The commands (docs/commands.md): what :mod:`deeppart.inspecting` and :mod:`deeppart.exporting` find and make."""
+"""The commands (docs/commands.md): options and output around :mod:`deeppart.offline`."""
 
 from deeppart.cli.app import main
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import click
 
-from deeppart.commanding import Commands
+from deeppart.cli.commands import Commands
 from deeppart.errors import FormatError, RestoreError, StructureMismatchError
-from deeppart.version import VERSION
+from deeppart.model.version import VERSION
 
 
 class _Commands(Commands):

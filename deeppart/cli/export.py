@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
+from deeppart.cli.commands import GOOD, print_json
 from deeppart.cli.options import SIGN_KEY_HELP, directory_argument
 from deeppart.cli.output import console, count, printable
 from deeppart.cli.progress import progress_bar
-from deeppart.commanding import GOOD, print_json
 from deeppart.errors import DeeppartWarning
-from deeppart.exporting import export as export_archive
-from deeppart.inspecting.listing import require_directory
-from deeppart.units import show_bytes
+from deeppart.model.units import show_bytes
+from deeppart.offline.export import export as export_archive
+from deeppart.offline.inspect.listing import require_directory
 
 
 @click.command(short_help="Write a checkpoint into one HDF5 file.")

@@ -8,15 +8,15 @@ from typing import Any
 import click
 from rich.table import Table
 
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, moment, printable, some, state_text, step_names
-from deeppart.commanding import GOOD, NOT_GOOD, print_json
-from deeppart.inspecting.examining import DAMAGED, UNFINISHED_STATE
-from deeppart.inspecting.listing import Listing, StepSummary, list_directory
-from deeppart.inspecting.ownership import Owner
 from deeppart.model import LEVELS, SuspectLeaf
+from deeppart.model.units import show_bytes
+from deeppart.offline.inspect.examining import DAMAGED, UNFINISHED_STATE
+from deeppart.offline.inspect.listing import Listing, StepSummary, list_directory
+from deeppart.offline.inspect.ownership import Owner
 from deeppart.part import Signing
-from deeppart.units import show_bytes
 
 
 @click.command(short_help="List the steps, and whether they are whole.")

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from deeppart.access import READING, guarded
-from deeppart.levels.key_files import read_key_files
 from deeppart.part import Signing
+from deeppart.storage.key_files import read_key_files
 
 SIGN_KEY_HELP = "A key that files must be signed with (sign_key_file of the job). May be repeated: any of them."
 F = TypeVar("F", bound=Callable[..., Any])

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from deeppart.commanding import end_quietly
-from deeppart.inspecting.listing import name_ranks
+from deeppart.cli.commands import end_quietly
 from deeppart.model import StepKey
+from deeppart.offline.inspect.listing import name_ranks
 
 #: Columns where the output is no terminal: nothing is cut or wrapped in a file or a pipe.
 _UNLIMITED_COLUMNS = 100_000

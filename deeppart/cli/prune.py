@@ -9,17 +9,17 @@ from typing import Any
 import click
 from rich.table import Table
 
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.ls import owner_document, owner_line
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
-from deeppart.commanding import GOOD, NOT_GOOD, print_json
 from deeppart.errors import CheckpointError
-from deeppart.inspecting.ownership import hold_directory, read_owner
-from deeppart.inspecting.pruning import PrunePlan, PruneResult, Selection, plan_prune
-from deeppart.inspecting.pruning import prune as prune_planned
 from deeppart.model import StepKey
+from deeppart.model.units import show_bytes
+from deeppart.offline.inspect.ownership import hold_directory, read_owner
+from deeppart.offline.inspect.pruning import PrunePlan, PruneResult, Selection, plan_prune
+from deeppart.offline.inspect.pruning import prune as prune_planned
 from deeppart.part import Signing
-from deeppart.units import show_bytes
 
 _STEP = click.IntRange(min=0)
 

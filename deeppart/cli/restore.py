@@ -8,19 +8,19 @@ from typing import Any
 
 import click
 
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.options import directory_argument, sign_key_option
 from deeppart.cli.output import console, printable
 from deeppart.comm import connect, finish
-from deeppart.commanding import GOOD, NOT_GOOD, print_json
-from deeppart.config import expand_directory, job_name, launcher_world, node_name
+from deeppart.config.job import expand_directory, job_name, launcher_world, node_name
 from deeppart.errors import FormatError
-from deeppart.inspecting.listing import require_directory
-from deeppart.inspecting.node_files import lineage_on_nodes
-from deeppart.inspecting.planning import RestorePlan, plan_here, plan_together
-from deeppart.levels.lineage import read_lineage
+from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.inspect.node_files import lineage_on_nodes
+from deeppart.offline.inspect.planning import RestorePlan, plan_here, plan_together
 from deeppart.part import Signing
-from deeppart.restart import Source, explain, explain_parts
-from deeppart.telling import suspect_lines
+from deeppart.plan.restart import Source, explain, explain_parts
+from deeppart.recovery.suspects import suspect_lines
+from deeppart.storage.lineage import read_lineage
 
 _TIMEOUT_S = 120.0
 

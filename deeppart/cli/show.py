@@ -10,16 +10,16 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.ls import suspect_document
 from deeppart.cli.options import directory_argument, sign_key_option
 from deeppart.cli.output import console, count, moment, printable, unchecked_line
-from deeppart.commanding import GOOD, NOT_GOOD, print_json
-from deeppart.inspecting.contents import Container, Contents, Leaf, Node, Value, read_contents
-from deeppart.inspecting.listing import name_ranks
+from deeppart.model.units import show_bytes
+from deeppart.offline.inspect.contents import Container, Contents, Leaf, Node, Value, read_contents
+from deeppart.offline.inspect.listing import name_ranks
 from deeppart.part import Signing
 from deeppart.state.naming import KIND_NAMES
 from deeppart.state.runs import describe_leaf_value, run_kind
-from deeppart.units import show_bytes
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60

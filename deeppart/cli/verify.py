@@ -10,23 +10,23 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.ls import owner_document, owner_line, suspect_document
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, count, printable, state_text, step_names, unchecked_line
 from deeppart.cli.progress import progress_bar
-from deeppart.commanding import GOOD, NOT_GOOD, print_json
-from deeppart.inspecting.choosing import choose_steps
-from deeppart.inspecting.naming import DamagedLeaf
-from deeppart.inspecting.node_files import NodeFiles, lineage_on_nodes, verify_nodes
-from deeppart.inspecting.ownership import Owner, hold_directory, read_owner
-from deeppart.inspecting.repairing import Repaired, Repairer
-from deeppart.inspecting.verifying import Damage, Verdict
-from deeppart.inspecting.verifying import verify as verify_subject
-from deeppart.levels.steps import list_steps, step_directory
-from deeppart.levels.suspects import Suspicions, read_suspicions
 from deeppart.model import Attempt, SuspectLeaf
+from deeppart.model.units import show_bytes
+from deeppart.offline.inspect.choosing import choose_steps
+from deeppart.offline.inspect.naming import DamagedLeaf
+from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
+from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
+from deeppart.offline.inspect.repairing import Repaired, Repairer
+from deeppart.offline.inspect.verifying import Damage, Verdict
+from deeppart.offline.inspect.verifying import verify as verify_subject
 from deeppart.part import Signing
-from deeppart.units import show_bytes
+from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage.suspects import Suspicions, read_suspicions
 
 #: Leaves printed per damaged place; --json has all of them.
 _MOST_LEAVES = 20

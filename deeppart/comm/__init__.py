@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deeppart.comm.base import Comm, Operation, rank_names
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
-from deeppart.config import launcher_world
+from deeppart.config.job import launcher_world
 from deeppart.errors import LaunchError
 
 if TYPE_CHECKING:

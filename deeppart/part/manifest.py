@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import xxhash
 
-from deeppart.collecting import collection_paused
+from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt

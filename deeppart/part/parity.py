@@ -26,7 +26,7 @@ from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt,
 from deeppart.part.json_text import parse_json
 from deeppart.part.source import Source
 from deeppart.part.writer import Sink
-from deeppart.redundancy.stripes import ALIGNMENT, MOST_MEMBERS, Stripes
+from deeppart.plan.redundancy.stripes import ALIGNMENT, MOST_MEMBERS, Stripes
 
 PARITY_VERSION: Final = 1
 PARITY_MAGIC: Final = b"\x89DPY\r\n\x1a\n"
@@ -94,7 +94,7 @@ class ParityWriter:
     def row_memory(self) -> list[npt.NDArray[np.uint8]] | None:
         """Where the blocks of the next row may be put, so that they need not be copied; None if nowhere.
 
-        For sinks that have ``memory`` and ``skip`` (:class:`deeppart.levels.files.DurableFile`).
+        For sinks that have ``memory`` and ``skip`` (:class:`deeppart.storage.files.DurableFile`).
         """
         row, length = len(self._digests), self._stripes.length(len(self._digests))
         start = fmt.HEADER_BYTES + self._stripes.parity_start(row, 0)

@@ -20,8 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from deeppart import access
+from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.hanging import call, storage_operation
 from deeppart.part.format import corrupt
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.collecting import collection_paused
+from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError
 from deeppart.model import ComparedEarlier
 from deeppart.part import OWN_TABLE

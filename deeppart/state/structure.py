@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.collecting import collection_paused
+from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.part.format import MAX_LEAF_BYTES, short
 from deeppart.state.flatten import (

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deeppart.collecting import collection_paused
+from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.filling import holds_containers, places, same_where_fixed
 from deeppart.state.flatten import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from deeppart.levels import exclusive
+from deeppart.storage import exclusive
 
 #: Functions of ``os`` that are watched; what the first argument is.
 BY_PATH = ("open", "rename", "link", "unlink", "mkdir", "rmdir", "listdir", "stat")

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deeppart.errors import StorageError
-from deeppart.levels.base import Level
-from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES
-from deeppart.levels.steps import list_steps
 from deeppart.model import Attempt
+from deeppart.storage.base import Level
+from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES
+from deeppart.storage.steps import list_steps
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 
 _SIZES = (0, 1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES + ALIGNMENT + 1)

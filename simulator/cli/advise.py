@@ -9,9 +9,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from deeppart.commanding import GOOD
+from deeppart.cli.commands import GOOD
 from deeppart.model import LEVELS
-from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
+from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 
 from ..advise import Advice, Choice, describe
 from ..advise import advise as compare

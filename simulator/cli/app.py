@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from deeppart.commanding import Commands
+from deeppart.cli.commands import Commands
 
 
 class _Commands(Commands):

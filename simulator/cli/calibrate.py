@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from deeppart.commanding import GOOD
+from deeppart.cli.commands import GOOD
 
 from ..calibrate import calibrate as measure_machine
 from ..charts import save, scaling_figure

@@ -10,10 +10,10 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from deeppart.commanding import GOOD
+from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
-from deeppart.interval import best
-from deeppart.units import read_seconds, show_bytes, show_seconds, show_share
+from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
+from deeppart.plan.interval import best
 
 from ..campaign import Course, run
 from ..charts import campaign_figure, save

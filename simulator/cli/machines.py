@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from deeppart.commanding import GOOD
-from deeppart.units import show_rate, show_seconds
+from deeppart.cli.commands import GOOD
+from deeppart.model.units import show_rate, show_seconds
 
 from ..machine_files import PLAIN, TABLES, machine_toml, preset_names, read_machine
 from ..machines import Machine

@@ -15,10 +15,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from deeppart import commanding
+from deeppart.cli import commands
 from deeppart.errors import ConfigError
-from deeppart.interval import DRAIN_SHARE
-from deeppart.units import read_rate
+from deeppart.model.units import read_rate
+from deeppart.plan.interval import DRAIN_SHARE
 
 from ..external import read_external
 from ..machine_files import read_machine
@@ -211,7 +211,7 @@ def read_quantity(read: Callable[[object], float], text: str, name: str) -> floa
     """A rate, a time: with its unit.
 
     Args:
-        read: of :mod:`deeppart.units`.
+        read: of :mod:`deeppart.model.units`.
         name: of the option.
 
     Raises:
@@ -274,7 +274,7 @@ def status_console() -> Console:
 
 def print_json(document: Any) -> None:
     """The one JSON document of a command: the same input, the same bytes."""
-    commanding.print_json(document, sort_keys=True)
+    commands.print_json(document, sort_keys=True)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

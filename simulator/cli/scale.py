@@ -8,10 +8,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from deeppart.commanding import GOOD
+from deeppart.cli.commands import GOOD
 from deeppart.model import LEVELS
+from deeppart.model.units import show_bytes, show_seconds
 from deeppart.partition import STRATEGIES
-from deeppart.units import show_bytes, show_seconds
 
 from ..charts import save, scaling_figure
 from ..page import Contents, write_page

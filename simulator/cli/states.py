@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from deeppart.commanding import GOOD
-from deeppart.units import show_bytes
+from deeppart.cli.commands import GOOD
+from deeppart.model.units import show_bytes
 
 from ..layout import KEYS
 from ..shapes import FAMILIES, PRESETS

@@ -8,8 +8,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from deeppart.commanding import GOOD, NOT_GOOD
-from deeppart.units import show_bytes, show_rate, show_seconds
+from deeppart.cli.commands import GOOD, NOT_GOOD
+from deeppart.model.units import show_bytes, show_rate, show_seconds
 
 from ..calibrate import calibrate
 from ..charts import save, validation_figure

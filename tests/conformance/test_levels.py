@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from deeppart.levels.base import Level
-from deeppart.levels.files import DurableFile
-from deeppart.levels.lineage import LINEAGE_NAME
-from deeppart.levels.node import NodeLevel
-from deeppart.levels.persistent import PersistentLevel
-from deeppart.levels.rate import RateLimit
+from deeppart.storage.base import Level
+from deeppart.storage.files import DurableFile
+from deeppart.storage.lineage import LINEAGE_NAME
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.rate import RateLimit
 from deeppart.testing.levels import LEVEL_CHECKS
 
 

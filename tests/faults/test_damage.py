@@ -16,8 +16,8 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError, FormatError, RestoreError, StorageError
-from deeppart.levels.lineage import LOCK_NAME
 from deeppart.part import FileSource, PartReader
+from deeppart.storage.lineage import LOCK_NAME
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import pipeline, writing
 from deeppart.errors import CheckpointError, StorageError
-from deeppart.levels.files import DurableFile
-from deeppart.levels.relay import Relay
-from deeppart.levels.workers import Workers
+from deeppart.save import write as writing
+from deeppart.save.lease import StagingLease
+from deeppart.save.relay import Relay
+from deeppart.save.workers import Workers
+from deeppart.storage.files import DurableFile
 from deeppart.testing.states import difference
 
 PATIENCE_S = 20.0
@@ -72,10 +73,10 @@ def test_while_the_share_is_still_in_memory(
 ) -> None:
     """It is written from there, and the checkpoint is as good as any."""
     claimed = threading.Event()
-    claim, commit = pipeline.Pipeline._claim_staging, DurableFile.commit
+    claim, commit = StagingLease.claim, DurableFile.commit
 
-    def claim_and_tell(self: pipeline.Pipeline, job: writing.Job) -> Any:
-        staged = claim(self, job)
+    def claim_and_tell(self: StagingLease[Any]) -> Any:
+        staged = claim(self)
         claimed.set()
         return staged
 
@@ -84,7 +85,7 @@ def test_while_the_share_is_still_in_memory(
             assert claimed.wait(PATIENCE_S)
         commit(self)
 
-    monkeypatch.setattr(pipeline.Pipeline, "_claim_staging", claim_and_tell)
+    monkeypatch.setattr(StagingLease, "claim", claim_and_tell)
     monkeypatch.setattr(DurableFile, "commit", commit_late)
     bad_copy()
     with open_at(memory) as ck:
@@ -105,7 +106,7 @@ def test_when_memory_has_been_given_back(
 
     def copy_late(relay: Relay, file: DurableFile, behind: Workers) -> str:
         deadline = time.monotonic() + PATIENCE_S
-        while not ck._pipeline._staging_free:
+        while not ck._pipeline.staging_is_free:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         return copy(relay, file, behind)

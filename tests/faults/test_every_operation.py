@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import loading, writing
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -21,6 +20,8 @@ from deeppart.errors import (
     RestoreError,
     StorageError,
 )
+from deeppart.recovery import load_part
+from deeppart.save import write
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 from deeppart.testing.states import difference
 from tests.copying import copy_as_original
@@ -37,7 +38,7 @@ RESTORE_PLACES = {"EIO": (0, 1), "ENOSPC": (0, 3), "EROFS": (1, 3)}
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(write, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -232,7 +233,7 @@ def test_every_operation_of_a_restore(
 ) -> None:
     """What cannot be read gives way to another level or to an earlier step; otherwise the live state is as it was."""
     if not mapped:
-        monkeypatch.setattr(loading, "lies_in_memory", lambda path: False)
+        monkeypatch.setattr(load_part, "lies_in_memory", lambda path: False)
     settings: dict[str, Any] = {"local_dir": None} if level == "alone" else {}
     settings["compression"] = "none" if mapped else "zstd"
     with deeppart.Checkpointer(config(memory, **settings)) as ck:

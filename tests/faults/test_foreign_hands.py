@@ -22,7 +22,7 @@ import torch
 
 import deeppart
 from deeppart.errors import DeeppartError, StorageError
-from deeppart.levels.lineage import LOCK_NAME
+from deeppart.storage.lineage import LOCK_NAME
 from tests.unit.cli_support import call, call_json
 from tests.users import MATE, STRANGER, TEAM, USER, as_user, needs_root, told_by
 
@@ -464,7 +464,7 @@ def test_a_strangers_step_is_not_kept_in_place_of_ones_own(shared: Path) -> None
 @pytest.mark.parametrize("shared", ["disk"], indirect=True)
 def test_an_export_into_a_directory_that_all_share(shared: Path, precious: Path) -> None:
     """It is written under a temporary name, which could be guessed, and its own, which was given."""
-    from deeppart.exporting import export
+    from deeppart.offline.export import export
 
     run(config(shared), 1)
     (shared / f".model.h5.{os.getpid()}.tmp").symlink_to(precious)

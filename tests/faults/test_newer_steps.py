@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.exporting import export
+from deeppart.offline.export import export
 from tests.unit.cli_support import call, call_json, flip, manifest_path, save
 
 KEYS = ("a" * 64, "b" * 64)

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import writing
 from deeppart.errors import BackgroundFailureWarning, CheckpointError
+from deeppart.save import write
 from tests.mpi.launch import ROOT
 
 Mount = Callable[[str, str], Path]
@@ -87,7 +87,7 @@ def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(write, "RETRY_PAUSES_S", (0.01, 0.01))
 
 
 def state(step: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import writing
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, DirectoryInUseError, StorageError
+from deeppart.save import write
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 
@@ -51,7 +51,7 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(write, "RETRY_PAUSES_S", (0.01, 0.01))
 
 
 def config(persistent: Path, local: Path | None, **settings: Any) -> deeppart.Config:

@@ -24,30 +24,30 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.inspecting.choosing import choose_steps
-from deeppart.inspecting.listing import list_directory
-from deeppart.inspecting.verifying import verify
-from deeppart.levels import persistent
-from deeppart.levels.lineage import LOCK_NAME
-from deeppart.levels.steps import parse_step_directory_name
+from deeppart.offline.inspect.choosing import choose_steps
+from deeppart.offline.inspect.listing import list_directory
+from deeppart.offline.inspect.verifying import verify
+from deeppart.storage import persistent
+from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage.steps import parse_step_directory_name
 
 #: Where the first job stops: (function, whether after it, what the path it is about must contain).
 STAGES = {
-    "local part: being written": ("deeppart.levels.files.DurableFile.write", False, "/l/"),
-    "local part: before its name": ("deeppart.levels.files.DurableFile.commit", False, "/l/"),
-    "local part: being named": ("deeppart.levels.files.rename_new", False, "/l/"),
-    "local part: after its name": ("deeppart.levels.files.DurableFile.commit", True, "/l/"),
-    "a spare taken": ("deeppart.levels.files.take_spare", True, "/l/"),
-    "a node: retiring": ("deeppart.levels.node.NodeLevel.retire", False, ""),
-    "persistent part: being written": ("deeppart.levels.files.DurableFile.write", False, "/p/"),
-    "persistent part: before its name": ("deeppart.levels.files.DurableFile.commit", False, "/p/"),
-    "persistent part: after its name": ("deeppart.levels.files.DurableFile.commit", True, "/p/"),
-    "commit: before the first check": ("deeppart.levels.persistent.DirectoryOwner.check", False, ""),
-    "commit: after the first check": ("deeppart.levels.persistent.DirectoryOwner.check", True, ""),
-    "manifest: before its name": ("deeppart.levels.files.DurableFile.commit", False, "/manifest"),
-    "manifest: after its name": ("deeppart.levels.files.DurableFile.commit", True, "/manifest"),
-    "retiring: before": ("deeppart.levels.persistent.PersistentLevel.remove", False, ""),
-    "retiring: a step removed": ("deeppart.levels.steps.remove_step", True, ""),
+    "local part: being written": ("deeppart.storage.files.DurableFile.write", False, "/l/"),
+    "local part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/l/"),
+    "local part: being named": ("deeppart.storage.files.rename_new", False, "/l/"),
+    "local part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/l/"),
+    "a spare taken": ("deeppart.storage.files.take_spare", True, "/l/"),
+    "a node: retiring": ("deeppart.storage.node.NodeLevel.retire", False, ""),
+    "persistent part: being written": ("deeppart.storage.files.DurableFile.write", False, "/p/"),
+    "persistent part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/p/"),
+    "persistent part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/p/"),
+    "commit: before the first check": ("deeppart.storage.persistent.DirectoryOwner.check", False, ""),
+    "commit: after the first check": ("deeppart.storage.persistent.DirectoryOwner.check", True, ""),
+    "manifest: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/manifest"),
+    "manifest: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/manifest"),
+    "retiring: before": ("deeppart.storage.persistent.PersistentLevel.remove", False, ""),
+    "retiring: a step removed": ("deeppart.storage.steps.remove_step", True, ""),
 }
 
 

@@ -22,12 +22,12 @@ import deeppart
 from deeppart.cadence.history import History
 from deeppart.cli import main
 from deeppart.errors import DeeppartError, StateError
-from deeppart.exporting.archive import export
-from deeppart.inspecting.node_files import verify_nodes
-from deeppart.inspecting.ownership import read_owner
-from deeppart.levels.lineage import read_lineage
+from deeppart.offline.export.archive import export
+from deeppart.offline.inspect.node_files import verify_nodes
+from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import FileSource, PartReader, decode_manifest
-from deeppart.restart import Inventory, survey
+from deeppart.plan.restart import Inventory, survey
+from deeppart.storage.lineage import read_lineage
 
 PACKAGE = Path(deeppart.__file__).parent
 

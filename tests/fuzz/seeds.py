@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import deeppart
-from deeppart.levels import lineage, persistent, timestamps
+from deeppart.storage import lineage, persistent, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.unit import cli_support
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: What ranks import sooner or later, and what takes them long.
-_MODULES = ("torch", "numpy", "pytest", "deeppart.checkpointer", "deeppart.reading", "tests.mpi.rank_main")
+_MODULES = ("torch", "numpy", "pytest", "deeppart.checkpointer", "deeppart.offline.load", "tests.mpi.rank_main")
 #: What each has to import itself: it starts MPI, reads the environment, or draws a seed (Python's own is drawn anew).
 _MODULES_OF_RANKS = ("mpi4py", "numpy.random", "tests.conftest", "tests.mpi.conftest")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.inspecting.listing import list_directory
+from deeppart.offline.inspect.listing import list_directory
 
 #: For waits that are to end in a timeout.
 TIMEOUT_S = 3.0
@@ -274,7 +274,7 @@ def test_two_jobs_on_one_directory(run_ranks: Any, start_ranks: Any, tmp_path: P
 def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
     """Local storage of rank 1 fills up in the middle of a write; the persistent level still gets the step."""
     from deeppart.errors import StorageError
-    from deeppart.levels import files
+    from deeppart.storage import files
 
     rank = comm.rank
     good = {"w": torch.arange(3_000_000, dtype=torch.float32)}

@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 import deeppart
-from deeppart.inspecting import repairing
+from deeppart.offline.inspect import repairing
 from deeppart.part import FileSource, ParityReader, ParityWriter
 from tests.copying import copy_as_original
 from tests.mpi import launch

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.inspecting.listing import list_directory
+from deeppart.offline.inspect.listing import list_directory
 from deeppart.state.turns import TURNS
 from tests.mpi.test_suspect_steps import Training
 from tests.unit.cli_support import call_json

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import scrubbing
 from deeppart.part import parse_base_file_name
+from deeppart.repair import scrub
 from tests.mpi.test_lost_nodes import refuse_on
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -211,7 +211,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
 
 @pytest.mark.timeout(110)
 def test_scrubbing_reads_and_repairs_bases(run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubbing, "SLICE_S", 0.05)
+    monkeypatch.setattr(scrub, "SLICE_S", 0.05)
     results = run_on(4, scrubbed, shared_path)
     assert all(same for same, _ in results)
     assert "repaired from the other copies" in "".join(results[0][1])

@@ -15,14 +15,14 @@ import deeppart
 
 #: Where to stop and be killed: (class or module, attribute, which call, before or after it).
 STAGES = {
-    "writing the local part": ("deeppart.levels.files.DurableFile", "write", 2, "local"),
-    "naming the local part": ("deeppart.levels.files.DurableFile", "commit", 1, "local"),
-    "writing the persistent part": ("deeppart.levels.files.DurableFile", "write", 1, "ckpt"),
-    "naming the persistent part": ("deeppart.levels.files.DurableFile", "commit", 1, "part-"),
-    "naming the manifest": ("deeppart.levels.files.DurableFile", "commit", 1, "manifest"),
-    "retiring": ("deeppart.levels.persistent.PersistentLevel", "remove", 1, ""),
+    "writing the local part": ("deeppart.storage.files.DurableFile", "write", 2, "local"),
+    "naming the local part": ("deeppart.storage.files.DurableFile", "commit", 1, "local"),
+    "writing the persistent part": ("deeppart.storage.files.DurableFile", "write", 1, "ckpt"),
+    "naming the persistent part": ("deeppart.storage.files.DurableFile", "commit", 1, "part-"),
+    "naming the manifest": ("deeppart.storage.files.DurableFile", "commit", 1, "manifest"),
+    "retiring": ("deeppart.storage.persistent.PersistentLevel", "remove", 1, ""),
     "capturing": ("deeppart.state.capture.CapturePlan", "copy", 1, ""),
-    "restoring": ("deeppart.distribute._Flight", "__init__", 2, ""),
+    "restoring": ("deeppart.recovery.distribute._Flight", "__init__", 2, ""),
 }
 
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.levels.steps import parse_step_directory_name
+from deeppart.storage.steps import parse_step_directory_name
 from tests.mpi import launch
 
 #: Where rank 1 hangs, in its third checkpoint: (function, what the path that it is about must contain).
 STAGES = {
-    "naming a local part": ("deeppart.levels.files.DurableFile.commit", "/local/"),
-    "naming a copy": ("deeppart.levels.files.DurableFile.commit", "/partner/"),
-    "naming a persistent part": ("deeppart.levels.files.DurableFile.commit", "/ckpt/"),
-    "retiring on its node": ("deeppart.levels.node.NodeLevel.retire", ""),
+    "naming a local part": ("deeppart.storage.files.DurableFile.commit", "/local/"),
+    "naming a copy": ("deeppart.storage.files.DurableFile.commit", "/partner/"),
+    "naming a persistent part": ("deeppart.storage.files.DurableFile.commit", "/ckpt/"),
+    "retiring on its node": ("deeppart.storage.node.NodeLevel.retire", ""),
 }
 
 

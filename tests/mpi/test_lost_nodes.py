@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import deeppart
-import deeppart.healing
-import deeppart.levels.straightening
+import deeppart.repair.heal
+import deeppart.storage.straightening
 from deeppart.comm.mpi import MpiComm
 from deeppart.errors import CheckpointError, RestoreError, StorageError
-from deeppart.exchange.memory import Arena
-from deeppart.inspecting.planning import plan_together
+from deeppart.nodes.exchange.memory import Arena
+from deeppart.offline.inspect.planning import plan_together
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -316,9 +316,9 @@ def refuse_on(rank: int, fault: str, patch: pytest.MonkeyPatch) -> None:
         file.abort()
         raise StorageError("cannot write a checkpoint file", found="No space left on device (errno 28)")
 
-    patch.setattr(deeppart.levels.straightening, "exchange_names", refuse)
+    patch.setattr(deeppart.storage.straightening, "exchange_names", refuse)
     if fault == "full" and rank % 2:
-        patch.setattr(deeppart.healing, "fill", full)
+        patch.setattr(deeppart.repair.heal, "fill", full)
 
 
 @pytest.mark.timeout(110)
@@ -360,7 +360,7 @@ def without_memory(comm: Any, directory: Path) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if comm.rank == 1:
-            patch.setattr(deeppart.healing, "fill", short)
+            patch.setattr(deeppart.repair.heal, "fill", short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
     told = [str(each.message) for each in caught if each.category is deeppart.BackgroundFailureWarning]
@@ -382,7 +382,7 @@ def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any])
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
         if comm.rank == 1:
-            patch.setattr(deeppart.healing, "PartReader", short)
+            patch.setattr(deeppart.repair.heal, "PartReader", short)
         began = time.monotonic()
         results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
     return [*results, restore(comm, directory, settings)[:2]]
@@ -448,7 +448,7 @@ def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | 
     if comm.rank == 0:
         exchange(*sorted((directory / "local").glob("*/step-*/part-0000[01]-*")))
     comm.Barrier()
-    renamed, exchange_names = [], deeppart.levels.straightening.exchange_names
+    renamed, exchange_names = [], deeppart.storage.straightening.exchange_names
 
     def slowly(*paths: Any) -> None:
         renamed.append(paths)
@@ -456,7 +456,7 @@ def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | 
         exchange_names(*paths)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deeppart.levels.straightening, "exchange_names", slowly)
+        patch.setattr(deeppart.storage.straightening, "exchange_names", slowly)
         found = restore(comm, directory, settings)[:2]
     return len(renamed), found
 

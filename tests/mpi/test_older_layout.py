@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.levels.steps import parse_step_directory_name
+from deeppart.storage.steps import parse_step_directory_name
 from tests.golden.make_older_layout import make_config, make_state
 from tests.unit.cli_support import call, call_json
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import scrubbing
+from deeppart.repair import scrub
 from tests.mpi.test_scrubbing import flip, is_sound
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -124,7 +124,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[bool, list[str]]:
 
 @pytest.mark.timeout(110)
 def test_scrubbing_repairs_from_it(run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubbing, "SLICE_S", 0.05)
+    monkeypatch.setattr(scrub, "SLICE_S", 0.05)
     results = run_on(4, scrubbed, shared_path)
     assert all(sound for sound, _ in results)
     assert any("(node of rank 0): repaired from the other copies" in text for text in results[0][1]), results[0][1]

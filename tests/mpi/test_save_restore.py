@@ -423,8 +423,8 @@ def test_the_order_of_ordered_tables_is_each_ranks_own(run_on: Any, shared_path:
 
 def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
     """Part and path of every part file that this rank reads chunks of."""
-    from deeppart import recovery
-    from deeppart.loading import OpenedPart
+    from deeppart.recovery import recover
+    from deeppart.recovery.load_part import OpenedPart
 
     read: list[tuple[int, str]] = []
 
@@ -432,7 +432,7 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
         read.append((what.part, what.source.path))
         return OpenedPart(source, what, attempt, signing)
 
-    recovery.OpenedPart = recording  # type: ignore[assignment, misc]
+    recover.OpenedPart = recording  # type: ignore[assignment, misc]
     assert restore(comm, directory)[0] == 3
     return read
 
@@ -471,7 +471,7 @@ def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
 
 
 def test_parts_on_tmpfs_are_used_where_they_lie(run_on: Any, shared_path: Path) -> None:
-    from deeppart.levels.mapped import lies_in_memory
+    from deeppart.storage.mapped import lies_in_memory
 
     memory = Path("/dev/shm")
     if not memory.is_dir() or not lies_in_memory(memory):

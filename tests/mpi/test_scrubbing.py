@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import scrubbing
-from deeppart.levels.node import stored_parity, take_stock
 from deeppart.part import FileSource, ParityReader, PartReader
+from deeppart.repair import scrub
+from deeppart.storage.node import stored_parity, take_stock
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -102,7 +102,7 @@ def scrubbed(comm: Any, directory: Path) -> tuple[list[str], list[str], int]:
 
 @pytest.mark.timeout(110)
 def test_damage_is_found_and_repaired(run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrubbing, "SLICE_S", 0.05)
+    monkeypatch.setattr(scrub, "SLICE_S", 0.05)
     results = run_on(4, scrubbed, shared_path)
     for rank, (lost, told, repaired) in enumerate(results):
         assert lost == []
@@ -155,7 +155,7 @@ def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]
 def test_what_is_retired_meanwhile_is_not_taken_for_lost(
     run_on: Any, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubbing, "SLICE_S", 0.05)
+    monkeypatch.setattr(scrub, "SLICE_S", 0.05)
     assert run_on(4, retired_meanwhile, shared_path) == [(0, [], True)] * 4
 
 

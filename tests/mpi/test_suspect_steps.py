@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.inspecting.listing import list_directory
+from deeppart.offline.inspect.listing import list_directory
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),

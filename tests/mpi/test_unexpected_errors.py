@@ -16,13 +16,18 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import completing, pipeline, protecting, recovery, restoring, scrubbing, session, writing
-from deeppart import saving as saving_module
-from deeppart.exchange.memory import Arena
-from deeppart.incremental import Incremental
-from deeppart.levels import node
-from deeppart.loading import OpenedPart
+from deeppart.nodes.exchange.memory import Arena
 from deeppart.part import PartSummary
+from deeppart.recovery import apply, recover
+from deeppart.recovery.load_part import OpenedPart
+from deeppart.repair import scrub
+from deeppart.save import complete, pipeline, protect, write
+from deeppart.save import foreground as saving_module
+from deeppart.save.incremental import Incremental
+from deeppart.save.job import Opened
+from deeppart.save.lease import StagingLease
+from deeppart.session import open as session
+from deeppart.storage import node
 from tests.mpi.test_suspect_steps import TIMEOUT_S, checkpointer
 
 pytestmark = [
@@ -78,15 +83,25 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "expected"),
     [
-        (completing, "encode_manifest", 0, [["persistent"]]),
+        (complete, "encode_manifest", 0, [["persistent"]]),
         (saving_module, "partition", 1, [["local", "persistent"]]),
-        (writing.ShareWriter, "look", 1, [["local", "persistent"]]),
+        (write.ShareWriter, "look", 1, [["local", "persistent"]]),
         (PartSummary, "record", 1, [["local"], ["persistent"]]),  # whichever of the two threads reports first
         (Incremental, "completed", 1, [[]]),
         (pipeline.Pipeline, "_write_local", 1, [["local"]]),
-        (pipeline.Pipeline, "_pass_on", 1, [["local", "persistent"]]),
+        (Opened, "__init__", 1, [["local", "persistent"]]),
+        (StagingLease, "stored", 1, [["local"]]),
     ],
-    ids=["the manifest", "planning", "looking at the share", "the report", "remembering", "storing", "passing on"],
+    ids=[
+        "the manifest",
+        "planning",
+        "looking at the share",
+        "the report",
+        "remembering",
+        "storing",
+        "passing on",
+        "giving back",
+    ],
 )
 def test_a_checkpoint_fails_on_all_ranks_and_the_next_one_is_complete(
     run_on: Any, shared_path: Path, owner: Any, name: str, on_rank: int, expected: list[list[str]]
@@ -121,14 +136,14 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
     [
         (session, "committed_steps", 0, ["CheckpointError", "RemoteRankError"]),
         (session, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
-        (recovery, "read_manifests", 0, ["step 1", "step 1"]),
-        (recovery, "take_stock", 1, ["step 1", "step 1"]),
+        (recover, "read_manifests", 0, ["step 1", "step 1"]),
+        (recover, "take_stock", 1, ["step 1", "step 1"]),
         (OpenedPart, "load", 1, ["step 1", "step 1"]),
-        (restoring, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
-        (restoring, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
-        (restoring, "put", 1, ["RemoteRankError", "CheckpointError"]),
-        (restoring, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
-        (restoring._Restoring, "__init__", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply, "put", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply._Restoring, "__init__", 1, ["RemoteRankError", "CheckpointError"]),
         (OpenedPart, "load", 0, ["step 1", "step 1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -171,7 +186,7 @@ def scrubbing_without_memory(comm: Any, directory: Path) -> tuple[bool, bool]:
     """A part is gone; at the first try to rebuild it, one rank has no memory for the exchange."""
     settings = {"every": {"partner": 0, "parity": 1, "persistent": 0}, "parity_group": 4, "parity_tolerate": 2}
     with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, scrub_bandwidth=1e9, **settings) as ck:
-        patch.setattr(scrubbing, "SLICE_S", 0.05)
+        patch.setattr(scrub, "SLICE_S", 0.05)
         left = let_fail(patch, Arena, "reserve", False, OSError(12, "Cannot allocate memory"))
         ck.checkpoint(state(1), 1).wait("parity", timeout=200)
         comm.Barrier()
@@ -200,7 +215,7 @@ def unread_once(comm: Any, directory: Path, name: str, error: Exception) -> tupl
         ck.checkpoint(state(1), 1).wait("local", timeout=200)
     comm.Barrier()
     live, outcome = state(0), ""
-    owner = recovery if name == "take_stock" else node
+    owner = recover if name == "take_stock" else node
     with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, **alone) as ck:
         left = let_fail(patch, owner, name, comm.rank == 1, error)
         try:
@@ -231,7 +246,7 @@ def copying(comm: Any, directory: Path, name: str) -> tuple[list[str], float]:
     """How the partner level ends, step by step, where one rank cannot prepare the exchange at the first."""
     found, began = list[str](), time.monotonic()
     with on_nodes(comm, directory, every={"partner": 1, "persistent": 0}) as ck, pytest.MonkeyPatch.context() as patch:
-        left = let_fail(patch, protecting.Protector, name, comm.rank == 1, MemoryError("none left"))
+        left = let_fail(patch, protect.Protector, name, comm.rank == 1, MemoryError("none left"))
         for step in (1, 2, 3):
             pending = ck.checkpoint(state(step), step)
             pending.wait("local", timeout=200)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import commit
+from deeppart.comm import commit
 
 
 def config(directory: Path, level: str, timeout: float) -> deeppart.Config:

@@ -147,7 +147,7 @@ def go_on_at_once(directory: Path) -> list[str]:
     """A rank whose memory is in use by what is rebuilt comes late to the next checkpoint; the others wait there."""
     from mpi4py import MPI
 
-    from deeppart.healing import Healer
+    from deeppart.repair.heal import Healer
 
     def late(healer: Healer, *args: Any) -> Any:
         time.sleep(1.0)  # the others wait in checkpoint() by then
@@ -178,9 +178,10 @@ def one_rank_looks(directory: Path) -> int:
     """``if rank == 0: pending.wait()``, with the other ranks already at the next checkpoint, or at a restore."""
     from mpi4py import MPI
 
-    from deeppart import checkpointer, driving
+    from deeppart import checkpointer
+    from deeppart.comm import driver
 
-    checkpointer._ROUND_PATIENCE_S = driving._BULK_S = 0.0
+    checkpointer._ROUND_PATIENCE_S = driver._BULK_S = 0.0
     leads = MPI.COMM_WORLD.rank == 0
     with deeppart.Checkpointer(config(directory, timeout=40.0)) as ck:
         for step in range(1, 9):
@@ -201,9 +202,10 @@ def two_at_once(directory: Path) -> int:
     """Two checkpointers of a process, waited for in another order on each rank."""
     from mpi4py import MPI
 
-    from deeppart import checkpointer, driving
+    from deeppart import checkpointer
+    from deeppart.comm import driver
 
-    checkpointer._ROUND_PATIENCE_S = driving._BULK_S = 0.0
+    checkpointer._ROUND_PATIENCE_S = driver._BULK_S = 0.0
     with (
         deeppart.Checkpointer(config(directory / "a", timeout=40.0)) as one,
         deeppart.Checkpointer(config(directory / "b", timeout=40.0)) as other,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import deeppart
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,3 +44,10 @@ def test_make_targets_of_the_readme_exist() -> None:
     for target in sorted(named):
         dry = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False)
         assert dry.returncode == 0, f"README.md says `make {target}`: {dry.stderr}"
+
+
+def test_no_module_takes_the_place_of_a_public_name() -> None:
+    """Importing ``deeppart.restore`` as a module would make it the attribute ``restore`` of the package."""
+    modules = {path.stem for path in (ROOT / "deeppart").iterdir() if path.name != "__init__.py"}
+    assert not modules & set(deeppart.__all__)
+    assert {"checkpoint", "restore", "load"} <= set(deeppart.__all__)

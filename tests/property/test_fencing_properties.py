@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from deeppart.errors import DirectoryInUseError, StorageError
-from deeppart.levels import keeping, persistent
-from deeppart.levels.files import DurableFile
-from deeppart.levels.node import NODE_FOLDERS, NodeLevel, node_root
-from deeppart.levels.persistent import DirectoryOwner, PersistentLevel
-from deeppart.levels.steps import list_steps, parse_step_directory_name
-from deeppart.levels.timestamps import timestamp
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
-from deeppart.retention import Retention
+from deeppart.save.retention import Retention
+from deeppart.storage import keeping, persistent
+from deeppart.storage.files import DurableFile
+from deeppart.storage.node import NODE_FOLDERS, NodeLevel, node_root
+from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+from deeppart.storage.steps import list_steps, parse_step_directory_name
+from deeppart.storage.timestamps import timestamp
 
 LEVELS = ("local", "partner", "parity", "persistent")
 

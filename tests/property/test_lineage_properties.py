@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
-from deeppart.levels.persistent import DirectoryOwner
+from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
+from deeppart.storage.persistent import DirectoryOwner
 
 NAMES = "abc"
 

@@ -8,14 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from deeppart.redundancy import (
-    Nodes,
-    Stripes,
-    parity_groups,
-    parity_sets,
-    partner_copies,
-    partner_nodes,
-)
+from deeppart.plan.redundancy import Nodes, Stripes, parity_groups, parity_sets, partner_copies, partner_nodes
 
 
 @st.composite

@@ -21,7 +21,7 @@ from deeppart_simulator.states import read_state
 from deeppart_simulator.survival import Stored, placement, recover
 
 from deeppart.errors import ConfigError
-from deeppart.interval import best, young
+from deeppart.plan.interval import best, young
 
 DAY = 86400.0
 #: A job whose checkpoints block for a known time and do nothing in the background that takes any.

@@ -9,15 +9,7 @@ import pytest
 from deeppart_simulator.machine_files import machine_toml, preset_names, read_machine
 
 from deeppart.errors import ConfigError
-from deeppart.units import (
-    read_bytes,
-    read_rate,
-    read_seconds,
-    show_bytes,
-    show_rate,
-    show_seconds,
-    show_share,
-)
+from deeppart.model.units import read_bytes, read_rate, read_seconds, show_bytes, show_rate, show_seconds, show_share
 
 LEAST = """
 nodes = 4

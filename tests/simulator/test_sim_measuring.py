@@ -14,7 +14,7 @@ from deeppart_simulator.measuring import Directories, measure
 from deeppart_simulator.validate import Comparison, Validation, predict
 
 import deeppart
-from deeppart.calibrating.tasks import SaveTask, Tasks, read_tasks, tasks_json
+from deeppart.cli.calibrate.tasks import SaveTask, Tasks, read_tasks, tasks_json
 
 
 def _samples(ranks: int, crowding: float = 1.0) -> list[Sample]:

@@ -14,20 +14,20 @@ from click.testing import CliRunner, Result
 import deeppart
 from deeppart.cli import main
 from deeppart.codec import Chooser
-from deeppart.levels.encoding import Encoders
-from deeppart.levels.files import DurableFile
-from deeppart.levels.persistent import PersistentLevel
-from deeppart.levels.steps import list_steps, step_directory
-from deeppart.levels.timestamps import now
-from deeppart.levels.transfer import Encoding, Staged, write_part
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
+from deeppart.save.encoding import Encoders
+from deeppart.save.transfer import Encoding, Staged, write_part
 from deeppart.state.document import PartDocument
 from deeppart.state.flatten import flatten
 from deeppart.state.layout import lay_out
 from deeppart.state.leaves import flat_bytes, leaf_type
 from deeppart.state.structure import encode_tree
 from deeppart.state.values import encode_value
+from deeppart.storage.files import DurableFile
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage.timestamps import now
 
 MEGABYTE = 1 << 20
 RAW = Encoding(Chooser("none"), Encoders(0))

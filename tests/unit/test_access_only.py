@@ -1,4 +1,4 @@
-"""No room but ``access/`` turns a path into a file: what it refuses cannot be reached in another way."""
+"""No package but ``access/`` turns a path into a file: what it refuses cannot be reached in another way."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ OF_PATH = frozenset(
 MODULES = frozenset({"shutil", "tempfile", "glob", "fileinput"})
 #: Where something else than what lies below a checkpoint directory is meant, and what.
 MEANT = {
-    ("config.py", "is_file"): "deeppart.toml, and the machine file",
-    ("config.py", "open"): "the same",
-    ("commanding.py", "os.open"): "/dev/null",
-    ("calibrating/__main__.py", "read_text"): "a list of tasks that deeppart-sim has just written",
-    ("levels/mapped.py", "os.stat"): "which file system it is on; nothing is read",
-    ("levels/mapped.py", "read_text"): "/proc/self/mountinfo",
-    ("levels/persistent.py", "os.stat"): "what /proc says other processes have open",
-    ("levels/persistent.py", "glob"): "the same",
-    ("levels/persistent.py", "iterdir"): "the same",
-    ("levels/persistent.py", "read_text"): "the same",
-    ("reading.py", "is_dir"): "the directory that the caller named",
-    ("inspecting/listing.py", "stat"): "the directory that the caller named",
-    ("inspecting/listing.py", "is_file"): "whether the caller named the directory of a step",
-    ("inspecting/listing.py", "iterdir"): "the same",
-    ("levels/recognizing.py", "is_file"): "what the caller named, for the message",
-    ("levels/recognizing.py", "is_dir"): "the same",
-    ("levels/recognizing.py", "os.listdir"): "the same",
-    ("session.py", "is_dir"): "the same",
+    ("config/sources.py", "is_file"): "deeppart.toml, and the machine file",
+    ("config/sources.py", "open"): "the same",
+    ("cli/commands.py", "os.open"): "/dev/null",
+    ("cli/calibrate/__main__.py", "read_text"): "a list of tasks that deeppart-sim has just written",
+    ("storage/mapped.py", "os.stat"): "which file system it is on; nothing is read",
+    ("storage/mapped.py", "read_text"): "/proc/self/mountinfo",
+    ("storage/persistent.py", "os.stat"): "what /proc says other processes have open",
+    ("storage/persistent.py", "glob"): "the same",
+    ("storage/persistent.py", "iterdir"): "the same",
+    ("storage/persistent.py", "read_text"): "the same",
+    ("offline/load.py", "is_dir"): "the directory that the caller named",
+    ("offline/inspect/listing.py", "stat"): "the directory that the caller named",
+    ("offline/inspect/listing.py", "is_file"): "whether the caller named the directory of a step",
+    ("offline/inspect/listing.py", "iterdir"): "the same",
+    ("storage/recognizing.py", "is_file"): "what the caller named, for the message",
+    ("storage/recognizing.py", "is_dir"): "the same",
+    ("storage/recognizing.py", "os.listdir"): "the same",
+    ("session/open.py", "is_dir"): "the same",
 }
 
 
@@ -74,7 +74,7 @@ def _is_access(value: ast.expr) -> bool:
 def test_files_are_reached_by_way_of_access(path: Path) -> None:
     name = str(path.relative_to(ROOT))
     if name.startswith(("access/", "testing/")):
-        pytest.skip("the room itself; helpers for tests")
+        pytest.skip("the package itself; helpers for tests")
     found = [f"{name}:{line}: {call}" for line, call in calls(path.read_text()) if (name, call) not in MEANT]
     assert not found
 
@@ -82,7 +82,7 @@ def test_files_are_reached_by_way_of_access(path: Path) -> None:
 def test_what_is_allowed_is_there() -> None:
     """An exception that nothing needs any more is taken away."""
     found = {(name, call) for name, _ in MEANT for _, call in calls((ROOT / name).read_text())}
-    unused = [each for each in MEANT if each not in found and each != ("config.py", "open")]
+    unused = [each for each in MEANT if each not in found and each != ("config/sources.py", "open")]
     assert not unused
 
 

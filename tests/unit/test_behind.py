@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.levels.behind import WriteBehind
-from deeppart.levels.files import ALIGNMENT, BLOCK_BYTES, DurableFile
-from deeppart.levels.workers import Workers
 from deeppart.part import Sink
+from deeppart.save.behind import WriteBehind
+from deeppart.save.workers import Workers
+from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES, DurableFile
 
 RANDOM = np.random.default_rng(5)
 PATIENCE_S = 20.0

@@ -16,11 +16,11 @@ from deeppart.cadence.auto import Decider
 from deeppart.cadence.costs import GUESSED_SLOWDOWN, CostMeter
 from deeppart.cadence.failures import JOB_MTBF_S, NODE_MTBF_S
 from deeppart.errors import DeeppartWarning
-from deeppart.interval import LevelCost, best, waste
-from deeppart.levels.files import DurableFile
-from deeppart.levels.steps import MANIFEST_NAME, step_directory
 from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
+from deeppart.plan.interval import LevelCost, best, waste
+from deeppart.storage.files import DurableFile
+from deeppart.storage.steps import MANIFEST_NAME, step_directory
 from tests.histories import often_failing
 
 ALL = ("local", "partner", "persistent")

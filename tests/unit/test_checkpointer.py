@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import leaving, reading
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -22,11 +21,13 @@ from deeppart.errors import (
     RestoreError,
     StepExistsError,
 )
-from deeppart.levels import persistent
-from deeppart.levels.files import DurableFile
-from deeppart.levels.steps import list_steps
+from deeppart.offline import load
 from deeppart.part import FileSource
+from deeppart.session import leave
 from deeppart.state.capture import Staging
+from deeppart.storage import persistent
+from deeppart.storage.files import DurableFile
+from deeppart.storage.steps import list_steps
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block, step_dir
 
@@ -190,7 +191,7 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
     memory: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     name = "read_manifest" if gone == "manifest" else "_open_part"
-    module = persistent if gone == "manifest" else reading
+    module = persistent if gone == "manifest" else load
     real = getattr(module, name)
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
@@ -203,7 +204,7 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
 
         monkeypatch.setattr(module, name, train_on)
         assert deeppart.load(memory / "p")["step"] == 2
-        monkeypatch.setattr(reading, "_open_part", lambda *arguments: FileSource(memory / "p" / "nothing"))
+        monkeypatch.setattr(load, "_open_part", lambda *arguments: FileSource(memory / "p" / "nothing"))
         with pytest.raises(deeppart.StorageError, match="No such file"):
             deeppart.load(memory / "p")
 
@@ -270,7 +271,7 @@ def test_a_step_number_may_go_backwards(memory: Path) -> None:
 
 def test_the_newest_commit_stays_whatever_the_clock_says(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Restarted on a node whose clock is a year behind."""
-    from deeppart.levels import timestamps
+    from deeppart.storage import timestamps
 
     with deeppart.Checkpointer(config(memory, keep={"persistent": 2})) as ck:
         for step in (1, 2):
@@ -482,7 +483,7 @@ def test_the_end_of_the_process_waits_for_a_session_that_is_being_given_back(
         with deeppart.Checkpointer(config(memory)):
             1 / 0  # noqa: B018
     assert not over.is_set()
-    leaving.break_off()
+    leave.break_off()
     assert over.is_set()
 
 
@@ -583,7 +584,8 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
 
 
 def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart import completing, writing
+    from deeppart.save import complete as completing
+    from deeppart.save import write
 
     def broken(*arguments: Any) -> Any:
         raise ZeroDivisionError("a bug")
@@ -591,7 +593,7 @@ def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkey
     with deeppart.Checkpointer(config(memory)) as ck:
         for number, name in enumerate(("write_part", "copy_part", "commit_round", "Manifest")):
             with monkeypatch.context() as patch:
-                patch.setattr(writing if hasattr(writing, name) else completing, name, broken)
+                patch.setattr(write if hasattr(write, name) else completing, name, broken)
                 pending = ck.checkpoint(state(number), 10 * number)
                 deadline = time.monotonic() + 200
                 while not pending.finished:
@@ -645,7 +647,7 @@ def test_a_long_run_does_not_grow(memory: Path) -> None:
 
 
 def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart.levels import files
+    from deeppart.storage import files
 
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)

@@ -177,7 +177,7 @@ def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told() ->
     done = run(
         """
         import torch, deeppart
-        from deeppart.levels.persistent import PersistentLevel
+        from deeppart.storage.persistent import PersistentLevel
 
         def refuse(*arguments):
             raise deeppart.StorageError("refused")
@@ -193,7 +193,7 @@ def test_a_failure_at_the_very_end_is_still_told() -> None:
     done = run(
         """
         import torch, deeppart
-        from deeppart.levels.persistent import PersistentLevel
+        from deeppart.storage.persistent import PersistentLevel
 
         def refuse(*arguments):
             raise deeppart.StorageError("refused")

@@ -25,9 +25,9 @@ from deeppart.errors import (
     DirectoryInUseError,
     LaunchError,
 )
-from deeppart.levels import persistent
-from deeppart.levels.lineage import LOCK_NAME
-from deeppart.levels.persistent import DirectoryOwner
+from deeppart.storage import persistent
+from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage.persistent import DirectoryOwner
 
 HOLDER = """
     import sys, deeppart

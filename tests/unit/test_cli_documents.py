@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from deeppart.levels.suspects import Suspicions
 from deeppart.model import SuspectLeaf
+from deeppart.storage.suspects import Suspicions
 from tests.unit.cli_support import call_json, flip, forge, manifest_path, part_path, save
 
 COMMANDS = ("ls", "show", "verify", "restore", "export", "prune")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.inspecting.listing import list_directory, name_ranks
-from deeppart.inspecting.ownership import read_owner
+from deeppart.offline.inspect.listing import list_directory, name_ranks
+from deeppart.offline.inspect.ownership import read_owner
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.inspecting.ownership import hold_directory, read_owner
-from deeppart.inspecting.pruning import Selection, plan_prune
-from deeppart.levels.lineage import LOCK_NAME
+from deeppart.offline.inspect.ownership import hold_directory, read_owner
+from deeppart.offline.inspect.pruning import Selection, plan_prune
+from deeppart.storage.lineage import LOCK_NAME
 from tests.unit.cli_support import (
     call,
     call_json,

@@ -212,7 +212,7 @@ def test_a_part_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
 
 def test_shapes_that_differ_between_ranks_are_shown(tmp_path: Path) -> None:
     from deeppart.cli.show import _description
-    from deeppart.inspecting.contents import Leaf
+    from deeppart.offline.inspect.contents import Leaf
     from deeppart.state.leaves import LeafType
 
     kinds = {0: LeafType("torch", "uint8", (4,)), 1: LeafType("torch", "uint8", (5,))}

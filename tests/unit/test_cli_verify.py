@@ -14,9 +14,9 @@ import pytest
 
 import deeppart
 from deeppart.cli.output import PlainConsole
-from deeppart.inspecting.choosing import choose_steps
-from deeppart.inspecting.cover import Fault, find_faults
-from deeppart.inspecting.verifying import verify
+from deeppart.offline.inspect.choosing import choose_steps
+from deeppart.offline.inspect.cover import Fault, find_faults
+from deeppart.offline.inspect.verifying import verify
 from deeppart.part import SPAN_DTYPE, FileSource, PartReader
 from deeppart.state.document import PartDocument
 from tests.golden import forge as by_hand

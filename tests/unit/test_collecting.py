@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from deeppart.collecting import collection_paused
+from deeppart._gc import collection_paused
 from deeppart.state.document import PartDocument
 from deeppart.state.leaves import LeafType
 

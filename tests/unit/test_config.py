@@ -14,16 +14,11 @@ from typing import Any
 import pytest
 
 from deeppart.codec import Chooser
-from deeppart.config import (
-    DEFAULT_EVERY,
-    DEFAULT_KEEP,
-    Config,
-    expand_directory,
-    job_name,
-    launcher_world,
-    node_name,
-)
+from deeppart.config import Config
+from deeppart.config.checks import DEFAULT_EVERY
+from deeppart.config.job import expand_directory, job_name, launcher_world, node_name
 from deeppart.errors import ConfigError
+from deeppart.model import DEFAULT_KEEP
 from tests.users import STRANGER, needs_root
 
 
@@ -388,11 +383,11 @@ def test_rules_that_cannot_be_read_from_the_environment(monkeypatch: pytest.Monk
 
 def test_the_file_and_the_environment_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings are of one moment: none of them is from before a change, and another from after it."""
-    from deeppart import config
+    from deeppart.config import sources
 
-    read = config._read_environment
+    read = sources._read_environment
     calls = []
-    monkeypatch.setattr(config, "_read_environment", lambda found: calls.append(1) or read(found))
+    monkeypatch.setattr(sources, "_read_environment", lambda found: calls.append(1) or read(found))
     monkeypatch.setenv("DEEPPART_TIMEOUT", "7")
     assert Config(persistent_dir=str(tmp_path)).timeout == 7 and len(calls) == 1
     monkeypatch.setenv("DEEPPART_TIMEOUT", "8")

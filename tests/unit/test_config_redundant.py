@@ -9,8 +9,8 @@ import pytest
 
 from deeppart import Config
 from deeppart.errors import ConfigError
-from deeppart.protection import protect
-from deeppart.redundancy import Nodes
+from deeppart.nodes.pairing import protect
+from deeppart.plan.redundancy import Nodes
 
 
 @pytest.fixture(autouse=True)

@@ -15,18 +15,18 @@ import torch
 
 import deeppart
 from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
-from deeppart.compressing import Compressing, Processors, adds_to
 from deeppart.errors import CorruptFileError
-from deeppart.levels.encoding import Chunk, Encoders
-from deeppart.levels.files import DurableFile
-from deeppart.levels.relay import Relay, SourceLostError
-from deeppart.levels.transfer import Encoding, Staged, recode_part, write_part
-from deeppart.levels.workers import Workers
 from deeppart.model import Attempt
 from deeppart.part import FileSource, MemorySource, PartReader
+from deeppart.save.compress import Compressing, Processors, adds_to
+from deeppart.save.encoding import Chunk, Encoders
+from deeppart.save.relay import Relay, SourceLostError
+from deeppart.save.transfer import Encoding, Staged, recode_part, write_part
+from deeppart.save.workers import Workers
 from deeppart.state.document import PartDocument
 from deeppart.state.layout import lay_out
 from deeppart.state.leaves import LeafType
+from deeppart.storage.files import DurableFile
 
 RANDOM = np.random.default_rng(3)
 ATTEMPT = Attempt("0" * 32, "1" * 32, 0, 5, 1)
@@ -147,8 +147,7 @@ def written(share: Staged, path: Path, compression: str, only: set[str] | None =
     """A complete local part, as the drain sees it."""
     file = DurableFile(path)
     relay = Relay(file)
-    write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0)
-    relay.end(complete=True)
+    relay.complete(write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
     file.commit()
     return relay
 
@@ -196,7 +195,7 @@ def test_a_part_that_is_given_up_ends_the_one_that_follows_it(tmp_path: Path) ->
     share = staged(("float32", 1000))
     file = DurableFile(tmp_path / "local")
     relay = Relay(file)
-    threading.Timer(0.1, lambda: relay.end(complete=False)).start()
+    threading.Timer(0.1, relay.give_up).start()
     with pytest.raises(SourceLostError, match="not completed"):
         recoded(relay, share, Chooser("tensor"))
     file.abort()

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
-from deeppart.erasure import ReedSolomon, isal
 from deeppart.errors import ConfigError
+from deeppart.nodes.erasure import ReedSolomon, isal
 from tests.golden import forge
 
 Bytes = npt.NDArray[np.uint8]
@@ -212,7 +212,7 @@ def test_rebuild_refuses(blocks: list[Bytes], rows: list[int], wanted: list[int]
 
 def test_blocks_longer_than_the_library_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths are C ints there: a longer one would be taken for a negative number."""
-    monkeypatch.setattr("deeppart.erasure.reed_solomon._MOST_BLOCK_BYTES", 64)
+    monkeypatch.setattr("deeppart.nodes.erasure.reed_solomon._MOST_BLOCK_BYTES", 64)
     code = ReedSolomon(3, 2)
     code.encode([block()] * 3, [block(), block()])
     with pytest.raises(ValueError, match="65"):
@@ -232,7 +232,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, bundled: list[str]) -> str:
     """The message when only these files are found; whatever was loaded before stays loaded for other tests."""
     monkeypatch.setattr(isal, "_bundled", lambda: bundled)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    monkeypatch.setattr("deeppart.erasure.reed_solomon.library", isal.library.__wrapped__)
+    monkeypatch.setattr("deeppart.nodes.erasure.reed_solomon.library", isal.library.__wrapped__)
     with pytest.raises(ConfigError) as caught:
         ReedSolomon(2, 1)
     return str(caught.value)

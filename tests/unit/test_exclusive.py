@@ -12,11 +12,11 @@ import pytest
 
 from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.levels import exclusive
-from deeppart.levels.exclusive import rename_new
-from deeppart.levels.files import DurableFile
-from deeppart.levels.persistent import DirectoryOwner
-from deeppart.levels.small_files import create_file
+from deeppart.storage import exclusive
+from deeppart.storage.exclusive import rename_new
+from deeppart.storage.files import DurableFile
+from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.small_files import create_file
 
 WAYS = ("rename", "link", "claim")
 
@@ -170,7 +170,7 @@ def _start(way: str, root: Path, go: Any, found: Any) -> None:
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    from deeppart.levels import persistent
+    from deeppart.storage import persistent
 
     persistent.fcntl.flock = no_locks  # type: ignore[assignment]
     go.wait(60)

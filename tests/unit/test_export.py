@@ -19,12 +19,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import deeppart
-from deeppart.exporting import archive as archive_module
-from deeppart.exporting import export
-from deeppart.levels.steps import MANIFEST_NAME
+from deeppart.offline.export import archive as archive_module
+from deeppart.offline.export import export
 from deeppart.state.leaves import TORCH_DTYPES
 from deeppart.state.runs import decode_leaf_value
 from deeppart.state.values import decode_value
+from deeppart.storage.steps import MANIFEST_NAME
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
 from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, part_path, save, step_dir, steps_in
@@ -238,7 +238,7 @@ def test_storage_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
     code = f"""
         import resource
         from deeppart.errors import StorageError
-        from deeppart.exporting import export
+        from deeppart.offline.export import export
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
         try:
             export({str(tmp_path / "ckpt")!r}, {str(tmp_path / "out.h5")!r})

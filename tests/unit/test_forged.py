@@ -20,17 +20,17 @@ from deeppart.cadence.history import History
 from deeppart.codec.zstd import read_frame
 from deeppart.config import Config
 from deeppart.errors import ConfigError, CorruptFileError, DirectoryInUseError, FormatError, StateError, StorageError
-from deeppart.exporting.archive import export
-from deeppart.inspecting.ownership import read_owner
-from deeppart.levels.persistent import DirectoryOwner
 from deeppart.model import Attempt
+from deeppart.offline.export.archive import export
+from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import MemorySource, PartReader
 from deeppart.part.json_text import parse_json
-from deeppart.restart import Inventory, StoredPart, survey
+from deeppart.plan.restart import Inventory, StoredPart, survey
 from deeppart.state.leaves import LeafType
 from deeppart.state.runs import decode_leaf_value
 from deeppart.state.structure import decode_structure
 from deeppart.state.values import decode_value
+from deeppart.storage.persistent import DirectoryOwner
 from tests.fuzz.edits import RUNS
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import DirectoryInUseError
-from deeppart.levels.lineage import LOCK_NAME
-from deeppart.levels.persistent import DirectoryOwner
+from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage.persistent import DirectoryOwner
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(t
     script = """
         import os, signal, sys, time
         from pathlib import Path
-        from deeppart.levels.persistent import DirectoryOwner
+        from deeppart.storage.persistent import DirectoryOwner
         owner = DirectoryOwner(Path(sys.argv[1]), "first")
         worker = os.fork()
         if worker == 0:

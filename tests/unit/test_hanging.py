@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import hanging
+from deeppart.access import hanging
 from deeppart.errors import CheckpointError, PeerTimeoutError
 from deeppart.testing.faults import StorageFaults
 

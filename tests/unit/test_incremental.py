@@ -18,24 +18,16 @@ from hypothesis import strategies as st
 
 import deeppart
 from deeppart.codec import EncodedChunk
-from deeppart.inspecting.choosing import choose_steps
-from deeppart.inspecting.verifying import verify
-from deeppart.levels import links
-from deeppart.levels.files import DurableFile
-from deeppart.levels.node import take_stock
-from deeppart.levels.steps import parse_step_directory_name, remove_step
-from deeppart.levels.unchanged import (
-    LEAST_LIVE,
-    MOST_BASES,
-    SAMPLED_CHUNKS,
-    SPACE_FACTOR,
-    Holdings,
-    choose,
-    raw_digests,
-)
 from deeppart.model import BaseRecord
+from deeppart.offline.inspect.choosing import choose_steps
+from deeppart.offline.inspect.verifying import verify
 from deeppart.part import ChunkPlace, parse_base_file_name
+from deeppart.save.unchanged import LEAST_LIVE, MOST_BASES, SAMPLED_CHUNKS, SPACE_FACTOR, Holdings, choose, raw_digests
 from deeppart.state.layout import ChunkPlan
+from deeppart.storage import links
+from deeppart.storage.files import DurableFile
+from deeppart.storage.node import take_stock
+from deeppart.storage.steps import parse_step_directory_name, remove_step
 from deeppart.testing.faults import StorageFaults
 from deeppart.testing.states import difference
 from tests.unit.cli_support import invoke, step_dir

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeppart.errors import ConfigError
-from deeppart.interval import LEAST_PERIOD_S, MOST_EVERY, LevelCost, best, daly, waste, young
+from deeppart.plan.interval import LEAST_PERIOD_S, MOST_EVERY, LevelCost, best, daly, waste, young
 
 
 def level(name: str, cost: float, rate: float, **more: float) -> LevelCost:

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart import leaving
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
+from deeppart.session import leave
 from deeppart.state import deferred, lazy, owners
 from deeppart.state.capture import CallCopy
 from deeppart.testing.states import difference
@@ -420,7 +420,7 @@ def test_nothing_is_held_back_after_the_end(tmp_path: Path) -> None:
                 if failing:
                     raise KeyError("training")
         except KeyError:
-            leaving.settle(60)  # what had begun comes to its end first
+            leave.settle(60)  # what had begun comes to its end first
         assert not owners.REGISTRY._listeners and owners.REGISTRY._hook is None
         optimizer.step()
     gone = owners.REGISTRY.stepped()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deeppart.ledger import Ledger
 from deeppart.model import Attempt, StepKey
+from deeppart.save.ledger import Ledger
 
 
 def test_a_step_is_held_or_retired_never_both() -> None:

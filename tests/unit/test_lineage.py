@@ -22,9 +22,9 @@ import torch
 import deeppart
 from deeppart import access
 from deeppart.errors import DeeppartWarning, StorageError
-from deeppart.levels import exclusive, lineage
-from deeppart.levels.lineage import LINEAGE_NAME, LOCK_NAME
-from deeppart.levels.persistent import DirectoryOwner
+from deeppart.storage import exclusive, lineage
+from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
+from deeppart.storage.persistent import DirectoryOwner
 from tests.unit import cli_support
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deeppart.levels import mapped
-from deeppart.levels.mapped import bytes_in_memory, file_memory, forget_all, forget_removed, lies_in_memory
+from deeppart.storage import mapped
+from deeppart.storage.mapped import bytes_in_memory, file_memory, forget_all, forget_removed, lies_in_memory
 
 NBYTES = 20_000_000  # more than two of the units in which pages are put in place
 

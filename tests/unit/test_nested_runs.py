@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import deeppart
 from deeppart.cli.show import _json_value
 from deeppart.errors import CorruptFileError, NewerFormatError, StateError, StructureMismatchError, UnsupportedLeafError
-from deeppart.inspecting.contents import read_contents
+from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.columns import MOST_LEVELS
 from deeppart.state.filling import fill, places
 from deeppart.state.flatten import Cuts, flatten, readable

@@ -16,9 +16,9 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 
-from deeppart.erasure import ReedSolomon
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
 from deeppart.model import Attempt, ParityIdentity, ParityMember
+from deeppart.nodes.erasure import ReedSolomon
 from deeppart.part import (
     FileSource,
     MemorySource,

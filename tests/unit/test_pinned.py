@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import loading
 from deeppart.errors import StorageError
-from deeppart.levels import pinned
-from deeppart.levels.mapped import file_system_of
-from deeppart.levels.pinned import Pinned, pin
 from deeppart.part import FileSource
+from deeppart.recovery import load_part
+from deeppart.storage import pinned
+from deeppart.storage.mapped import file_system_of
+from deeppart.storage.pinned import Pinned, pin
 
 NBYTES = 9_000_001
 
@@ -104,9 +104,9 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     with deeppart.Checkpointer(config) as checkpointer:
         checkpointer.checkpoint(state, 1).wait("persistent")
     rooms: list[int] = []
-    opened = loading.OpenedPart.load
+    opened = load_part.OpenedPart.load
 
-    def load(part: loading.OpenedPart, room: loading.Bytes, threads: int) -> loading.LoadedPart:
+    def load(part: load_part.OpenedPart, room: load_part.Bytes, threads: int) -> load_part.LoadedPart:
         rooms.append(part.room_bytes)
         return opened(part, room, threads)
 
@@ -114,7 +114,7 @@ def restore_and_compare(tmp_path: Path, *, in_place: bool) -> None:
     gc.collect()  # what tests before this one have left behind is not to be released meanwhile
     before = locked_bytes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading.OpenedPart, "load", load)
+        patch.setattr(load_part.OpenedPart, "load", load)
         with deeppart.Checkpointer(config) as checkpointer:
             assert checkpointer.restore(live) == 1
     assert all(torch.equal(live[name], value) for name, value in state.items())

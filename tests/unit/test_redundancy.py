@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from deeppart.redundancy import (
+from deeppart.plan.redundancy import (
     Copy,
     Member,
     Nodes,
@@ -18,7 +18,7 @@ from deeppart.redundancy import (
     partner_copies,
     partner_nodes,
 )
-from deeppart.redundancy.stripes import ALIGNMENT, MEMORY_BYTES, MOST_BLOCK_BYTES, MOST_MEMBERS
+from deeppart.plan.redundancy.stripes import ALIGNMENT, MEMORY_BYTES, MOST_BLOCK_BYTES, MOST_MEMBERS
 
 # --- topology ---------------------------------------------------------------------------------------------------------
 

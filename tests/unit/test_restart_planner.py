@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies
-from deeppart.restart import (
+from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies
+from deeppart.plan.restart import (
     Candidate,
     Committed,
     Inventory,

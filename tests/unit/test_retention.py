@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from deeppart.levels.keeping import Keeping
-from deeppart.levels.persistent import PersistentLevel
-from deeppart.levels.steps import list_steps, step_directory
-from deeppart.levels.timestamps import CommitClock
 from deeppart.model import StepKey
-from deeppart.retention import Retention
+from deeppart.save.retention import Retention
+from deeppart.storage.keeping import Keeping
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.steps import list_steps, step_directory
+from deeppart.storage.timestamps import CommitClock
 from tests.unit.cli_support import steps_in
 
 PATIENCE_S = 200.0

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.levels.node import take_stock
-from deeppart.levels.spares import set_aside, spares_directory
-from deeppart.levels.steps import remove_step
 from deeppart.part import PartReader
+from deeppart.storage.node import take_stock
+from deeppart.storage.spares import set_aside, spares_directory
+from deeppart.storage.steps import remove_step
 from tests.unit.cli_support import call, call_json, flip, forge, manifest_path, part_path, step_dir
 
 
@@ -42,8 +42,8 @@ def root(tmp_path: Path) -> Path:
 
 
 LOOKS = {
-    "parts": "deeppart.inspecting.examining.part_problem",
-    "manifest": "deeppart.inspecting.examining.read_manifest",
+    "parts": "deeppart.offline.inspect.examining.part_problem",
+    "manifest": "deeppart.offline.inspect.examining.read_manifest",
 }
 
 
@@ -55,7 +55,7 @@ def test_ls(when: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise there may be nothing left, and it says that nothing can be restored."""
-    from deeppart.inspecting import examining
+    from deeppart.offline.inspect import examining
 
     real, retired = examining.part_problem, [step_dir(root, 1), step_dir(root, 2)]
 
@@ -72,7 +72,7 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
 
 def test_ls_beside_a_removal_that_is_under_way(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "deeppart.inspecting.examining.part_problem",
+        "deeppart.offline.inspect.examining.part_problem",
         lambda directory, *_: (
             (manifest_path(root, 1).unlink(missing_ok=True), ("is missing", 0))[1]
             if directory == step_dir(root, 1)
@@ -83,18 +83,18 @@ def test_ls_beside_a_removal_that_is_under_way(root: Path, monkeypatch: pytest.M
 
 
 def test_show_looks_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.inspecting.contents.StepFiles", step_dir(root, 2))
+    before(monkeypatch, "deeppart.offline.inspect.contents.StepFiles", step_dir(root, 2))
     document = call_json("show", root)
     assert (document["step"], document["problems"]) == (1, [])
 
 
 def test_show_of_a_step_that_is_retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.inspecting.contents.StepFiles", step_dir(root, 2))
+    before(monkeypatch, "deeppart.offline.inspect.contents.StepFiles", step_dir(root, 2))
     assert "step 2 is not a committed checkpoint" in call("show", root, "--step", 2, code=1)
 
 
 def test_verify_where_the_manifest_is_gone_before_it_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before(monkeypatch, "deeppart.inspecting.choosing.read_manifest", step_dir(root, 1))
+    before(monkeypatch, "deeppart.offline.inspect.choosing.read_manifest", step_dir(root, 1))
     document = call_json("verify", root, "--all")
     assert [step["state"] for step in document["steps"]] == ["removed", "sound"] and document["good"] is True
 
@@ -129,9 +129,9 @@ def nodes(base: Path, code: int = 0) -> list[str]:
 
 
 MOMENTS = {
-    "before a file is opened": "deeppart.levels.node.stored_part",
+    "before a file is opened": "deeppart.storage.node.stored_part",
     "before its bases are": "PartReader.check_bases",
-    "before all of it is read": "deeppart.inspecting.node_files.file_problem",
+    "before all of it is read": "deeppart.offline.inspect.node_files.file_problem",
 }
 
 

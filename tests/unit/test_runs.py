@@ -15,7 +15,7 @@ import torch
 
 import deeppart
 from deeppart.errors import CorruptFileError, StateError, StructureMismatchError, UnsupportedLeafError
-from deeppart.inspecting.contents import read_contents
+from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.flatten import flatten
 from deeppart.state.runs import LEAST_ENTRIES, LEAST_ITEMS, LEAST_ROWS, decode_leaf_value, encode_leaf_value, is_run
 from deeppart.state.template import Template

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.levels.files import BLOCK_BYTES, DurableFile
-from deeppart.levels.mapped import lies_in_memory
-from deeppart.levels.node import NodeLevel
-from deeppart.levels.relay import Relay
-from deeppart.levels.spares import spares_directory
-from deeppart.levels.steps import step_directory
 from deeppart.model import StepKey
+from deeppart.part import PartSummary
+from deeppart.save.relay import Relay
+from deeppart.storage.files import BLOCK_BYTES, DurableFile
+from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.spares import spares_directory
+from deeppart.storage.steps import step_directory
 from deeppart.testing.faults import StorageFaults
 
 OLD = bytes(range(256)) * 40_000  # 10 MB: more than a block
@@ -82,7 +84,7 @@ def test_a_follower_sees_nothing_of_what_was_there_before(root: Path) -> None:
     file = DurableFile(root / "step" / "part-00000-of-00001.dpp", spares=spares)
     relay = Relay(file)
     relay.write(data)
-    relay.end(complete=True)
+    relay.complete(cast(PartSummary, "all of it"))
     buffer = memoryview(bytearray(BLOCK_BYTES))
     assert relay.read_into(0, buffer) == len(data) and buffer[: len(data)] == data
     assert relay.read_into(len(data), buffer) == 0

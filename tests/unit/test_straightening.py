@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from deeppart.levels import straightening
-from deeppart.levels.node import Found
-from deeppart.levels.steps import step_directory
-from deeppart.levels.straightening import straighten
 from deeppart.model import Attempt, StepKey
 from deeppart.part import part_file_name
-from deeppart.restart import StoredPart
+from deeppart.plan.restart import StoredPart
+from deeppart.storage import straightening
+from deeppart.storage.node import Found
+from deeppart.storage.steps import step_directory
+from deeppart.storage.straightening import straighten
 
 WORLD = 6
 ATTEMPT = Attempt("ab" * 16, "cd" * 16, 7, 3, WORLD)

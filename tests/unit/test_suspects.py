@@ -12,11 +12,11 @@ import xxhash
 
 import deeppart
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, StorageError
-from deeppart.exporting import export
-from deeppart.levels.persistent import committed_steps, read_manifest
-from deeppart.levels.suspects import read_suspicions, write_suspicion
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
+from deeppart.offline.export import export
 from deeppart.part import decode_suspicion, encode_suspicion
+from deeppart.storage.persistent import committed_steps, read_manifest
+from deeppart.storage.suspects import read_suspicions, write_suspicion
 from tests.unit.cli_support import call, call_json, save
 
 LINEAGE, SESSION, OTHER = "1" * 32, "2" * 32, "3" * 32

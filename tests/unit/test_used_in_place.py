@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import deeppart
-from deeppart import access, loading
+from deeppart import access
 from deeppart.errors import CorruptFileError
-from deeppart.loading import LoadedPart, load_part
 from deeppart.part import FileSource, PartReader
-from deeppart.restart import Read, Source
+from deeppart.plan.restart import Read, Source
+from deeppart.recovery import load_part as loading
+from deeppart.recovery.load_part import LoadedPart, load_part
 
 
 @pytest.fixture

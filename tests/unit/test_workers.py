@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from deeppart.levels.workers import Workers
+from deeppart.save.workers import Workers
 
 PATIENCE_S = 20.0
 

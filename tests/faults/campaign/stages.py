@@ -38,27 +38,27 @@ class Stage:
     who: str = ANY
 
 
-_FILE = "deeppart.levels.files.DurableFile"
-_COMPLETE = "deeppart.pipeline.Pipeline._finish_level"
+_FILE = "deeppart.storage.files.DurableFile"
+_COMPLETE = "deeppart.save.pipeline.Pipeline._finish_level"
 
 STAGES: dict[str, Stage] = {
-    "opening: directory taken": Stage("deeppart.session.DirectoryOwner.__init__", "open", after=True, who=ROOT),
-    "opening: level opened": Stage("deeppart.session.NodeLevel.__init__", "open", after=True, needs="local"),
-    "comparing states": Stage("deeppart.saving.Saver.agree"),
+    "opening: directory taken": Stage("deeppart.session.open.DirectoryOwner.__init__", "open", after=True, who=ROOT),
+    "opening: level opened": Stage("deeppart.session.open.NodeLevel.__init__", "open", after=True, needs="local"),
+    "comparing states": Stage("deeppart.save.foreground.Saver.agree"),
     "capturing": Stage("deeppart.state.capture.CapturePlan.copy"),
     "local part: writing": Stage(f"{_FILE}.write", level="local", needs="local"),
     "local part: before its name": Stage(f"{_FILE}.commit", level="local", needs="local"),
     "local part: after its name": Stage(f"{_FILE}.commit", level="local", after=True, needs="local"),
     "local level: before the round": Stage(_COMPLETE, level="local", needs="local"),
     "local level: after the round": Stage(_COMPLETE, level="local", after=True, needs="local"),
-    "partner copies: sending": Stage("deeppart.exchange.partner._send", needs="partner"),
-    "partner copies: receiving": Stage("deeppart.exchange.partner._Sink.write", needs="partner"),
+    "partner copies: sending": Stage("deeppart.nodes.exchange.partner._send", needs="partner"),
+    "partner copies: receiving": Stage("deeppart.nodes.exchange.partner._Sink.write", needs="partner"),
     "partner copies: before the name": Stage(f"{_FILE}.commit", level="partner", needs="partner"),
     "partner copies: after the name": Stage(f"{_FILE}.commit", level="partner", after=True, needs="partner"),
     "partner level: before the round": Stage(_COMPLETE, level="partner", needs="partner"),
     "partner level: after the round": Stage(_COMPLETE, level="partner", after=True, needs="partner"),
-    "parity: encoding": Stage("deeppart.exchange.parity._Encoding._encode", needs="parity"),
-    "parity: storing": Stage("deeppart.exchange.parity._Encoding._store", needs="parity"),
+    "parity: encoding": Stage("deeppart.nodes.exchange.parity._Encoding._encode", needs="parity"),
+    "parity: storing": Stage("deeppart.nodes.exchange.parity._Encoding._store", needs="parity"),
     "parity: before the name": Stage(f"{_FILE}.commit", level="parity", needs="parity"),
     "parity: after the name": Stage(f"{_FILE}.commit", level="parity", after=True, needs="parity"),
     "parity level: before the round": Stage(_COMPLETE, level="parity", needs="parity"),
@@ -70,43 +70,46 @@ STAGES: dict[str, Stage] = {
     "manifest: after its name": Stage(f"{_FILE}.commit", level="manifest", after=True, needs="persistent", who=ROOT),
     "persistent level: before the round": Stage(_COMPLETE, level="persistent", needs="persistent"),
     "persistent level: after the round": Stage(_COMPLETE, level="persistent", after=True, needs="persistent"),
-    "retiring: persistent level": Stage("deeppart.levels.persistent.PersistentLevel.remove", needs="retire", who=ROOT),
-    "retiring: a node": Stage("deeppart.levels.node.NodeLevel.retire", needs="local", who=LEADER),
-    "retiring: one step removed": Stage("deeppart.levels.steps.remove_step", after=True, needs="retire", who=ROOT),
-    "restore: listing a node": Stage("deeppart.recovery.take_stock", "restore", needs="local", who=LEADER),
-    "restore: reading a part": Stage("deeppart.loading.OpenedPart.load", "restore", after=True),
-    "restore: checking blocks": Stage("deeppart.exchange.rebuild._good_blocks", "restore", needs="rebuild"),
-    "restore: rebuilding": Stage("deeppart.exchange.rebuild._Moving._start", "restore", needs="rebuild"),
-    "restore: scattering": Stage("deeppart.distribute._Flight.__init__", "restore"),
-    "healing: writing parts": Stage("deeppart.healing.Healer._write", "restore", after=True, needs="heal"),
-    "healing: copying": Stage("deeppart.healing.Healer._transfer", "restore", needs="heal"),
-    "healing: encoding": Stage("deeppart.healing.Healer._encode", "restore", needs="heal"),
+    "retiring: persistent level": Stage("deeppart.storage.persistent.PersistentLevel.remove", needs="retire", who=ROOT),
+    "retiring: a node": Stage("deeppart.storage.node.NodeLevel.retire", needs="local", who=LEADER),
+    "retiring: one step removed": Stage("deeppart.storage.steps.remove_step", after=True, needs="retire", who=ROOT),
+    "restore: listing a node": Stage("deeppart.recovery.recover.take_stock", "restore", needs="local", who=LEADER),
+    "restore: reading a part": Stage("deeppart.recovery.load_part.OpenedPart.load", "restore", after=True),
+    "restore: checking blocks": Stage("deeppart.nodes.exchange.rebuild._good_blocks", "restore", needs="rebuild"),
+    "restore: rebuilding": Stage("deeppart.nodes.exchange.rebuild._Moving._start", "restore", needs="rebuild"),
+    "restore: scattering": Stage("deeppart.recovery.distribute._Flight.__init__", "restore"),
+    "healing: writing parts": Stage("deeppart.repair.heal.Healer._write", "restore", after=True, needs="heal"),
+    "healing: copying": Stage("deeppart.repair.heal.Healer._transfer", "restore", needs="heal"),
+    "healing: encoding": Stage("deeppart.repair.heal.Healer._encode", "restore", needs="heal"),
 }
 
 #: Where files change that were good when they were looked at last. Apart: a new one above is another draw of kills.
 CHANGES: dict[str, Stage] = {
-    "parity: beginning": Stage("deeppart.exchange.parity._introduce", needs="parity"),
-    "parity: sending": Stage("deeppart.exchange.parity._Encoding._share", needs="parity"),
-    "partner copies: beginning": Stage("deeppart.exchange.partner._send_all", needs="partner"),
-    "healing: planning": Stage("deeppart.healing.Healer.damaged_files", "restore", needs="heal"),
-    "healing: moving": Stage("deeppart.healing.Healer._transfer", "restore", needs="heal"),
-    "healing: encoding again": Stage("deeppart.healing.Healer._encode", "restore", needs="heal"),
+    "parity: beginning": Stage("deeppart.nodes.exchange.parity._introduce", needs="parity"),
+    "parity: sending": Stage("deeppart.nodes.exchange.parity._Encoding._share", needs="parity"),
+    "partner copies: beginning": Stage("deeppart.nodes.exchange.partner._send_all", needs="partner"),
+    "healing: planning": Stage("deeppart.repair.heal.Healer.damaged_files", "restore", needs="heal"),
+    "healing: moving": Stage("deeppart.repair.heal.Healer._transfer", "restore", needs="heal"),
+    "healing: encoding again": Stage("deeppart.repair.heal.Healer._encode", "restore", needs="heal"),
 }
 
 #: Pauses that only cost time here: name -> value.
 SETTINGS: dict[str, Any] = {
-    "deeppart.writing.RETRY_PAUSES_S": (0.0, 0.02),
-    "deeppart.scrubbing.SLICE_S": 0.05,
+    "deeppart.save.write.RETRY_PAUSES_S": (0.0, 0.02),
+    "deeppart.repair.scrub.SLICE_S": 0.05,
 }
 
 #: A library that is broken on purpose, to show that the campaign notices.
 BREAKS = ("digests", "rebuild", "retention", "encoding", "hang")
 _BROKEN = {
     "digests": ("deeppart.part.reader.PartReader.check_chunk",),
-    "rebuild": ("deeppart.erasure.ReedSolomon.rebuild",),
-    "retention": ("deeppart.levels.keeping.Keeping.removable",),
-    "encoding": ("deeppart.exchange.parity._Encoding._compare", "deeppart.exchange.parity._Encoding._compare_all"),
-    "hang": ("deeppart.loading.OpenedPart.load",),
+    "rebuild": ("deeppart.nodes.erasure.ReedSolomon.rebuild",),
+    "retention": ("deeppart.storage.keeping.Keeping.removable",),
+    "encoding": (
+        "deeppart.nodes.exchange.parity._Encoding._compare",
+        "deeppart.nodes.exchange.parity._Encoding._compare_all",
+    ),
+    "hang": ("deeppart.recovery.load_part.OpenedPart.load",),
 }
 
 
@@ -188,7 +191,7 @@ def hook(stage: Stage, reached: Callable[[], None]) -> None:
 
 
 #: Where the library looks at the wall clock.
-_CLOCK = "deeppart.levels.timestamps.time"
+_CLOCK = "deeppart.storage.timestamps.time"
 
 
 class _Clock:
@@ -240,7 +243,7 @@ def _breaking(how: str, original: Callable[..., Any]) -> Callable[..., Any]:
             block[: block.size // 2] ^= 1
 
     def everything(self: Any, abandoned: Any) -> Any:
-        return set(importlib.import_module("deeppart.levels.steps").list_steps(self._root))
+        return set(importlib.import_module("deeppart.storage.steps").list_steps(self._root))
 
     def forever(*args: Any, **kwargs: Any) -> None:
         time.sleep(3600)

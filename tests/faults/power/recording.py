@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-from deeppart.levels import exclusive
+from deeppart.storage import exclusive
 
 _WATCHED = ("open", "write", "pwrite", "ftruncate", "fsync", "fdatasync", "close", "rename", "link", "unlink", "mkdir")
 _WATCHED_TOO = ("rmdir", "replace", "remove")
@@ -217,9 +217,10 @@ def _site(frame: FrameType | None, path: Path) -> str:
     """Who asks for a sync, without numbers and names of steps: ``DurableFile.commit: part``."""
     prefix, asks = "", ""
     while frame is not None and not asks:
-        if "/deeppart/access/" in frame.f_code.co_filename:  # which only carries it out
+        file = frame.f_code.co_filename
+        if "/deeppart/access/" in file and not file.endswith("hanging.py"):  # which only carries it out
             prefix = "sync_directory of "
-        elif "/deeppart/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith("hanging.py"):
+        elif "/deeppart/" in file and not file.endswith("hanging.py"):
             asks = frame.f_code.co_qualname
         frame = frame.f_back
     return f"{prefix}{asks}: {_kind(path)}"

@@ -1,0 +1,115 @@
+"""Single operations of the library, timed alone: codec, digests, parity, messages between ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from deeppart.cli.calibrate.saves import TIMEOUT_S, meet
+from deeppart.codec.choose import tensor_codec
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
+from deeppart.nodes.erasure import ReedSolomon
+from deeppart.part.format import DEFAULT_CHUNK_BYTES
+
+_SEED = 1
+#: What each measurement takes about.
+_SECONDS = 0.4
+_LEAST_ROUNDS = 3
+#: A message long enough for bandwidth, and one short enough for latency, in bytes.
+_LONG, _SHORT = 16 << 20, 8
+_DATA_BLOCKS, _PARITY_BLOCKS = 7, 1
+_BLOCK_BYTES = 1 << 20
+
+
+def measure_pieces(comm: Comm, dtypes: Sequence[str]) -> dict[str, Any]:
+    """Time each operation (collective).
+
+    Args:
+        dtypes: that the codec is timed on.
+
+    Returns:
+        ``codec``: dtype -> ratio, and bytes per second of one thread on random normals, which weights are like;
+        ``hash``, ``parity``: bytes per second of one thread; ``network``: bandwidth in bytes per second and latency in
+        seconds between ranks 0 and 1, or None with one rank.
+    """
+    return {
+        "codec": {dtype: _codec(dtype) for dtype in dtypes},
+        "hash": _hash(),
+        "parity": _parity(),
+        "network": _network(comm) if comm.size > 1 else None,
+    }
+
+
+def _codec(dtype: str) -> dict[str, float]:
+    kind: torch.dtype = getattr(torch, dtype)
+    count = DEFAULT_CHUNK_BYTES // kind.itemsize
+    values = torch.randn(count, generator=torch.Generator().manual_seed(_SEED)) * 0.05
+    chunk = values.to(kind) if kind.is_floating_point else (values * 1000).to(kind)
+    raw = chunk.view(torch.uint8).numpy().data.cast("B")
+    codec = tensor_codec(dtype)
+    encoded = memoryview(bytes(codec.encode(raw)))
+    into = memoryview(bytearray(raw.nbytes))
+    return {
+        "ratio": min(1.0, encoded.nbytes / raw.nbytes),
+        "encode": raw.nbytes / _timed(lambda: codec.encode(raw)),
+        "decode": raw.nbytes / _timed(lambda: codec.decode(encoded, raw.nbytes, into)),
+    }
+
+
+def _hash() -> float:
+    data = np.random.default_rng(_SEED).bytes(DEFAULT_CHUNK_BYTES)
+    return DEFAULT_CHUNK_BYTES / _timed(lambda: xxhash.xxh3_128_digest(data))
+
+
+def _parity() -> float:
+    code = ReedSolomon(_DATA_BLOCKS, _PARITY_BLOCKS)
+    random = np.random.default_rng(_SEED)
+    data = [random.integers(0, 256, _BLOCK_BYTES, dtype=np.uint8) for _ in range(_DATA_BLOCKS)]
+    parity = [np.zeros(_BLOCK_BYTES, dtype=np.uint8) for _ in range(_PARITY_BLOCKS)]
+    return _DATA_BLOCKS * _BLOCK_BYTES / _timed(lambda: code.encode(data, parity))
+
+
+def _network(comm: Comm) -> dict[str, float]:
+    """Ping and pong between ranks 0 and 1; the others wait."""
+    times = {length: _ping(comm, length, rounds) for length, rounds in ((_LONG, 8), (_SHORT, 200))}
+    latency = times[_SHORT]
+    return {"bandwidth": _LONG / max(times[_LONG] - latency, 1e-9), "latency": latency}
+
+
+def _ping(comm: Comm, length: int, rounds: int) -> float:
+    """Seconds of one message, half of there and back, as rank 0 sees it (collective)."""
+    buffer = np.zeros(length, dtype=np.uint8)
+    times = []
+    for _ in range(rounds):
+        meet(comm)
+        began = time.perf_counter()
+        if comm.rank == 0:
+            _wait(comm, comm.send(buffer, 1, 0))
+            _wait(comm, comm.receive_into(buffer, 1, 0))
+        elif comm.rank == 1:
+            _wait(comm, comm.receive_into(buffer, 0, 0))
+            _wait(comm, comm.send(buffer, 0, 0))
+        times.append((time.perf_counter() - began) / 2)
+    return median(times)
+
+
+def _wait(comm: Comm, operation: Any) -> None:
+    finish(comm, operation, "measuring", TIMEOUT_S)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    """Median seconds of doing something again and again."""
+    times: list[float] = []
+    ends = time.perf_counter() + _SECONDS
+    while len(times) < _LEAST_ROUNDS or time.perf_counter() < ends:
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return median(times)

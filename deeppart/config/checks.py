@@ -1,0 +1,162 @@
+"""Whether settings are possible: each check returns the value as it is used, or raises what was expected."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from deeppart.errors import ConfigError
+from deeppart.model import LEVELS, REDUNDANT_LEVELS
+
+#: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
+DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "parity": 0, "persistent": 1}
+#: The value of ``every`` with which the library decides.
+AUTO = "auto"
+DEFAULT_PARITY_TOLERATE = 1
+#: Without `parity_group`, groups have this many nodes, or all of them where there are fewer.
+DEFAULT_PARITY_GROUP = 8
+MOST_PARITY_GROUP = 127
+#: Steps, ranks, threads: what is counted fits into 32 bits.
+_MOST_COUNT = 2**31 - 1
+#: Ways to treat leaves of which ranks may hold the same.
+REPLICATED = ("auto", "all", "none", "verify")
+_PLACEHOLDERS = ("node", "rank", "job")
+_COMPRESSION = re.compile(r"auto|none|tensor|zstd(:-?\d{1,3})?")
+_LEAST_ZSTD, _MOST_ZSTD = -7, 22
+
+
+def refusal(name: str, value: object, expected: str, todo: str | None = None) -> ConfigError:
+    """The error that says what is possible instead."""
+    return ConfigError(f"impossible value for {name}", expected=expected, found=_found(value), todo=todo)
+
+
+def _found(value: object) -> str:
+    try:
+        return repr(value)[:500]
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
+
+
+def is_int(value: object) -> bool:
+    """A whole number that fits into 32 bits; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_COUNT
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """One of the choices."""
+    if value not in choices:
+        raise refusal(name, value, "one of " + ", ".join(map(repr, choices)))
+
+
+def check_replicated(value: object) -> str | dict[str, str]:
+    """A mode, or a mapping from globs to modes."""
+    if not isinstance(value, Mapping):
+        check_choice("replicated", value, REPLICATED)
+        assert isinstance(value, str)
+        return value
+    modes = (*REPLICATED, "rank0")
+    for pattern, mode in value.items():
+        if not isinstance(pattern, str) or not pattern or mode not in modes:
+            expected = f"globs over paths with one of {', '.join(map(repr, modes))}"
+            raise refusal("replicated", dict(value), expected)
+    return dict(value)
+
+
+def check_positive(name: str, value: object, *, optional: bool = False, zero: bool = False) -> None:
+    """A finite number above 0.
+
+    Args:
+        optional: None will do, too.
+        zero: so will 0.
+    """
+    if value is None and optional:
+        return
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and value <= sys.float_info.max
+    if not good or not (value > 0 or (zero and value == 0)):  # type: ignore[operator]
+        raise refusal(name, value, "a finite number above 0" + (" (or 0)" if zero else ""))
+
+
+def check_compression(value: object) -> None:
+    """The name of a codec, with a level where it has levels."""
+    match = _COMPRESSION.fullmatch(value) if isinstance(value, str) else None
+    if match is None or not _LEAST_ZSTD <= int((match[1] or ":0")[1:]) <= _MOST_ZSTD:
+        levels = f"LEVEL from {_LEAST_ZSTD} to {_MOST_ZSTD}"
+        raise refusal("compression", value, f"'auto', 'none', 'tensor', 'zstd' or 'zstd:LEVEL' with {levels}")
+
+
+def check_directory(name: str, value: object, what: str = "a directory name") -> str | None:
+    """The name of a directory, whose placeholders exist; None only for ``local_dir``."""
+    if value is None and name == "local_dir":
+        return None
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str) or not value or "\0" in value:
+        todo = "settings have names: Config(**settings)" if isinstance(value, Mapping) else None
+        raise refusal(name, value, what, todo)
+    for placeholder in re.findall(r"(?<!\$)\{(.*?)\}", value):
+        if placeholder not in _PLACEHOLDERS:
+            raise refusal(name, value, f"placeholders among {_PLACEHOLDERS}", "write $NAME for variables")
+    return value
+
+
+def check_key_files(files: object) -> tuple[str, ...] | None:
+    """One file or several, as a tuple; None for none."""
+    if files is None:
+        return None
+    several = [files] if isinstance(files, (str, os.PathLike)) else files
+    if not isinstance(several, (list, tuple)) or not several:
+        raise refusal("sign_key_file", files, "the name of a file, or a list of names, or None")
+    checked = tuple(check_directory("sign_key_file", each, what="a file name") for each in several)
+    return tuple(each for each in checked if each is not None)
+
+
+def check_levels(name: str, counts: object) -> dict[str, int]:
+    """A mapping from levels to whole numbers, as a dict."""
+    if not isinstance(counts, Mapping):
+        raise refusal(name, counts, f"a mapping from levels ({', '.join(LEVELS)}) to whole numbers")
+    for level, count in counts.items():
+        if level not in LEVELS or not is_int(count) or count < 0:
+            raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
+    return dict(counts)
+
+
+def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str:
+    """All levels but those that depend on the number of nodes; or "auto"."""
+    if every == AUTO:
+        return AUTO
+    if isinstance(every, str):
+        raise refusal("every", every, "'auto', or a mapping from levels to whole numbers")
+    found = {**DEFAULT_EVERY, **check_levels("every", every)}
+    if local_dir is None:
+        found["local"] = 0
+    _check_redundant(found)
+    if not any(found.values()):
+        raise refusal("every", found, "at least one level above 0", "set persistent_dir or local_dir")
+    return found
+
+
+def _check_redundant(every: Mapping[str, int]) -> None:
+    """The levels that copy the local level's parts need these to be there."""
+    for level in REDUNDANT_LEVELS:
+        count = every.get(level, 0)
+        if count and (not every["local"] or count % every["local"]):
+            raise refusal(
+                "every",
+                {"local": every["local"], level: count},
+                f"{level} only where `local` goes too: it works on the parts that the local level has stored",
+                "set local_dir, and every[level] to a multiple of every['local']",
+            )
+
+
+def check_parity(group: int | None, tolerate: int | None) -> None:
+    """The size of a parity group, and how many of its nodes may be lost."""
+    if group is not None and (not is_int(group) or not 2 <= group <= MOST_PARITY_GROUP):
+        raise refusal("parity_group", group, f"a whole number of nodes from 2 to {MOST_PARITY_GROUP}, or None")
+    if tolerate is not None and (not is_int(tolerate) or tolerate < 1):
+        raise refusal("parity_tolerate", tolerate, "a whole number of nodes, at least 1, or None")
+    if group is not None and (tolerate or DEFAULT_PARITY_TOLERATE) >= group:
+        raise refusal(
+            "parity_tolerate", tolerate or DEFAULT_PARITY_TOLERATE, f"fewer than parity_group, which is {group}"
+        )

@@ -1,0 +1,171 @@
+"""Configuration: one frozen record, checked when it is made.
+
+Precedence is argument > ``DEEPPART_*`` environment variable > ``deeppart.toml`` in the working directory > default:
+``Config(keep={"local": 2})`` takes every setting that is not an argument from the next source that has it. Nothing
+outside this package reads the environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from deeppart import access
+from deeppart.config.checks import (
+    check_choice,
+    check_compression,
+    check_directory,
+    check_every,
+    check_key_files,
+    check_levels,
+    check_parity,
+    check_positive,
+    check_replicated,
+    is_int,
+    refusal,
+)
+from deeppart.config.misspelt import settings_by_name
+from deeppart.config.sources import configured, kappa_of
+from deeppart.model import DEFAULT_KEEP
+
+T = TypeVar("T")
+
+
+def _setting(name: str, default: Any) -> Any:
+    """A dataclass field that asks the environment and the file when the argument is left out."""
+    return field(default_factory=lambda: _reading.found.get(name, default))
+
+
+class _Reading(threading.local):
+    """What the environment and the file say while a configuration is made: read once, they cannot change in between."""
+
+    found: Mapping[str, Any] = MappingProxyType({})
+
+
+_reading = _Reading()
+
+
+def _read_once(kind: type[T]) -> type[T]:
+    create = kind.__init__
+
+    @functools.wraps(create)
+    def __init__(self: T, *args: Any, **settings: Any) -> None:
+        _reading.found = configured({each.name for each in fields(kind)})  # type: ignore[arg-type]
+        try:
+            create(self, *args, **settings)
+        finally:
+            _reading.found = {}
+
+    kind.__init__ = __init__  # type: ignore[assignment, method-assign]
+    return kind
+
+
+@settings_by_name
+@_read_once
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a :class:`deeppart.Checkpointer` does, and where.
+
+    Attributes:
+        persistent_dir: directory on the parallel file system, the same for every rank.
+        local_dir: node-local directory for the fast first copy; None writes straight to ``persistent_dir``.
+            Both may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
+        every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
+            ``partner``, if left out, is as often as ``local`` where there are two nodes or more. "auto": call
+            ``checkpoint()`` at every training step; it saves when that is worth its costs (:mod:`deeppart.cadence`).
+        keep: level -> how many committed steps stay there; 0 keeps all.
+        compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
+            dtypes and at those levels where it makes a checkpoint complete sooner.
+        encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
+            one, at most 4.
+        incremental: whether chunks that have not changed since the last checkpoint of a level are referred to there,
+            instead of being written again.
+        capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
+            copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
+        replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
+            are equal, "none" saves all per rank. Or a mapping from globs over paths, as ``load(keys=...)`` takes them,
+            to one of these or to "rank0", which saves what rank 0 has for all; the first that matches decides.
+        on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
+        flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
+            limit.
+        node_size: treat that many consecutive ranks as one node; None asks MPI which ranks share a host.
+        timeout: seconds that any wait for other ranks may take before it ends in an error naming them.
+        kappa: cost of one more tensor in a share, in bytes that could be written meanwhile; None for that of
+            ``machine``, or the default.
+        machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
+        parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
+        parity_tolerate: nodes of each group that may be lost; None for 1.
+        protection: what happens where the job has too few nodes for the partner and parity levels asked for: "best"
+            goes on with the best that these nodes can give, and says so; "strict" refuses to start.
+        scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
+            background; None for never.
+        permissions: who else may read and write checkpoints, and whose directories are used. "private": on nodes nobody
+            else; ``persistent_dir`` as the umask says. "umask": nodes too. "group": the directories' group may do what
+            their owner may. "unchecked": as "umask", and nobody asks whose a directory is.
+        sign_key_file: file with a key, 32 random bytes or more, that checkpoints are signed with, and that what is
+            restored must be signed with; of the user's own and readable by nobody else. Or several: the first signs,
+            all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
+
+    Raises:
+        ConfigError: a setting that does not exist, an impossible value, or one that needs a feature this version does
+            not have.
+    """
+
+    persistent_dir: str = _setting("persistent_dir", "ckpt")
+    local_dir: str | None = _setting("local_dir", None)
+    every: Mapping[str, int] | str = _setting("every", {})
+    keep: Mapping[str, int] = _setting("keep", {})
+    compression: str = _setting("compression", "auto")
+    capture: str = _setting("capture", "eager")
+    replicated: str | Mapping[str, str] = _setting("replicated", "auto")
+    on_busy: str = _setting("on_busy", "wait")
+    flush_bandwidth: float | None = _setting("flush_bandwidth", None)
+    node_size: int | None = _setting("node_size", None)
+    timeout: float = _setting("timeout", 600.0)
+    kappa: float | None = _setting("kappa", None)
+    parity_group: int | None = _setting("parity_group", None)
+    parity_tolerate: int | None = _setting("parity_tolerate", None)
+    encode_threads: int | None = _setting("encode_threads", None)
+    incremental: bool = _setting("incremental", True)
+    scrub_bandwidth: float | None = _setting("scrub_bandwidth", None)
+    machine: str | None = _setting("machine", None)
+    permissions: str = _setting("permissions", "private")
+    protection: str = _setting("protection", "best")
+    sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
+
+    def __post_init__(self) -> None:
+        for name in ("persistent_dir", "local_dir"):
+            object.__setattr__(self, name, check_directory(name, getattr(self, name)))
+        object.__setattr__(self, "every", check_every(self.every, self.local_dir))
+        object.__setattr__(self, "keep", {**DEFAULT_KEEP, **check_levels("keep", self.keep)})
+        check_choice("capture", self.capture, ("eager", "lazy"))
+        object.__setattr__(self, "replicated", check_replicated(self.replicated))
+        check_choice("on_busy", self.on_busy, ("wait", "skip"))
+        check_choice("permissions", self.permissions, access.PERMISSIONS)
+        check_choice("protection", self.protection, ("best", "strict"))
+        check_compression(self.compression)
+        if not isinstance(self.incremental, bool):
+            raise refusal("incremental", self.incremental, "true or false")
+        check_positive("flush_bandwidth", self.flush_bandwidth, optional=True)
+        check_positive("timeout", self.timeout)
+        if self.machine is not None and self.kappa is None:
+            object.__setattr__(self, "kappa", kappa_of(self.machine))
+        check_positive("kappa", self.kappa, optional=True, zero=True)
+        for name, what in (("node_size", "ranks"), ("encode_threads", "threads")):
+            number = getattr(self, name)
+            if number is not None and (not is_int(number) or number < 1):
+                raise refusal(name, number, f"a whole number of {what}, at least 1, or None")
+        check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
+        check_parity(self.parity_group, self.parity_tolerate)
+        object.__setattr__(self, "sign_key_file", check_key_files(self.sign_key_file))
+
+    def shared_settings(self) -> dict[str, Any]:
+        """The settings that must be equal on every rank (directories may differ through their placeholders)."""
+        names = ["every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa"]
+        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental", "permissions", "protection"]
+        scrubbed = {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
+        return {name: getattr(self, name) for name in names} | scrubbed

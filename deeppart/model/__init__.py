@@ -1,0 +1,41 @@
+"""The records that everything shares; units (:mod:`.units`) and the version (:mod:`.version`) beside them. Pure."""
+
+from deeppart.model.records import (
+    DEFAULT_KEEP,
+    LEVELS,
+    MOST_IN_FLIGHT,
+    REDUNDANT_LEVELS,
+    Attempt,
+    BaseRecord,
+    ComparedEarlier,
+    LeafSpec,
+    Manifest,
+    ParityIdentity,
+    ParityMember,
+    PartRecord,
+    Share,
+    Span,
+    StepKey,
+    SuspectLeaf,
+    Suspicion,
+)
+
+__all__ = [
+    "DEFAULT_KEEP",
+    "LEVELS",
+    "MOST_IN_FLIGHT",
+    "REDUNDANT_LEVELS",
+    "Attempt",
+    "BaseRecord",
+    "ComparedEarlier",
+    "LeafSpec",
+    "Manifest",
+    "ParityIdentity",
+    "ParityMember",
+    "PartRecord",
+    "Share",
+    "Span",
+    "StepKey",
+    "SuspectLeaf",
+    "Suspicion",
+]

@@ -1,0 +1,284 @@
+"""The nouns of deeppart as frozen records: leaf, span, share, part, manifest.
+
+Pure data: no I/O, no torch, no MPI. Units are in the names; every length is in bytes unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: The storage levels, cheapest first. ``every``, ``keep`` and ``Pending.wait`` take these names.
+LEVELS = ("local", "partner", "parity", "persistent")
+#: Levels on nodes' own storage that protect against the loss of a node; they copy or encode the local level's parts.
+REDUNDANT_LEVELS = ("partner", "parity")
+#: How many steps stay at each level, where the configuration does not say.
+DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
+#: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
+MOST_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSpec:
+    """What the partitioner knows of one leaf with bytes.
+
+    Attributes:
+        path: readable path of the leaf in the state, components joined by ``/`` (RFC 6901 escapes inside components).
+        nbytes: size of the leaf's elements in bytes, >= 0.
+        itemsize: element size in bytes, >= 1; spans of the leaf begin and end at multiples of it.
+        replicas: ranks that hold an identical copy, ascending; None means every rank of the world.
+    """
+
+    path: str
+    nbytes: int
+    itemsize: int = 1
+    replicas: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A byte range of a leaf: ``[start, start + length)`` in the leaf's C-order elements.
+
+    Attributes:
+        leaf: index of the leaf in the list given to the partitioner.
+        start: first byte, a multiple of the leaf's element size.
+        length: number of bytes, a multiple of the leaf's element size.
+    """
+
+    leaf: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The spans one rank saves, in ascending (leaf, start) order."""
+
+    rank: int
+    spans: tuple[Span, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in this share."""
+        return sum(span.length for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Identity of one ``checkpoint()`` call of one job: parts of different attempts are never mixed.
+
+    Attributes:
+        lineage: 32 hex digits naming the chain of restarts that shares one persistent directory.
+        session: 32 hex digits naming one run of the job.
+        sequence: count of checkpoints in this session, from 0.
+        step: the user's step number.
+        world_size: number of ranks, and so of parts.
+    """
+
+    lineage: str
+    session: str
+    sequence: int
+    step: int
+    world_size: int
+
+    @property
+    def key(self) -> StepKey:
+        """What its step directories are named by."""
+        return StepKey(self.step, self.session, self.sequence)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepKey:
+    """What a step directory is named by, at every level: no two sessions ever write under one name.
+
+    Attributes:
+        step: the user's step number.
+        session: 32 hex digits of the run of the job that writes there; "" in the older layout, where directories were
+            named by step number alone.
+        sequence: count of checkpoints in that session, from 0; 0 in the older layout.
+    """
+
+    step: int
+    session: str = ""
+    sequence: int = 0
+
+    def may_hold(self, attempt: Attempt) -> bool:
+        """Whether files of an attempt belong into the directory of this name."""
+        return self == attempt.key or (not self.session and self.step == attempt.step)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRecord:
+    """An older part file of the same rank that holds chunks of a part: its *base*.
+
+    Attributes:
+        index_digest: xxh3-128 of the base's index, 32 hex digits; names the file.
+        nbytes: length of the file.
+        step: the step it was written for.
+    """
+
+    index_digest: str
+    nbytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRecord:
+    """What the manifest says of one part file.
+
+    Attributes:
+        rank: the rank that wrote the part.
+        file: file name inside the step directory (no directory components).
+        nbytes: length of the file.
+        raw_bytes: bytes of the share before encoding.
+        digest: xxh3-128 of the whole file, 32 hex digits.
+        index_digest: xxh3-128 of the file's index, 32 hex digits; the index holds every chunk's digest.
+        node_index_digest: the same of the part on nodes, where it is encoded in another way; "" where there is no such.
+        referenced_bytes: encoded bytes of the part that lie in its bases, beside the file.
+    """
+
+    rank: int
+    file: str
+    nbytes: int
+    raw_bytes: int
+    digest: str
+    index_digest: str
+    node_index_digest: str = ""
+    referenced_bytes: int = 0
+
+    @property
+    def index_digests(self) -> frozenset[str]:
+        """What the index of a file with this part's bytes may hash to."""
+        return frozenset({self.index_digest, self.node_index_digest} - {""})
+
+
+@dataclass(frozen=True, slots=True)
+class ParityMember:
+    """What a parity file says of one member of its set.
+
+    Attributes:
+        part: the part that was encoded; None where this member had none and only stores parity.
+        nbytes: length of the part file; 0 without one.
+        index_digest: xxh3-128 of the part file's index, 32 hex digits; "" without one.
+    """
+
+    part: int | None
+    nbytes: int
+    index_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ParityIdentity:
+    """Which parity set of which checkpoint, and which member's share of it: a parity file is exactly that.
+
+    Attributes:
+        attempt: the checkpoint that the parts belong to.
+        members: all of the set, in order.
+        tolerate: how many of them may be lost.
+        block_bytes: length of a full block (see ``deeppart.plan.redundancy.stripes``).
+        place: whose share this is: an index into ``members``.
+    """
+
+    attempt: Attempt
+    members: tuple[ParityMember, ...]
+    tolerate: int
+    block_bytes: int
+    place: int
+
+    @property
+    def longest_bytes(self) -> int:
+        """Length of the longest part."""
+        return max(member.nbytes for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedEarlier:
+    """Replicated leaves of which not every byte was compared between the ranks when they were saved.
+
+    Attributes:
+        step: at which all of them last was; None if never.
+        ranges: (first leaf, how many), by leaf number: ascending, apart from each other.
+    """
+
+    step: int | None
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectLeaf:
+    """A leaf that was saved once for all ranks while they may have held other bytes of it.
+
+    Attributes:
+        path: of the leaf.
+        ranks: who was found to differ from whom.
+        after: sequence of the checkpoint at which all of it was last compared.
+        after_step: the step of that.
+    """
+
+    path: str
+    ranks: str
+    after: int
+    after_step: int
+
+    def __str__(self) -> str:
+        return f"{self.path} (last compared in full at step {self.after_step}, then found: {self.ranks})"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """What a session has found out about its earlier checkpoints.
+
+    Attributes:
+        lineage, session: whose.
+        sequence, step: of the checkpoint that found leaves to differ between ranks.
+        steps: of the checkpoints that are suspect for at least one of the leaves.
+        leaves: those that differ.
+    """
+
+    lineage: str
+    session: str
+    sequence: int
+    step: int
+    steps: tuple[int, ...]
+    leaves: tuple[SuspectLeaf, ...]
+
+    def leaves_of(self, attempt: Attempt) -> tuple[SuspectLeaf, ...]:
+        """The leaves for which a checkpoint is suspect."""
+        if (attempt.lineage, attempt.session) != (self.lineage, self.session):
+            return ()
+        return tuple(leaf for leaf in self.leaves if leaf.after < attempt.sequence < self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
+
+    Attributes:
+        attempt: which ``checkpoint()`` call this is.
+        created: UTC time of the commit, ISO 8601.
+        library: name and version of the writer.
+        parts: one record per rank, in rank order.
+        structure: the state's structure document (see ``deeppart.state.structure``), JSON-like.
+        compared: the replicated leaves that were last compared in full before this step, by that step; the others were
+            at this step. None where the writer did not say.
+        signed: whether the file that it was read from is signed; whether it was checked is another matter.
+    """
+
+    attempt: Attempt
+    created: str
+    library: str
+    parts: tuple[PartRecord, ...]
+    structure: dict[str, Any]
+    compared: tuple[ComparedEarlier, ...] | None = None
+    signed: bool = field(default=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all part files."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def referenced_bytes(self) -> int:
+        """Bytes of their bases that belong to the checkpoint too."""
+        return sum(part.referenced_bytes for part in self.parts)

@@ -1,0 +1,131 @@
+"""Reed-Solomon coding: m blocks of parity from k blocks of data, and any k of the k + m back to the others.
+
+Systematic, with the Cauchy matrix that ISA-L generates (``gf_gen_cauchy1_matrix``): any k of its k + m rows are
+independent (Blömer et al., ICSI TR-95-048, 1995). Row i < k is the i-th block of data itself, row k + j is parity j.
+With m = 1 the row of parity is all ones: the exclusive or of the data, as in RAID-5 (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.nodes.erasure.isal import library
+
+Bytes = npt.NDArray[np.uint8]
+_TABLE_BYTES = 32  # per coefficient, what ISA-L expands it to
+_MOST_BLOCKS = 255
+#: Block lengths are C ints.
+_MOST_BLOCK_BYTES = 2**31 - 1
+
+
+class ReedSolomon:
+    """A code of k blocks of data and m blocks of parity. Threads may share one.
+
+    Args:
+        data: k, at least 1.
+        parity: m, at least 1; k + m at most 255.
+
+    Raises:
+        ValueError: another number of blocks.
+        ConfigError: ISA-L is not installed.
+    """
+
+    def __init__(self, data: int, parity: int) -> None:
+        if data < 1 or parity < 1 or data + parity > _MOST_BLOCKS:
+            raise ValueError(f"{data} blocks of data and {parity} of parity are not possible")
+        self.data, self.parity = data, parity
+        self._library = library()
+        self._matrix = np.zeros((data + parity, data), dtype=np.uint8)
+        self._library.gf_gen_cauchy1_matrix(self._matrix.ctypes.data, data + parity, data)
+        if parity == 1:
+            self._matrix[-1] = 1
+        self._encoding = self._tables(self._matrix[data:])
+        self._solving = functools.lru_cache(maxsize=256)(self._solve)
+
+    def encode(self, data: Sequence[Bytes], parity: Sequence[Bytes]) -> None:
+        """Compute all blocks of parity. Releases the GIL.
+
+        Args:
+            data: k blocks of one length.
+            parity: m blocks of that length; overwritten.
+
+        Raises:
+            ValueError: another number of blocks, or blocks of different lengths.
+        """
+        self._check(len(data) == self.data and len(parity) == self.parity, data, parity)
+        if self.parity == 1:
+            _exclusive_or(data, parity[0])
+        else:
+            self._run(self._encoding, data, parity)
+
+    def rebuild(
+        self, blocks: Sequence[Bytes], rows: Sequence[int], wanted: Sequence[int], out: Sequence[Bytes]
+    ) -> None:
+        """Compute any blocks from any k others. Releases the GIL.
+
+        Args:
+            blocks: k blocks of one length.
+            rows: which ones they are: 0 to k - 1 are data, k to k + m - 1 parity; no two the same.
+            wanted: which ones to compute.
+            out: one block for each of them; overwritten.
+
+        Raises:
+            ValueError: another number of blocks, or blocks of different lengths.
+        """
+        right = len(blocks) == len(rows) == len(set(rows)) == self.data and len(wanted) == len(out)
+        self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), blocks, out)
+        if wanted:
+            self._run(self._solving(tuple(rows), tuple(wanted)), blocks, out)
+
+    def _solve(self, rows: tuple[int, ...], wanted: tuple[int, ...]) -> Bytes:
+        """Tables that lead from some k blocks to others."""
+        known = np.ascontiguousarray(self._matrix[list(rows)])
+        inverse = np.zeros_like(known)
+        if self._library.gf_invert_matrix(known.ctypes.data, inverse.ctypes.data, self.data) != 0:
+            raise AssertionError(f"rows {rows} of a Cauchy matrix are not independent")
+        return self._tables(self._product(self._matrix[list(wanted)], inverse))
+
+    def _product(self, left: Bytes, right: Bytes) -> Bytes:
+        result = np.zeros((left.shape[0], right.shape[1]), dtype=np.uint8)
+        for i, row in enumerate(left.tolist()):
+            for j, column in enumerate(right.T.tolist()):
+                for a, b in zip(row, column, strict=True):
+                    result[i, j] ^= self._library.gf_mul(a, b)
+        return result
+
+    def _tables(self, coefficients: Bytes) -> Bytes:
+        rows = np.ascontiguousarray(coefficients)
+        tables = np.zeros(_TABLE_BYTES * rows.size, dtype=np.uint8)
+        self._library.ec_init_tables(self.data, rows.shape[0], rows.ctypes.data, tables.ctypes.data)
+        return tables
+
+    def _run(self, tables: Bytes, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> None:
+        self._library.ec_encode_data(
+            sources[0].size, len(sources), len(targets), tables.ctypes.data, _pointers(sources), _pointers(targets)
+        )
+
+    def _check(self, right: bool, sources: Sequence[Bytes], targets: Sequence[Bytes]) -> None:
+        blocks = (*sources, *targets)
+        right = right and all(block.flags.writeable for block in targets)
+        lengths = {block.size for block in blocks}
+        sound = all(block.dtype == np.uint8 and block.flags.c_contiguous for block in blocks)
+        if not right or not sound or len(lengths) != 1 or max(lengths) > _MOST_BLOCK_BYTES:
+            raise ValueError(f"not {self.data} + {self.parity} contiguous blocks of bytes of one length: {lengths}")
+
+
+def _pointers(blocks: Sequence[Bytes]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(blocks))(*(block.ctypes.data for block in blocks))
+
+
+def _exclusive_or(sources: Sequence[Bytes], target: Bytes) -> None:
+    if len(sources) == 1:
+        target[:] = sources[0]
+        return
+    np.bitwise_xor(sources[0], sources[1], out=target)
+    for source in sources[2:]:
+        np.bitwise_xor(target, source, out=target)

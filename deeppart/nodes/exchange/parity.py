@@ -1,0 +1,395 @@
+"""Parity over the parts of a set: every member sends its blocks to the members that encode them, row by row.
+
+In a row, member s of the set encodes stripe s (:mod:`deeppart.plan.redundancy.stripes`): it receives k blocks from k
+other members, computes m blocks of parity, keeps the first and sends the others on. The blocks of the next row are on
+their way meanwhile. Blocks behind the end of a part are zeros and are not sent.
+
+What is encoded is what was written, and nothing else: each member digests all that it sends, which together must be
+the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded. Parity of
+other bytes would take the place of good parity, and give nothing back when it is needed.
+
+As with copies, a rank that cannot read or write goes on to the end and raises then; and so do the others, before any
+share of parity has its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from deeppart.comm.base import Comm, Operation, together
+from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
+from deeppart.model import Attempt, ParityIdentity, ParityMember
+from deeppart.nodes.erasure import ReedSolomon
+from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
+from deeppart.nodes.exchange.pacing import paced
+from deeppart.part import ParityWriter
+from deeppart.plan.redundancy import ParitySet, Stripes, block_bytes_for
+from deeppart.storage.files import DurableFile
+from deeppart.storage.rate import RateLimit
+
+_HEAD_BYTES = 256
+_HEAD_TAG, _DATA_TAG, _PARITY_TAG, _DIGEST_TAG, _CHECK_TAG = 0, 1, 2, 3, 4
+#: Encoded and digested so many bytes at a time, while they are in the processor's caches.
+_SLICE_BYTES = 128 << 10
+_DIGEST_BYTES = 16
+_UNREADABLE, _UNWRITABLE = "a part file could not be read", "a parity file could not be written"
+
+
+@dataclass(frozen=True, slots=True)
+class PartFile:
+    """A part that this rank contributes to a set.
+
+    Attributes:
+        path: the file.
+        nbytes: its length.
+        index_digest: xxh3-128 of its index, 32 hex digits.
+        digest: xxh3-128 of the whole file as it was written or has been checked, 32 hex digits; "" if it could not be:
+            the set is then not encoded, and nobody waits for this member in vain.
+    """
+
+    path: str
+    nbytes: int
+    index_digest: str
+    digest: str
+
+
+def encode_set(
+    comm: Comm,
+    which: ParitySet,
+    attempt: Attempt,
+    mine: PartFile | None,
+    open_parity: Callable[[ParityIdentity], DurableFile],
+    arena: Arena,
+    limit: RateLimit | None,
+) -> Operation[DurableFile]:
+    """Take part in encoding one set, as the member that this rank is.
+
+    Args:
+        mine: this member's part; None where it has none.
+        open_parity: begins the file for this member's share.
+
+    Returns:
+        This member's parity file, complete and not yet committed.
+
+    Raises:
+        StorageError, CorruptFileError: a file could not be read or written. What was written is given up.
+    """
+    place = which.place_of(comm.rank)
+    members = yield from _introduce(comm, which, mine)
+    blocks = block_bytes_for(len(members))
+    identity = ParityIdentity(attempt, members, which.tolerate, blocks, place)
+    encoding = _Encoding(comm, which, identity, mine, open_parity, arena, limit)
+    try:
+        yield from encoding.run()
+        arena.give_back()
+        return encoding.result()
+    except BaseException:
+        encoding.abort()
+        raise
+    finally:
+        encoding.close()
+
+
+def encode_sets(
+    comm: Comm,
+    sets: Sequence[tuple[ParitySet, PartFile | None]],
+    attempt: Attempt,
+    open_parity: Callable[[ParityIdentity], DurableFile],
+    arena: Arena,
+    limit: RateLimit | None,
+) -> Operation[list[DurableFile]]:
+    """Take part in encoding several sets, in an order that all ranks share.
+
+    Args:
+        sets: each with this member's part in it.
+
+    Returns:
+        This rank's parity files, complete and not yet committed.
+
+    Raises:
+        StorageError, CorruptFileError: as of :func:`encode_set`, after the last set; nothing of this rank's is left.
+        CheckpointError: the same on another rank, whose data is in the parity of this one; or some rank has not the
+            memory.
+    """
+    yield from reserve_together(comm, arena, max((_lengths(which) for which, _ in sets), key=sum, default=[]))
+    files: list[DurableFile] = []
+    problem: DeeppartError | None = None
+    try:
+        for which, mine in sets:
+            try:
+                files.append((yield from encode_set(comm, which, attempt, mine, open_parity, arena, limit)))
+            except CommError:  # nothing can be said to the other ranks any more
+                raise
+            except Exception as error:
+                # The members of the other sets are waiting all the same.
+                problem = problem or as_error(error, "parity could not be encoded")
+        problems = yield from comm.allgather(str(problem or "").encode())
+        if problem is not None:
+            raise problem
+        for rank, told in enumerate(problems):
+            if told:
+                raise CheckpointError("parity could not be encoded", found=f"rank {rank}: {told.decode()}")
+    except BaseException:
+        for file in files:
+            file.abort()
+        raise
+    return files
+
+
+def _lengths(which: ParitySet) -> list[int]:
+    """Of the blocks of two rows of a set, in bytes."""
+    data_blocks = len(which.members) - which.tolerate
+    return [block_bytes_for(len(which.members))] * (4 * (data_blocks + which.tolerate))
+
+
+def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation[tuple[ParityMember, ...]]:
+    """Every member tells the others about its part."""
+    place = which.place_of(comm.rank)
+    document = [0, ""] if mine is None else [mine.nbytes, mine.index_digest]
+    heads = [_head(document if other == place else [0, ""]) for other in range(len(which.members))]
+    others = [(other, member.rank) for other, member in enumerate(which.members) if other != place]
+    moves = [comm.receive_into(heads[other], rank, _HEAD_TAG) for other, rank in others]
+    moves += [comm.send(heads[place], rank, _HEAD_TAG) for _, rank in others]
+    yield from together(moves)
+    told = [json.loads(head.tobytes()) for head in heads]
+    return tuple(
+        ParityMember(None if member.part is None or not nbytes else member.part, nbytes, digest)
+        for member, (nbytes, digest) in zip(which.members, told, strict=True)
+    )
+
+
+def _head(document: list[object]) -> Bytes:
+    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)
+
+
+class _Row:
+    """Memory for one row: k blocks out, k blocks in, m blocks of parity computed, and m that this member keeps."""
+
+    def __init__(self, stripes: Stripes, memory: list[Bytes]) -> None:
+        k, m = stripes.data_blocks, stripes.tolerate
+        self.own, self.data = memory[:k], memory[k : 2 * k]
+        self.parity, self._kept = memory[2 * k : 2 * k + m], memory[2 * k + m :]
+        self.kept, self.in_place = self._kept, False
+        self.digests = np.zeros((m, stripes.members * _DIGEST_BYTES), dtype=np.uint8)
+        self.sent: dict[int, bytes] = {}  # this member's blocks that are not all zeros, and what was encoded of them
+        self.encoded = np.zeros((k, _DIGEST_BYTES), dtype=np.uint8)
+        self.coming: list[Operation[None]] = []
+        self.going: list[Operation[None]] = []
+
+    def keep_in(self, memory: list[Bytes] | None, length: int) -> None:
+        """Where the parity that this member keeps goes: memory of its file, or a buffer."""
+        self.in_place = memory is not None
+        self.kept = [block[:length] for block in self._kept] if memory is None else memory
+
+
+class _Encoding:
+    """One member's part in encoding one set."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        which: ParitySet,
+        identity: ParityIdentity,
+        mine: PartFile | None,
+        open_parity: Callable[[ParityIdentity], DurableFile],
+        arena: Arena,
+        limit: RateLimit | None,
+    ) -> None:
+        self._comm, self._which, self._identity, self._limit = comm, which, identity, limit
+        self._place = identity.place
+        self._stripes = Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
+        self._code = ReedSolomon(self._stripes.data_blocks, self._stripes.tolerate)
+        self._problems: list[DeeppartError] = []
+        self._source: Blocks | None = None
+        self._mine, self._digest = mine, xxhash.xxh3_128()
+        self._file: DurableFile | None = None
+        self._writer: ParityWriter | None = None
+        memory = arena.cut(_lengths(which))
+        self._rows = [_Row(self._stripes, memory[: len(memory) // 2]), _Row(self._stripes, memory[len(memory) // 2 :])]
+        try:
+            if mine is not None:
+                self._source = Blocks(mine.path)
+                if self._source.source.size != mine.nbytes or not mine.digest:
+                    what = "cannot be read" if not mine.digest else "has changed its length"
+                    raise CorruptFileError(f"a part file that is to be protected {what}", where=mine.path)
+        except Exception as error:  # of whatever kind: the other members are waiting
+            self._lose_source(as_error(error, _UNREADABLE))
+        try:
+            self._file = open_parity(identity)
+            self._writer = ParityWriter(self._file, identity)
+        except Exception as error:
+            self._lose_file(as_error(error, _UNWRITABLE))
+
+    def run(self) -> Operation[None]:
+        """All rows."""
+        if self._stripes.rows:
+            yield from self._begin(0)
+        for number in range(self._stripes.rows):
+            row = self._rows[number % 2]
+            yield from together(row.coming)
+            yield True
+            if number + 1 < self._stripes.rows:
+                yield from self._begin(number + 1)
+            row.keep_in(self._row_memory(), self._stripes.length(number))
+            self._encode(number, row)
+            yield from self._share(number, row)
+            yield from together(row.going)
+            self._compare(row)
+            self._store(row)
+            yield True
+        self._compare_all()
+
+    def result(self) -> DurableFile:
+        """The file, finished.
+
+        Raises:
+            DeeppartError: the first thing that went wrong.
+        """
+        if not self._problems and self._writer is not None:
+            try:
+                self._writer.finish()
+            except StorageError as error:
+                self._problems.append(error)
+        if self._problems or self._file is None:
+            raise self._problems[0]
+        return self._file
+
+    def abort(self) -> None:
+        """Give up what was written."""
+        if self._file is not None:
+            self._file.abort()
+
+    def close(self) -> None:
+        """Close what is read."""
+        if self._source is not None:
+            self._source.close()
+
+    def _begin(self, number: int) -> Operation[None]:
+        """Send this member's blocks of a row, and ask for those of the stripe it encodes."""
+        stripes, row, place, length = self._stripes, self._rows[number % 2], self._place, self._stripes.length(number)
+        row.coming, row.going, row.sent = [], [], {}
+        for i in range(stripes.data_blocks):
+            source = stripes.source(place, i)
+            block = row.data[i][:length]
+            filled = stripes.filled(number, i, self._identity.members[source].nbytes)
+            if filled < length:
+                block[filled:] = 0
+            if filled:
+                rank = self._which.members[source].rank
+                row.coming.append(self._comm.receive_into(block[:filled], rank, _DATA_TAG))
+        for i in range(stripes.data_blocks):
+            filled = stripes.filled(number, i, self._identity.members[place].nbytes)
+            if filled:
+                block = self._read(stripes.start(number, i), row.own[i][:filled])
+                yield from paced(self._limit, filled)
+                row.sent[i] = self._digested(block, length)
+                to = self._which.members[stripes.stripe_of(place, i)].rank
+                row.going.append(self._comm.send(block, to, _DATA_TAG))
+
+    def _encode(self, number: int, row: _Row) -> None:
+        """Compute the parity of this member's stripe, and the digests of its blocks."""
+        length = self._stripes.length(number)
+        data = [block[:length] for block in row.data]
+        parity = [row.kept[0], *(block[:length] for block in row.parity[1:])]
+        hashers = [xxhash.xxh3_128() for _ in range(self._stripes.members)]
+        for at in range(0, length, _SLICE_BYTES):
+            ins = [block[at : at + _SLICE_BYTES] for block in data]
+            outs = [block[at : at + _SLICE_BYTES] for block in parity]
+            self._code.encode(ins, outs)
+            for hasher, block in zip(hashers, (*ins, *outs), strict=True):
+                hasher.update(block.data)
+        row.digests[0] = np.frombuffer(b"".join(hasher.digest() for hasher in hashers), dtype=np.uint8)
+
+    def _share(self, number: int, row: _Row) -> Operation[None]:
+        """Send parity to the members that keep it, and ask for what this one keeps for others; digests likewise."""
+        stripes, place, length = self._stripes, self._place, self._stripes.length(number)
+        for i in range(stripes.data_blocks):
+            source = stripes.source(place, i)
+            if stripes.filled(number, i, self._identity.members[source].nbytes):
+                encoded = row.digests[0][i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES]
+                row.going.append(self._comm.send(encoded, self._which.members[source].rank, _CHECK_TAG))
+            if i in row.sent:
+                encoder = self._which.members[stripes.stripe_of(place, i)].rank
+                row.going.append(self._comm.receive_into(row.encoded[i], encoder, _CHECK_TAG))
+        for j in range(1, stripes.tolerate):
+            source = self._which.members[stripes.kept_stripe(place, j)].rank
+            row.going.append(self._comm.receive_into(row.kept[j], source, _PARITY_TAG))
+            row.going.append(self._comm.receive_into(row.digests[j], source, _DIGEST_TAG))
+        for j in range(1, stripes.tolerate):
+            yield from paced(self._limit, length)
+            to = self._which.members[stripes.keeper(place, j)].rank
+            row.going.append(self._comm.send(row.parity[j][:length], to, _PARITY_TAG))
+            row.going.append(self._comm.send(row.digests[0], to, _DIGEST_TAG))
+
+    def _digested(self, block: Bytes, length: int) -> bytes:
+        """The digest of a block, filled up with zeros; what is sent is digested as a whole, too."""
+        digest = xxhash.xxh3_128()
+        for at in range(0, block.size, _SLICE_BYTES):
+            piece = block[at : at + _SLICE_BYTES].data
+            digest.update(piece)
+            self._digest.update(piece)
+        digest.update(bytes(length - block.size))
+        return digest.digest()
+
+    def _compare(self, row: _Row) -> None:
+        """What was encoded of this member's blocks is what it has digested: memory of a file is anybody's to change."""
+        for i, digest in row.sent.items():
+            if self._mine is not None and self._source is not None and row.encoded[i].tobytes() != digest:
+                self._lose_source(_changed(self._mine, "other bytes on the rank that encodes them"))
+
+    def _compare_all(self) -> None:
+        """What was sent is the part as it was written, or as it was when it was checked."""
+        if self._mine is not None and self._source is not None and self._digest.hexdigest() != self._mine.digest:
+            self._lose_source(_changed(self._mine, self._digest.hexdigest()))
+
+    def _store(self, row: _Row) -> None:
+        """Append what this member keeps of a row to its file."""
+        if self._writer is None:
+            return
+        table = row.digests.reshape(self._stripes.tolerate, -1, _DIGEST_BYTES)
+        try:
+            self._writer.add_row(row.kept, table, in_place=row.in_place)
+        except Exception as error:
+            self._lose_file(as_error(error, _UNWRITABLE))
+
+    def _row_memory(self) -> list[Bytes] | None:
+        """Where what this member keeps of a row can be computed, if the file has memory for it."""
+        try:
+            return None if self._writer is None else self._writer.row_memory()
+        except Exception as error:
+            self._lose_file(as_error(error, _UNWRITABLE))
+            return None
+
+    def _read(self, offset: int, block: Bytes) -> Bytes:
+        if self._source is not None:
+            try:
+                return self._source.get(offset, block.size, block)
+            except Exception as error:
+                self._lose_source(as_error(error, _UNREADABLE))
+        return block
+
+    def _lose_source(self, error: DeeppartError) -> None:
+        """What is sent from now on is not what it should be; the level fails in the commit round."""
+        self._problems.append(error)
+        self.close()
+        self._source = None
+
+    def _lose_file(self, error: DeeppartError) -> None:
+        self._problems.append(error)
+        self._writer = None
+
+
+def _changed(mine: PartFile, found: str) -> CorruptFileError:
+    return CorruptFileError(
+        "a part has changed since it was written and checked, while parity of it was encoded",
+        expected=f"xxh3-128 {mine.digest}",
+        found=found,
+        where=mine.path,
+        todo="suspect that node's storage or memory; the next checkpoint is protected again",
+    )

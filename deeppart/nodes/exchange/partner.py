@@ -1,0 +1,260 @@
+"""Copies of part files to other nodes.
+
+Per copy one message with length and digest, then the file in blocks, two on their way at a time. A rank that cannot
+read or write goes on to the end with the exchange, so that nobody waits for it, and raises then: the commit round
+tells the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from deeppart.comm.base import Comm, Operation, together
+from deeppart.errors import CorruptFileError, DeeppartError, as_error
+from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
+from deeppart.nodes.exchange.pacing import paced
+from deeppart.storage.files import DurableFile
+from deeppart.storage.rate import RateLimit
+
+#: One message; measured fastest between processes of one machine (docs/benchmarks.md).
+BLOCK_BYTES = 8 << 20
+_IN_FLIGHT = 2
+#: Room for the names of as many bases as a part may have.
+_HEAD_BYTES = 8192
+_HEAD_TAG, _DATA_TAG = 0, 1
+_UNREADABLE, _UNWRITABLE = "a part file could not be read", "a copy could not be written"
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A part file to send.
+
+    Attributes:
+        part: its number.
+        path: the file.
+        nbytes: its length.
+        digest: xxh3-128 of the whole file, 32 hex digits: what the copy must have; "" where it cannot be read.
+        to: the rank that stores the copy.
+        bases: names of the files in which chunks of it lie; the other node has them.
+    """
+
+    part: int
+    path: str
+    nbytes: int
+    digest: str
+    to: int
+    bases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A part to be stored.
+
+    Attributes:
+        part: its number.
+        source: the rank that sends it.
+        name: of the file, where it is a base of the part; "" for the part itself.
+    """
+
+    part: int
+    source: int
+    name: str = ""
+
+
+#: Begins the file for what comes in; given the names of the bases that the part refers to. Raises StorageError.
+OpenCopy = Callable[[Incoming, tuple[str, ...]], DurableFile]
+
+
+def exchange_copies(
+    comm: Comm,
+    sends: Sequence[Outgoing],
+    receives: Sequence[Incoming],
+    open_copy: OpenCopy,
+    arena: Arena,
+    limit: RateLimit | None,
+) -> Operation[list[DurableFile]]:
+    """Send and receive part files side by side, each in the order given.
+
+    Args:
+        sends, receives: in the order of one list that all ranks share.
+        open_copy: begins the file for a part, and sees that its bases are there.
+
+    Returns:
+        The files received, complete and not yet committed, in order.
+
+    Raises:
+        StorageError, CorruptFileError: a file could not be read, or written, or has changed. What was received of the
+            others is given up.
+        CheckpointError: some rank has not the memory; on every rank.
+    """
+    lengths = [BLOCK_BYTES] * (2 * _IN_FLIGHT)
+    yield from reserve_together(comm, arena, lengths)
+    pieces = arena.cut(lengths)
+    files: list[DurableFile] = []
+    problems: list[DeeppartError] = []
+    try:
+        yield from together(
+            [
+                _send_all(comm, sends, pieces[:_IN_FLIGHT], limit, problems),
+                _receive_all(comm, receives, pieces[_IN_FLIGHT:], open_copy, files, problems),
+            ]
+        )
+        arena.give_back()
+        if problems:
+            raise problems[0]
+    except BaseException:
+        for file in files:
+            file.abort()
+        raise
+    return files
+
+
+def _send_all(
+    comm: Comm, sends: Sequence[Outgoing], memory: list[Bytes], limit: RateLimit | None, problems: list[DeeppartError]
+) -> Operation[None]:
+    for outgoing in sends:
+        source: Blocks | None = None
+        try:
+            source = Blocks(outgoing.path)
+        except Exception as error:  # of whatever kind: the receiver is waiting
+            problems.append(as_error(error, _UNREADABLE))
+        try:
+            yield from _send(comm, outgoing, source, memory, limit, problems)
+        finally:
+            if source is not None:
+                source.close()
+
+
+def _send(
+    comm: Comm,
+    outgoing: Outgoing,
+    source: Blocks | None,
+    memory: list[Bytes],
+    limit: RateLimit | None,
+    problems: list[DeeppartError],
+) -> Operation[None]:
+    told = {"part": outgoing.part, "nbytes": outgoing.nbytes, "digest": outgoing.digest, "bases": outgoing.bases}
+    head = _head(told)
+    yield from comm.send(head, outgoing.to, _HEAD_TAG)
+    flying: list[Operation[None]] = []
+    for number, offset in enumerate(range(0, outgoing.nbytes, BLOCK_BYTES)):
+        if len(flying) == _IN_FLIGHT:
+            yield from flying.pop(0)
+        block = memory[number % _IN_FLIGHT][: min(BLOCK_BYTES, outgoing.nbytes - offset)]
+        if source is not None:
+            try:
+                block = source.get(offset, block.size, block)
+            except Exception as error:
+                problems.append(as_error(error, _UNREADABLE))
+                source.close()
+                source = None  # what is sent from now on is not what it should be, and the level fails
+        yield from paced(limit, block.size)
+        flying.append(comm.send(block, outgoing.to, _DATA_TAG))
+        yield True
+    for operation in flying:
+        yield from operation
+
+
+def _receive_all(
+    comm: Comm,
+    receives: Sequence[Incoming],
+    memory: list[Bytes],
+    open_copy: OpenCopy,
+    files: list[DurableFile],
+    problems: list[DeeppartError],
+) -> Operation[None]:
+    for incoming in receives:
+        head = _head({})
+        yield from comm.receive_into(head, incoming.source, _HEAD_TAG)
+        yield True
+        told = json.loads(head.tobytes())
+        sink = _Sink(incoming, tuple(told["bases"]), open_copy, problems)
+        if sink.file is not None:
+            files.append(sink.file)
+        flying: list[tuple[Operation[None], Bytes, bool]] = []
+        for number, offset in enumerate(range(0, told["nbytes"], BLOCK_BYTES)):
+            if len(flying) == _IN_FLIGHT:
+                yield from _land(flying.pop(0), sink)
+            length = min(BLOCK_BYTES, told["nbytes"] - offset)
+            there = sink.memory(offset, length)
+            block = memory[number % _IN_FLIGHT][:length] if there is None else there
+            flying.append((comm.receive_into(block, incoming.source, _DATA_TAG), block, there is not None))
+        for flight in flying:
+            yield from _land(flight, sink)
+        sink.end(told["digest"])
+
+
+def _land(flight: tuple[Operation[None], Bytes, bool], sink: _Sink) -> Operation[None]:
+    operation, block, in_place = flight
+    yield from operation
+    sink.write(block, in_place=in_place)
+    yield True
+
+
+class _Sink:
+    """A copy being written. After an error it takes the rest and does nothing with it."""
+
+    def __init__(
+        self, incoming: Incoming, bases: tuple[str, ...], open_copy: OpenCopy, problems: list[DeeppartError]
+    ) -> None:
+        self._part, self._source, self._problems, self._failed = incoming.part, incoming.source, problems, False
+        self._digest = xxhash.xxh3_128()
+        self.file: DurableFile | None = None
+        try:
+            self.file = open_copy(incoming, bases)
+        except Exception as error:  # of whatever kind: the sender is waiting
+            self._fail(as_error(error, _UNWRITABLE))
+
+    def memory(self, offset: int, length: int) -> Bytes | None:
+        """Where a block can be received, if the file has memory for it."""
+        if self._failed or self.file is None:
+            return None
+        try:
+            return self.file.memory(offset, length)
+        except Exception as error:
+            self._fail(as_error(error, _UNWRITABLE))
+            return None
+
+    def write(self, block: Bytes, *, in_place: bool) -> None:
+        """Append a block, which may be there already."""
+        if self._failed or self.file is None:
+            return
+        self._digest.update(block.data)
+        try:
+            if in_place:
+                self.file.skip(block.size)
+            else:
+                self.file.write(block.data)
+        except Exception as error:
+            self._fail(as_error(error, _UNWRITABLE))
+
+    def end(self, digest: str) -> None:
+        if not digest:
+            self._fail(
+                CorruptFileError(f"there is no copy of part {self._part}: rank {self._source} cannot read its file")
+            )
+        elif not self._failed and self._digest.hexdigest() != digest:
+            self._fail(
+                CorruptFileError(
+                    f"the copy of part {self._part} is not what was written on its own node",
+                    expected=f"xxh3-128 {digest}",
+                    found=self._digest.hexdigest(),
+                    where=str(self.file and self.file.path),
+                    todo="suspect that node's storage, the network or memory",
+                )
+            )
+
+    def _fail(self, error: DeeppartError) -> None:
+        self._failed = True
+        self._problems.append(error)
+
+
+def _head(document: dict[str, object]) -> Bytes:
+    """A head message: JSON filled up with spaces."""
+    return np.frombuffer(bytearray(json.dumps(document).encode().ljust(_HEAD_BYTES)), dtype=np.uint8)

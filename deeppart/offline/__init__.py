@@ -1,0 +1,1 @@
+"""Checkpoints without a job: load, inspect, verify, repair, export; no MPI."""

@@ -1,0 +1,341 @@
+"""What one checkpoint holds: its tree of leaves, and which parts hold the bytes of each.
+
+Paths, types and small values come from the manifest; where the bytes are comes from the parts' indexes, of which a
+damaged one is noted and passed over. No chunk is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import FormatError, StorageError, StructureMismatchError
+from deeppart.model import Manifest, SuspectLeaf
+from deeppart.offline.inspect.listing import require_directory
+from deeppart.offline.inspect.parts import StepFiles
+from deeppart.offline.load import find_step
+from deeppart.part import OWN_TABLE, Signing
+from deeppart.state.apart import OwnTree
+from deeppart.state.document import OwnDocument
+from deeppart.state.flatten import ROOT, exact, readable
+from deeppart.state.flatten import Path as KeyPath
+from deeppart.state.leaves import LeafType
+from deeppart.state.patterns import covers, may_match_below
+from deeppart.state.runs import decode_leaf_value, paths_inside, run_kind
+from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.storage.node import one_line
+from deeppart.storage.retired import MOST_LOOKS, step_is_retired
+from deeppart.storage.suspects import read_suspicions
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A part holds bytes ``[start, start + length)`` of a leaf."""
+
+    rank: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor or array.
+
+    Attributes:
+        path: components joined by ``/``.
+        type: dtype and shape; of rank 0 where every rank has its own.
+        per_rank: None if replicated, otherwise rank -> type, for the ranks whose parts could be read.
+        alias_of: path of the leaf whose bytes it shares, or None.
+        holdings: which parts hold it, by rank; for a leaf per rank, each rank's whole copy.
+        compared: the step at which all of it was last compared between the ranks; None if never, if that is not known,
+            or for a leaf per rank.
+    """
+
+    path: str
+    type: LeafType
+    per_rank: dict[int, LeafType] | None
+    alias_of: str | None
+    holdings: tuple[Holding, ...]
+    compared: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        return self.type.nbytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all copies in the checkpoint, before encoding; 0 for an alias."""
+        if self.alias_of is not None:
+            return 0
+        return self.nbytes if self.per_rank is None else sum(kind.nbytes for kind in self.per_rank.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A small value.
+
+    Attributes:
+        path: components joined by ``/``.
+        value: the value; None where every rank has its own.
+        per_rank: None if replicated, otherwise rank -> value, for the ranks whose parts could be read.
+    """
+
+    path: str
+    value: Any
+    per_rank: dict[int, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A dict, list, tuple, namedtuple or object.
+
+    Attributes:
+        kind: as :class:`deeppart.state.structure.SavedBranch`.
+        name: type name of a namedtuple or object.
+        children: (key as text, what is there), in the order saved.
+    """
+
+    kind: str
+    name: str
+    children: tuple[tuple[str, Node], ...]
+
+
+Node = Container | Leaf | Value
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A checkpoint, or the leaves of it that were asked for.
+
+    Attributes:
+        manifest: of the step.
+        tree: the nesting, as saved.
+        problems: parts whose index could not be read, one line each.
+        suspect: leaves that ranks may not have held alike when it was saved.
+        unreadable_suspect_records: lines about records that may name more of them.
+        passed_over: lines about newer steps that cannot be used.
+    """
+
+    manifest: Manifest
+    tree: Node
+    problems: tuple[str, ...]
+    suspect: tuple[SuspectLeaf, ...] = ()
+    unreadable_suspect_records: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
+
+    def leaves(self) -> Iterator[Leaf | Value]:
+        """Every leaf and value, in the order of the tree."""
+        yield from _walk(self.tree)
+
+
+def read_contents(
+    root: Path, step: int | None = None, keys: Sequence[str] = (), signing: Signing | None = None
+) -> Contents:
+    """Describe a committed checkpoint.
+
+    Args:
+        step: which one; None for the newest whose manifest is sound.
+        keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
+        signing: what it must be signed with; None: not checked.
+
+    Raises:
+        RestoreError: no such checkpoint.
+        FormatError: its manifest is damaged, or newer.
+        StructureMismatchError: ``keys`` match nothing.
+        StorageError: the directory cannot be read.
+    """
+    require_directory(root)
+    for _ in range(MOST_LOOKS):
+        found, passed_over = find_step(root, step, signing)
+        files = StepFiles(found.directory, found.manifest, signing)
+        describing = _Describing(files, tuple(keys))
+        if not describing.problems or not step_is_retired(found.directory):
+            break
+    tree = describing.node(files.structure.tree, ())
+    if tree is None:
+        raise _no_match(files, keys)
+    suspicions = read_suspicions(root)
+    suspect = suspicions.of(files.manifest.attempt)
+    return Contents(files.manifest, tree, tuple(describing.problems), suspect, suspicions.problems, passed_over)
+
+
+def _walk(node: Node) -> Iterator[Leaf | Value]:
+    if isinstance(node, Container):
+        for _, child in node.children:
+            yield from _walk(child)
+    else:
+        yield node
+
+
+class _Describing:
+    """One description under way: first all indexes, then the tree."""
+
+    def __init__(self, files: StepFiles, patterns: tuple[str, ...]) -> None:
+        self._structure, self._patterns = files.structure, patterns
+        self._where = str(files.directory)
+        self._manifest = files.manifest
+        self._compared = _steps_compared(files.manifest)
+        self._paths = [readable(path) for path in files.structure.array_paths()]
+        self.problems: list[str] = []
+        self._own: dict[int, OwnDocument] = {}
+        #: Whose tree is being described, where it stands apart.
+        self._rank: int | None = None
+        self._own_holdings: dict[tuple[int, int], list[Holding]] = {}
+        tables: list[npt.NDArray[np.void]] = []
+        ranks: list[npt.NDArray[np.int64]] = []
+        for rank in range(files.manifest.attempt.world_size):
+            try:
+                with files.open(rank) as part:
+                    self._own[rank] = part.own
+                    tables.append(part.reader.spans)
+                    ranks.append(np.full(len(part.reader.spans), rank))
+            except (FormatError, StorageError) as error:
+                self.problems.append(one_line(error))
+        self._holdings = self._sort_holdings(tables, ranks)
+
+    def _sort_holdings(
+        self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
+    ) -> dict[int, list[Holding]]:
+        """leaf number -> who holds it; spans of a table that the structure contradicts are left out."""
+        holdings: dict[int, list[Holding]] = {}
+        if not tables:
+            return holdings
+        per_rank = self._structure.per_rank.tolist()
+        spans = np.concatenate(tables)
+        columns = [spans[name].tolist() for name in ("leaf", "table", "start", "length")]
+        for leaf, table, start, length, rank in zip(*columns, np.concatenate(ranks).tolist(), strict=True):
+            if leaf >= len(per_rank) and table == OWN_TABLE:
+                self._own_holdings.setdefault((rank, leaf), []).append(Holding(rank, start, length))
+            if leaf < len(per_rank) and per_rank[leaf] == (table == OWN_TABLE):
+                holdings.setdefault(leaf, []).append(Holding(rank, start, length))
+        for entries in holdings.values():
+            entries.sort(key=lambda entry: (entry.start, entry.rank))
+        return holdings
+
+    def node(self, saved: SavedNode, path: KeyPath, covered: bool = False) -> Node | None:
+        """What was saved at a path, less what the globs leave out; None if that is all of it.
+
+        Args:
+            covered: whether a container above it is.
+        """
+        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
+        if not covered and (is_leaf or path):
+            covered = covers(text, self._patterns, container=not isinstance(saved, SavedArray))
+        covered = covered or not self._patterns
+        if isinstance(saved, SavedApart):
+            trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
+            found_of = [(f"rank {rank}", self._of_rank(rank, tree, covered)) for rank, tree in trees]
+            children = [(name, found) for name, found in found_of if found is not None]
+            return Container("per rank", "", tuple(children)) if children or covered else None
+        if not isinstance(saved, SavedBranch):
+            if isinstance(saved, SavedArray):
+                return self._leaf(saved, text) if covered else None
+            value = self._value(saved, text)
+            return value if covered or self._covers_items(text, value) else None
+        children = []
+        for key, child in zip(saved.keys, saved.children, strict=True):
+            found = self.node(child, path if saved.kind == "object" else (*path, key), covered)
+            if found is not None:
+                children.append((_name(key), found))
+        for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
+            found = self._of_rank(rank, tree, covered)
+            if found is not None:
+                children.append((f"{_name(tree.path[-1])} (rank {rank})", found))
+        return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
+
+    def _trees_below(self, path: KeyPath) -> list[tuple[int, OwnTree]]:
+        """What ranks have under keys of a dict that the others need not have."""
+        return [
+            (rank, tree)
+            for rank, own in self._own.items()
+            for tree in own.trees
+            if tree.place is not None and exact(tree.path[:-1]) == exact(path)
+        ]
+
+    def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
+        """What stands apart on one rank."""
+        self._rank = rank
+        try:
+            return self.node(tree.node, tree.path, covered)
+        finally:
+            self._rank = None
+
+    def _own_leaf(self, rank: int, index: int, path: str) -> Leaf:
+        own = self._own[rank]
+        alias = own.aliases.get(index)
+        holdings = self._own_holdings.get((rank, index if alias is None else alias.owner), ())
+        kind = own.types[index]
+        tied = None if alias is None else f"leaf {alias.owner} of rank {rank}"
+        return Leaf(path, kind, {rank: kind}, tied, tuple(holdings))
+
+    def _covers_items(self, path: str, found: Value) -> bool:
+        """Whether the globs cover some items of a run, which is then shown as a whole."""
+        below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
+        held = [found.value] if found.per_rank is None else list(found.per_rank.values())
+        inside = (each for value in held if below and run_kind(value) is not None for each in paths_inside(value))
+        prefix = "" if path == ROOT else f"{path}/"
+        return any(covers(prefix + readable(each), below) for each in inside)
+
+    def _leaf(self, saved: SavedArray, path: str) -> Leaf:
+        index = saved.index
+        if self._rank is not None:
+            return self._own_leaf(self._rank, index, path)
+        alias = self._structure.aliases.get(index)
+        kinds = None
+        if self._structure.per_rank[index]:
+            kinds = {rank: own.types[index] for rank, own in self._own.items() if index in own.types}
+        source = index if alias is None else alias.owner
+        return Leaf(
+            path,
+            self._structure.types[index],
+            kinds,
+            None if alias is None else self._paths[alias.owner],
+            tuple(self._holdings.get(source, ())),
+            self._last_compared(index) if kinds is None else None,
+        )
+
+    def _last_compared(self, leaf: int) -> int | None:
+        if self._manifest.compared is None:
+            return None
+        return self._compared.get(leaf, self._manifest.attempt.step)
+
+    def _value(self, saved: SavedValue, path: str) -> Value:
+        index = saved.index
+        if self._rank is not None:
+            return Value(path, None, {self._rank: self._own[self._rank].values[index]})
+        if not self._structure.per_rank_values[index]:
+            return Value(path, decode_leaf_value(self._structure.values[index], self._where), None)
+        own = {rank: own.values[index] for rank, own in self._own.items() if index in own.values}
+        return Value(path, None, own)
+
+
+def _steps_compared(manifest: Manifest) -> dict[int, int | None]:
+    """Leaf number -> when it was last compared in full, for those that were not at the step itself."""
+    leaves = len(manifest.structure.get("leaves", ()))  # a range may reach further: it is not to cost memory
+    return {
+        leaf: group.step
+        for group in manifest.compared or ()
+        for first, count in group.ranges
+        for leaf in range(first, min(first + count, leaves))
+    }
+
+
+def _name(key: object) -> str:
+    return readable((key,)) if key != "" else "''"
+
+
+def _no_match(files: StepFiles, keys: Sequence[str]) -> StructureMismatchError:
+    names = [readable(path) for path, _ in files.structure.walk()]
+    return StructureMismatchError(
+        "no leaf of the checkpoint matches the keys asked for",
+        expected=f"globs over {len(names)} paths such as {', '.join(names[:4])}",
+        found=", ".join(map(repr, keys)),
+        where=str(files.directory),
+        todo="`deeppart show DIR` lists the paths",
+    )

@@ -1,0 +1,104 @@
+"""Which leaves bytes belong to: from places in part files to names that people know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.offline.inspect.cover import Fault
+from deeppart.state.document import OwnDocument
+from deeppart.state.flatten import readable
+from deeppart.state.structure import Alias, SavedArray, Structure
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedLeaf:
+    """Bytes ``[start, stop)`` of a leaf, in C order, that cannot be had.
+
+    Attributes:
+        path: components joined by ``/``.
+        rank: whose copy, for a leaf that each rank saved for itself; None if replicated.
+        start, stop: None for a small value, and where only the leaf is known: all of a rank's own leaves in a part that
+            cannot be read, and leaves that share memory with the one hit.
+    """
+
+    path: str
+    rank: int | None
+    start: int | None
+    stop: int | None
+
+    @property
+    def name(self) -> str:
+        """The path, and the rank where there is one."""
+        return self.path if self.rank is None else f"{self.path} (rank {self.rank})"
+
+
+class LeafNames:
+    """From bytes of parts to the leaves of one structure."""
+
+    def __init__(self, structure: Structure) -> None:
+        self._structure = structure
+        self._paths = [readable(path) for path in structure.array_paths()]
+        self._values = {node.index: path for path, node in structure.walk() if not isinstance(node, SavedArray)}
+        self._tied: dict[int, list[tuple[str, int, int]]] = {}
+        for index, alias in structure.aliases.items():
+            extent = self._extent(index, alias)
+            self._tied.setdefault(alias.owner, []).append((self._paths[index], *extent))
+        self.shared_sizes = np.zeros(len(structure.types), dtype=np.uint64)
+        for index, kind in enumerate(structure.types):
+            if not structure.per_rank[index] and index not in structure.aliases:
+                self.shared_sizes[index] = kind.nbytes
+
+    def _extent(self, index: int, alias: Alias) -> tuple[int, int]:
+        """The bytes of its owner between which an alias lies."""
+        kind = self._structure.types[index]
+        steps = zip(kind.shape, alias.strides, strict=True)
+        last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else -1
+        return alias.offset, alias.offset + (last + 1) * kind.itemsize
+
+    def own_sizes(self, own: OwnDocument) -> npt.NDArray[np.uint64]:
+        """Bytes of each leaf that a rank saved for itself; 0 for the others."""
+        sizes = np.zeros(len(self._paths), dtype=np.uint64)
+        for index, kind in own.types.items():
+            if 0 <= index < len(sizes) and index not in self._structure.aliases:
+                sizes[index] = kind.nbytes
+        return sizes
+
+    def all_own(self, rank: int) -> tuple[DamagedLeaf, ...]:
+        """Everything that only this rank's part holds."""
+        own = np.flatnonzero(self._structure.per_rank).tolist()
+        leaves = [DamagedLeaf(self._paths[index], rank, None, None) for index in own]
+        for index in np.flatnonzero(self._structure.per_rank_values).tolist():
+            leaves.append(DamagedLeaf(readable(self._values[index]), rank, None, None))
+        return tuple(leaves)
+
+    def of_faults(self, faults: Iterable[Fault], rank: int | None) -> tuple[DamagedLeaf, ...]:
+        """The leaves in which coverage faults lie."""
+        leaves: list[DamagedLeaf] = []
+        for fault in faults:
+            leaves += self._at(fault.leaf, fault.start, fault.stop, rank)
+        return tuple(leaves)
+
+    def in_raw_range(self, spans: npt.NDArray[np.void], first: int, last: int, rank: int) -> tuple[DamagedLeaf, ...]:
+        """The leaves whose bytes stand in ``[first, last)`` of a part's raw stream."""
+        begins = spans["raw_offset"]
+        ends = begins + spans["length"]
+        leaves: list[DamagedLeaf] = []
+        for row in spans[(begins < last) & (ends > first)].tolist():
+            leaf, table, start, length, raw_offset = row
+            low, high = max(first, raw_offset) - raw_offset, min(last, raw_offset + length) - raw_offset
+            leaves += self._at(leaf, start + low, start + high, rank if table else None)
+        return tuple(leaves)
+
+    def _at(self, leaf: int, start: int, stop: int, rank: int | None) -> list[DamagedLeaf]:
+        """A range of a leaf, and of what shares memory with it."""
+        if leaf >= len(self._paths):
+            return [DamagedLeaf(f"(leaf {leaf}, which the structure lacks)", rank, start, stop)]
+        leaves = [DamagedLeaf(self._paths[leaf], rank, start, stop)]
+        for path, begin, end in self._tied.get(leaf, []):
+            if begin < stop and end > start:
+                leaves.append(DamagedLeaf(path, rank, None, None))
+        return leaves

@@ -1,0 +1,139 @@
+"""Whose a checkpoint directory is: asked without disturbing a job, or taken for as long as something is changed in it.
+
+The lock is the running job's (:class:`deeppart.storage.persistent.DirectoryOwner`): ``flock`` on one file, whose text
+names the session that may commit. Nothing here ever changes that text.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart import access
+from deeppart.errors import DirectoryInUseError, StorageError
+from deeppart.storage.files import storage_error
+from deeppart.storage.lineage import LOCK_NAME
+from deeppart.storage.persistent import lock_record, open_lock_file
+
+_RECORD_BYTES = 64 << 10
+#: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+#: How long to try for the lock: another command may hold it for the instant in which it asks whose it is.
+_PATIENCE_S, _PAUSE_S = 0.5, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The job that took a directory last.
+
+    Attributes:
+        running: whether it still holds the lock; None where the file system cannot tell.
+        who: job name, process and host.
+        since: UTC time at which it took the directory, ISO 8601.
+        session: 32 hex digits naming this run of the job.
+    """
+
+    running: bool | None
+    who: str
+    since: str
+    session: str
+
+
+def read_owner(root: Path) -> Owner | None:
+    """Who owns a checkpoint directory; None if no job has ever taken it.
+
+    Where no job holds the lock it is shared with us for the microseconds between two system calls.
+    """
+    try:
+        descriptor = access.open_file(root / LOCK_NAME)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return _owner(None, {})
+    try:
+        return _owner(_is_locked(descriptor), _recorded(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def hold_directory(root: Path, *, without_lock: bool = False) -> Iterator[None]:
+    """Keep jobs out of a directory while something in it is changed.
+
+    Args:
+        root: an existing persistent directory.
+        without_lock: go on where the file system has no locks; a lock that a job holds is respected all the same.
+
+    Raises:
+        DirectoryInUseError: a running job has it.
+        StorageError: the directory is not writable, or has no locks and ``without_lock`` is not set.
+    """
+    try:
+        descriptor = open_lock_file(root / LOCK_NAME)
+    except OSError as error:
+        raise storage_error("the checkpoint directory cannot be locked", error, root) from error
+    try:
+        _lock(descriptor, root, without_lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, root: Path, without_lock: bool) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)
+                continue
+            owner = _owner(True, _recorded(descriptor))
+            raise DirectoryInUseError(
+                "a running job checkpoints into this directory: nothing is changed in it now",
+                found=f"in use by {owner.who}, since {owner.since}",
+                where=str(root),
+                todo="wait for that job to end, or end it",
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise storage_error("the checkpoint directory cannot be locked", error, root) from error
+            if without_lock:
+                return
+            raise StorageError(
+                "this file system has no locks, so nothing tells whether a job is running there",
+                errno=error.errno,
+                found=os.strerror(error.errno or 0),
+                where=str(root),
+                todo="make sure that no job checkpoints into the directory, then use --no-lock",
+            ) from error
+
+
+def _is_locked(descriptor: int) -> bool | None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def _recorded(descriptor: int) -> dict[str, str]:
+    try:
+        return lock_record(os.pread(descriptor, _RECORD_BYTES, 0))
+    except OSError:
+        return {}
+
+
+def _owner(running: bool | None, record: dict[str, str]) -> Owner:
+    who, since, session = (record.get(name, "") for name in ("who", "since", "session"))
+    return Owner(running, who or "an unknown process", since or "unknown", session)

@@ -1,0 +1,282 @@
+"""Removing steps: what a selection means, and the removal itself. The last complete checkpoint is never among it.
+
+Whoever can write to the directory can put a step there that is newer than all others. So where steps are signed, only
+those that are count as complete: with a key those that are signed with it, without one those that say that they are.
+Others are treated as ones whose manifest cannot be read: for ``keep`` they stay, by their numbers they can be removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart import access
+from deeppart.errors import CheckpointError, StorageError
+from deeppart.model import StepKey
+from deeppart.offline.inspect.examining import COMPLETE, PersistentStep, examine
+from deeppart.offline.inspect.listing import name_ranks, require_directory
+from deeppart.offline.inspect.node_files import lineage_on_nodes
+from deeppart.part import Signing
+from deeppart.storage.keeping import in_order_of_commits
+from deeppart.storage.node import NODE_FOLDERS, node_root
+from deeppart.storage.persistent import CommittedStep
+from deeppart.storage.steps import list_steps, remove_step, step_directory
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which steps to remove.
+
+    Attributes:
+        keep: committed steps other than the ``keep`` complete ones committed last, and none committed later than those.
+        after, before: only committed steps with greater, or smaller, numbers.
+        incomplete: also every step that was never committed.
+        allow_empty: even if no complete checkpoint is left.
+    """
+
+    keep: int | None = None
+    after: int | None = None
+    before: int | None = None
+    incomplete: bool = False
+    allow_empty: bool = False
+
+    @property
+    def wants_committed(self) -> bool:
+        """Whether it can select committed steps at all."""
+        return self.keep is not None or self.after is not None or self.before is not None
+
+    def has_number(self, step: int) -> bool:
+        """Whether a step number is between ``after`` and ``before``."""
+        return (self.after is None or step > self.after) and (self.before is None or step < self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One step to remove.
+
+    Attributes:
+        key: which attempt at which step.
+        state: as of ``deeppart ls``; None where it is on node-local storage only.
+        nbytes: length of its part files on the persistent level.
+        directories: what is removed: its directory on the persistent level, and on node-local storage.
+    """
+
+    key: StepKey
+    state: str | None
+    nbytes: int
+    directories: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrunePlan:
+    """What a selection comes to.
+
+    Attributes:
+        remove: by ascending step.
+        kept: steps that stay on the persistent level.
+        signed: numbers of the steps whose manifest is signed.
+        problems: lines about steps that do not count as complete for want of a signature.
+    """
+
+    remove: tuple[Removal, ...]
+    kept: tuple[StepKey, ...]
+    signed: tuple[int, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are freed on the persistent level."""
+        return sum(removal.nbytes for removal in self.remove)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult:
+    """What was done.
+
+    Attributes:
+        removed: steps that are gone.
+        failed: step -> why some of it is still there.
+        left: directories that stay because they hold files which are not this library's.
+    """
+
+    removed: tuple[StepKey, ...]
+    failed: dict[StepKey, str]
+    left: tuple[Path, ...]
+
+
+def plan_prune(
+    root: Path, selection: Selection, local_dirs: Sequence[Path] = (), signing: Signing | None = None
+) -> PrunePlan:
+    """Find what a selection means for a directory; changes nothing.
+
+    Args:
+        local_dirs: node-local directories, from which the same steps are removed.
+        signing: what steps must be signed with to count as complete; None: not checked.
+
+    Raises:
+        RestoreError: there is no such directory.
+        CheckpointError: no complete checkpoint would be left.
+        StorageError, FormatError: a directory, or the lineage record that ``local_dirs`` need, cannot be read.
+    """
+    require_directory(root)
+    steps = examine(root, signing)
+    uncounted = _uncounted(root, steps)
+    counted = {entry.key for entry in steps if entry.state == COMPLETE} - uncounted.keys()
+    chosen = {entry.key: entry for entry in _choose(root, steps, selection, counted, uncounted)}
+    stay = [entry for entry in steps if entry.key not in chosen]
+    # A wrong key must not make it look as if there were nothing to lose.
+    lost = [entry.step for entry in chosen.values() if entry.state == COMPLETE or entry.refused]
+    if lost and not any(entry.key in counted for entry in stay) and not selection.allow_empty:
+        raise _refusal(root, lost, uncounted)
+    places = {key: [step_directory(root, key)] for key in chosen}
+    for key, found in _local_steps(root, local_dirs).items():
+        if _goes_too(key, selection, chosen.values(), stay):
+            places.setdefault(key, []).extend(found)
+    removals = []
+    for key in sorted(places):
+        entry = chosen.get(key)
+        state, nbytes = (entry.state, entry.nbytes) if entry else (None, 0)
+        removals.append(Removal(key, state, nbytes, tuple(places[key])))
+    signed = tuple(entry.step for entry in steps if entry.manifest is not None and entry.manifest.signed)
+    return PrunePlan(tuple(removals), tuple(entry.key for entry in stay), signed, tuple(_lines(uncounted)))
+
+
+def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) -> CheckpointError:
+    what = "complete checkpoint that is signed" if uncounted else "complete checkpoint"
+    return CheckpointError(
+        f"that would leave no {what}; nothing was removed"
+        if uncounted
+        else f"that would remove the last {what}; nothing was removed",
+        expected=f"at least one {what} to stay",
+        found="; ".join([f"selected: {', '.join(map(str, lost))}", *_lines(uncounted)]),
+        where=str(root),
+        todo="select less, or use --allow-empty",
+    )
+
+
+def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
+    """Steps that may be a forger's, or that a job of this user would not use -> why they do not count."""
+    found = dict.fromkeys(_of_others(root, steps), "another user has made it, in a directory where anybody may")
+    found |= {entry.key: entry.reasons[0] for entry in steps if entry.refused}
+    manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
+    if any(manifest.signed for _, manifest in manifests):
+        found |= {key: "not signed, as others are" for key, manifest in manifests if not manifest.signed}
+    return found
+
+
+def _of_others(root: Path, steps: Sequence[PersistentStep]) -> set[StepKey]:
+    """Those of the steps that commands show and jobs leave alone."""
+    with access.guarded(root, access.persistent_rules(access.PERMISSIONS[0])):
+        try:
+            return {entry.key for entry in steps} - list_steps(root).keys()
+        except StorageError:
+            return set()  # no job of this user's can run here
+
+
+def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:
+    """One line for each reason."""
+    steps: dict[str, list[int]] = {}
+    for key, reason in uncounted.items():
+        steps.setdefault(reason, []).append(key.step)
+    return [
+        f"step {name_ranks(found)} does not count as complete: {reason}"
+        if len(set(found)) == 1
+        else f"steps {name_ranks(found)} do not count as complete: {reason}"
+        for reason, found in steps.items()
+    ]
+
+
+def _goes_too(
+    key: StepKey, selection: Selection, chosen: Iterable[PersistentStep], stay: Iterable[PersistentStep]
+) -> bool:
+    """Whether a directory on node-local storage goes: with the committed steps of its number, unless its own stays."""
+    if any(entry.is_committed and entry.key == key for entry in stay):
+        return False
+    if any(entry.manifest is not None and key.may_hold(entry.manifest.attempt) for entry in stay):
+        return False
+    of_step = [entry for entry in chosen if entry.step == key.step]
+    if of_step:
+        return any(entry.is_committed for entry in of_step)
+    ranged = selection.after is not None or selection.before is not None
+    return selection.keep is None and ranged and selection.has_number(key.step)
+
+
+def prune(plan: PrunePlan) -> PruneResult:
+    """Remove what was planned, newest first; one refusal does not keep the rest from being removed.
+
+    Hold the directory (:func:`deeppart.offline.inspect.ownership.hold_directory`) from planning to the end of this.
+    """
+    removed: list[StepKey] = []
+    failed: dict[StepKey, str] = {}
+    left: list[Path] = []
+    # A restore takes the newest: going back that is cut short has gone back some of the way.
+    for removal in reversed(plan.remove):
+        for directory in removal.directories:
+            try:
+                remove_step(directory)
+            except StorageError as error:
+                failed[removal.key] = f"{error.summary}: {error.found}: {error.where}"
+                continue
+            if access.exists(directory):
+                left.append(directory)
+        if removal.key not in failed:
+            removed.append(removal.key)
+    return PruneResult(tuple(sorted(removed)), dict(sorted(failed.items())), tuple(sorted(left)))
+
+
+def _choose(
+    root: Path,
+    steps: Sequence[PersistentStep],
+    selection: Selection,
+    counted: Collection[StepKey],
+    uncounted: Collection[StepKey],
+) -> list[PersistentStep]:
+    chosen = [entry for entry in steps if selection.incomplete and not entry.is_committed]
+    if not selection.wants_committed:
+        return chosen
+    committed = [entry for entry in steps if entry.is_committed and selection.has_number(entry.step)]
+    if selection.keep is not None:
+        # Ones without a readable manifest have no time: whether they are older cannot be told, so they stay. So do
+        # those whose manifest anybody may have written.
+        trusted = [entry for entry in steps if entry.key not in uncounted]
+        older = _older_than_kept(root, trusted, counted, selection.keep)
+        committed = [entry for entry in committed if entry.key in older]
+    return chosen + committed
+
+
+def _older_than_kept(
+    root: Path, steps: Sequence[PersistentStep], counted: Collection[StepKey], keep: int
+) -> set[StepKey]:
+    """What was committed before the ``keep`` complete ones committed last, in the order of ``Config.keep``."""
+    found = [
+        CommittedStep(entry.key, step_directory(root, entry.key), entry.manifest)
+        for entry in steps
+        if entry.manifest is not None
+    ]
+    older: set[StepKey] = set()
+    numbers: set[int] = set()
+    above: set[StepKey] = set()
+    for each in reversed(in_order_of_commits(found)):
+        key = each.key
+        if len(numbers) == keep or (key in counted and key.step in numbers):
+            older.add(key)
+        elif key in counted:
+            numbers.add(key.step)
+            above.clear()
+        else:
+            above.add(key)
+    return older | above if numbers else set()
+
+
+def _local_steps(root: Path, local_dirs: Sequence[Path]) -> dict[StepKey, list[Path]]:
+    """step -> its directories on node-local storage."""
+    found: dict[StepKey, list[Path]] = {}
+    if not local_dirs:
+        return found
+    lineage = lineage_on_nodes(root)
+    for directory in local_dirs:
+        for level in NODE_FOLDERS:
+            for key, place in list_steps(node_root(directory, lineage, level)).items():
+                found.setdefault(key, []).append(place)
+    return found

@@ -1,0 +1,348 @@
+"""Verifying a checkpoint: every byte is read, every digest checked, and all damage named by the leaves it hits.
+
+Digests in play: the manifest's own, each part's header, footer, index and whole file, each chunk's encoded and decoded
+bytes. A damaged chunk does not end the search. Of a part whose index cannot be trusted, the leaves are found by
+elimination: what no other part holds was there.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.errors import DeeppartError, FormatError, NewerFormatError, StorageError
+from deeppart.model import Manifest, PartRecord, StepKey
+from deeppart.offline.inspect.choosing import Subject
+from deeppart.offline.inspect.cover import EXTRA, GAP, Fault, find_faults
+from deeppart.offline.inspect.examining import DAMAGED, NEWER, UNFINISHED_STATE
+from deeppart.offline.inspect.listing import name_ranks
+from deeppart.offline.inspect.naming import DamagedLeaf, LeafNames
+from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
+from deeppart.part import HEADER_BYTES
+from deeppart.part.json_text import parse_json
+from deeppart.state.scatter import check_places
+from deeppart.storage.persistent import UNFINISHED
+from deeppart.storage.retired import is_gone, step_is_retired
+from deeppart.storage.steps import MANIFEST_NAME
+
+#: Every byte is as it was written. The other states are those of ``deeppart ls``, of which an unfinished or newer step
+#: cannot be checked.
+SOUND = "sound"
+#: A job retired it, or somebody pruned it, while it was being read.
+REMOVED = "removed"
+
+#: Read at a time from where no chunk says how much.
+_BLOCK_BYTES = 4 << 20
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: "manifest": it cannot be read; "part": a part is missing, has another length, or its header, index or
+            footer do not hold, or an older file that it refers to is missing; "chunk": a digest of some bytes of a
+            part does not hold, or they cannot be read; "digest": that of the whole file does not hold; "cover": the
+            parts do not hold every byte exactly once.
+        message: what was found, for people.
+        file: name of the file in the step directory, or None.
+        rank: of the part, or None.
+        start, stop: the bytes of the file concerned; None for all of it.
+        leaves: what cannot be had because of it.
+    """
+
+    kind: str
+    message: str
+    file: str | None = None
+    rank: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    leaves: tuple[DamagedLeaf, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verifying one step found.
+
+    Attributes:
+        key: what the name of its directory says.
+        state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
+        parts: number of parts that the manifest names.
+        nbytes: bytes of them and of their bases that were read.
+        raw_bytes: what they are decoded.
+        damage: everything that is wrong.
+        manifest: of the step; None where there is no sound one.
+    """
+
+    key: StepKey
+    state: str
+    parts: int
+    nbytes: int
+    raw_bytes: int
+    damage: tuple[Damage, ...]
+    manifest: Manifest | None = None
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        return self.key.step
+
+    @property
+    def session(self) -> str | None:
+        """Of the attempt; None where neither the name of the directory nor a manifest tells."""
+        return self.key.session or (self.manifest.attempt.session if self.manifest is not None else None)
+
+    @property
+    def damaged_leaves(self) -> tuple[str, ...]:
+        """Names of all leaves hit, each once, in the order found."""
+        return tuple(dict.fromkeys(leaf.name for damage in self.damage for leaf in damage.leaves))
+
+    @property
+    def is_only_parts(self) -> bool:
+        """Whether all that is wrong is wrong with single part files, which other copies may replace."""
+        kinds = {damage.kind for damage in self.damage}
+        return self.manifest is not None and (kinds <= {"part", "chunk", "digest"} or self._cover_follows(kinds))
+
+    def _cover_follows(self, kinds: set[str]) -> bool:
+        """Bytes that are missing because a part is."""
+        return kinds <= {"part", "chunk", "digest", "cover"} and "part" in kinds
+
+    @property
+    def damaged_files(self) -> tuple[str, ...]:
+        """Names of the parts and bases that are missing or damaged, by rank."""
+        if self.manifest is None:
+            return ()
+        bad = {(d.rank, d.file) for d in self.damage if d.rank is not None and d.file and d.kind != "cover"}
+        return tuple(file for _, file in sorted(bad))
+
+
+def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
+    """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
+
+    Memory: the indexes of all parts, and one chunk.
+
+    Args:
+        advance: told of every few bytes done, ``subject.nbytes`` in all.
+    """
+    manifest = subject.manifest
+    if manifest is None:
+        return _without_manifest(subject)
+    try:
+        checking = _Checking(StepFiles(subject.directory, manifest, subject.signing), advance)
+    except FormatError as error:
+        state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
+        damage = Damage("manifest", _text(error), MANIFEST_NAME)
+        return Verdict(subject.key, state, len(manifest.parts), 0, 0, (damage,))
+    damage_found = checking.run()
+    state = DAMAGED if damage_found else SOUND
+    if damage_found and step_is_retired(subject.directory):
+        state, damage_found = REMOVED, []
+    counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
+    return Verdict(subject.key, state, *counts, tuple(damage_found), manifest)
+
+
+def _without_manifest(subject: Subject) -> Verdict:
+    gone = is_gone(subject.directory) if subject.error is None else step_is_retired(subject.directory)
+    if gone:
+        return Verdict(subject.key, REMOVED, 0, 0, 0, ())
+    if subject.error is None:
+        damage = Damage("manifest", UNFINISHED)
+        return Verdict(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
+    state = NEWER if isinstance(subject.error, NewerFormatError) else DAMAGED
+    return Verdict(subject.key, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
+
+
+class _Checking:
+    """One step being verified: part after part, then what they cover together."""
+
+    def __init__(self, files: StepFiles, advance: Advance) -> None:
+        self._files, self._advance = files, advance
+        self._names = LeafNames(files.structure)
+        self._damage: list[Damage] = []
+        self._shared: list[npt.NDArray[np.void]] = []
+        self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
+        self._buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+        self.nbytes = self.raw_bytes = 0
+
+    def run(self) -> list[Damage]:
+        """Everything that is wrong, by part, then what concerns all of them."""
+        for record in self._files.manifest.parts:
+            before = self.nbytes
+            try:
+                with self._files.open(record.rank) as part:
+                    self._part(part)
+            except (FormatError, StorageError) as error:
+                self._unreadable[record.rank] = len(self._damage)
+                leaves = self._names.all_own(record.rank)
+                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
+                message = "the part file is missing" if missing else _text(error)
+                self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
+            whole = record.nbytes + record.referenced_bytes
+            self._advance(whole - (self.nbytes - before))  # what was not read will not be
+        self._cover()
+        return self._damage
+
+    def _part(self, part: OpenPart) -> None:
+        record = part.record
+        self._document(part)
+        whole = xxhash.xxh3_128()
+        payload_end = record.nbytes - len(part.reader.frame()[1])
+        complete = self._plain(part, 0, HEADER_BYTES, whole)
+        gone = self._bases(part)
+        for chunk, (offset, length, base) in enumerate(
+            part.reader.chunks[["offset", "encoded_length", "base"]].tolist()
+        ):
+            if base not in gone:
+                complete &= self._chunk(part, chunk, offset, length, base, whole)
+        complete &= self._plain(part, payload_end, record.nbytes, whole)
+        if complete and whole.hexdigest() != record.digest:
+            found = f"the digest of the whole file does not hold: {whole.hexdigest()} instead of {record.digest}"
+            self._damage.append(Damage("digest", found, record.file, record.rank))
+        self._shared.append(shared_spans(part.reader))
+        names = self._names_of(part)
+        self._add_faults(find_faults(names.own_sizes(part.own), [own_spans(part.reader)]), record, names=names)
+
+    def _bases(self, part: OpenPart) -> set[int]:
+        """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
+        gone, reader, rank = set(), part.reader, part.record.rank
+        for base in range(1, len(reader.bases) + 1):
+            try:
+                reader.check_base(base)
+            except (FormatError, StorageError) as error:
+                gone.add(base)
+                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
+                message = "an older file that holds chunks of the part is missing" if missing else _text(error)
+                chunks = np.flatnonzero(reader.chunks["base"] == base).tolist()
+                leaves = tuple(leaf for chunk in chunks for leaf in self._leaves(part, chunk))
+                self._damage.append(Damage("part", message, reader.base_name(base), rank, leaves=leaves))
+        return gone
+
+    def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
+        """What lies in a chunk."""
+        first, last = part.reader.raw_starts[chunk : chunk + 2].tolist()
+        return self._names_of(part).in_raw_range(part.reader.spans, first, last, part.record.rank)
+
+    def _names_of(self, part: OpenPart) -> LeafNames:
+        """Of the state of one rank."""
+        if not self._files.structure.has_apart:
+            return self._names
+        try:
+            return LeafNames(part.own.complete(self._files.structure, part.record.file))
+        except FormatError:  # told already
+            return self._names
+
+    def _document(self, part: OpenPart) -> None:
+        """What the part says of leaves and values must be what the manifest says."""
+        structure, own = self._files.structure, part.own
+        wrong = False
+        try:
+            own.check(structure, part.record.file)
+        except FormatError:
+            wrong = True
+        if part.record.rank == 0 and not wrong:
+            wrong = parse_json(part.reader.meta).get("structure") != self._files.manifest.structure
+        if wrong:
+            message = "the part's document describes another state than the manifest does"
+            self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+        else:
+            self._places(part)
+        if part.reader.raw_bytes != part.record.raw_bytes:
+            message = f"the part holds {part.reader.raw_bytes} raw bytes, the manifest says {part.record.raw_bytes}"
+            self._damage.append(Damage("part", message, part.record.file, part.record.rank))
+
+    def _places(self, part: OpenPart) -> None:
+        """Its leaves must be ones that can stand where it has them."""
+        structure, where, reader = self._files.structure, str(part.source.path), part.reader
+        try:
+            part.own.check(structure, where)
+            places = reader.spans, reader.raw_starts, reader.marked_per_rank
+            check_places(part.own.complete(structure, where), part.own.types, *places, where)
+        except FormatError as error:
+            self._damage.append(Damage("part", _text(error), part.record.file, part.record.rank))
+
+    def _chunk(self, part: OpenPart, chunk: int, offset: int, length: int, base: int, whole: xxhash.xxh3_128) -> bool:
+        """Check one chunk; False if it is damaged, so that the digest of the whole file need not be looked at."""
+        reader = part.reader
+        encoded = self._memory(length)
+        try:
+            reader.read_encoded(chunk, encoded)
+            if not base:
+                whole.update(encoded)
+            reader.decode_chunk(chunk, encoded)
+        except (FormatError, StorageError) as error:
+            file = reader.base_name(base) if base else part.record.file
+            place = (file, part.record.rank, offset, offset + length)
+            self._damage.append(Damage("chunk", _text(error), *place, self._leaves(part, chunk)))
+            return False
+        finally:
+            self._done(length, int(reader.chunks["raw_length"][chunk]))
+        return True
+
+    def _plain(self, part: OpenPart, start: int, stop: int, whole: xxhash.xxh3_128) -> bool:
+        """Add bytes outside the chunks, whose own digests were checked on opening, to the digest of the whole file."""
+        for offset in range(start, stop, _BLOCK_BYTES):
+            piece = self._memory(min(_BLOCK_BYTES, stop - offset))
+            try:
+                part.source.read_into(offset, piece)
+            except (FormatError, StorageError) as error:
+                place = (part.record.file, part.record.rank, offset, offset + len(piece))
+                self._damage.append(Damage("chunk", _text(error), *place))
+                return False
+            whole.update(piece)
+            self._done(len(piece), 0)
+        return True
+
+    def _memory(self, length: int) -> memoryview:
+        if length > len(self._buffer):
+            self._buffer = np.empty(length, dtype=np.uint8)
+        return self._buffer.data[:length]
+
+    def _done(self, nbytes: int, raw_bytes: int) -> None:
+        self.nbytes += nbytes
+        self.raw_bytes += raw_bytes
+        self._advance(nbytes)
+
+    def _cover(self) -> None:
+        """The replicated leaves, over all parts together; gaps are what the unreadable parts held."""
+        faults = find_faults(self._names.shared_sizes, self._shared)
+        lost = [fault for fault in faults if self._unreadable and fault.kind == GAP]
+        self._add_faults([fault for fault in faults if not self._unreadable or fault.kind != GAP])
+        if len(self._unreadable) > 1 and lost:
+            ranks = name_ranks(self._unreadable)
+            self._add_faults(lost, None, f"no sound part holds these bytes; they were in parts {ranks}")
+        elif lost:
+            (at,) = self._unreadable.values()
+            old = self._damage[at]
+            leaves = (*self._names.of_faults(lost, None), *old.leaves)
+            self._damage[at] = Damage(old.kind, old.message, old.file, old.rank, old.start, old.stop, leaves)
+
+    def _add_faults(
+        self,
+        faults: list[Fault],
+        record: PartRecord | None = None,
+        message: str | None = None,
+        names: LeafNames | None = None,
+    ) -> None:
+        if not faults:
+            return
+        if message is None:
+            extra = any(fault.kind == EXTRA for fault in faults)
+            message = "the parts do not hold every byte exactly once" + (
+                ": some stand twice, or behind the end of their leaf" if extra else ": some are missing"
+            )
+        rank, file = (record.rank, record.file) if record else (None, None)
+        self._damage.append(Damage("cover", message, file, rank, leaves=(names or self._names).of_faults(faults, rank)))
+
+
+def _text(error: DeeppartError) -> str:
+    """An error's summary, with what was expected and found, on one line."""
+    if error.expected and error.found:
+        return f"{error.summary} (expected {error.expected}, found {error.found})"
+    return f"{error.summary} ({error.found})" if error.found else error.summary

@@ -1,0 +1,247 @@
+"""How often to checkpoint, level by level: as often as costs and failure rates make worth it. Pure arithmetic.
+
+Words. The *period* is the time from one call of ``checkpoint()`` to the next; level l is written at every n_l-th call.
+A call costs training the ``cost_s`` of every level that it writes. A failure *needs* level l when no cheaper level
+survives it: training goes back to the newest checkpoint that is complete on level l or a higher one, and does again
+what came after.
+
+The model. With periods of W seconds, of which c = sum(C_l / n_l) are cost, a failure that needs level l takes R_l to
+restart from and, on average, d_l + m_l W / 2 to do again: d_l is how long after the call the level is complete, m_l the
+smallest of n_l and those of the levels above. With failure rates r_l, in time that failures may hit as well,
+
+    efficiency = (1 - c / W) * (1 - sum r_l (R_l + d_l + m_l W / 2))
+
+which for given n is largest at W = sqrt(c (1 - a) / b), a = sum r_l (R_l + d_l), b = sum r_l m_l / 2, where it is
+(sqrt(1 - a) - sqrt(b c))^2. So n has to make b c small; without the rounding to whole numbers that is n_l in
+proportion to sqrt(C_l / r_l), which gives every level an interval of sqrt(2 C_l / r_l).
+
+Sources. One level: J. W. Young, Comm. ACM 17(9), 1974; J. T. Daly, Future Generation Computer Systems 22, 2006. Several
+levels, to first order the same as here: A. Benoit, A. Cavelan, V. Le Fevre, Y. Robert, H. Sun, Towards Optimal
+Multi-Level Checkpointing, IEEE Trans. Computers 66(7), 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+
+from deeppart.errors import ConfigError
+
+#: A level whose interval is longer than so many periods is written that often all the same.
+MOST_EVERY = 10_000
+#: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
+#: ``flush_bandwidth``: then that is the limit. Assumed: training feels little of a drain, but others do.
+DRAIN_SHARE = 0.1
+#: Calls are never closer than this.
+LEAST_PERIOD_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCost:
+    """What a level costs and what it is needed for.
+
+    Attributes:
+        name: of the level.
+        cost_s: training time that writing it once takes, beyond what the cheaper levels take: blocked, or slowed down.
+        latency_s: from the call until it is complete.
+        busy_s: time in the background that one checkpoint of this level takes, in which the next cannot begin.
+        restart_s: from a failure that needs it until training goes on from it.
+        failures_per_s: rate of the failures that need it.
+    """
+
+    name: str
+    cost_s: float
+    latency_s: float = 0.0
+    busy_s: float = 0.0
+    restart_s: float = 0.0
+    failures_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("cost_s", "latency_s", "busy_s", "restart_s", "failures_per_s"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(
+                    "a level's costs or failure rate are impossible",
+                    expected="a finite number >= 0",
+                    found=f"{field} = {value!r}",
+                    where=f"level {self.name}",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Where the time goes that is not training: shares of the whole, which add up to ``total``.
+
+    Attributes:
+        cost: writing checkpoints.
+        rework: doing again what was lost.
+        restart: coming back.
+    """
+
+    cost: float
+    rework: float
+    restart: float
+
+    @property
+    def total(self) -> float:
+        """Share of the time that is not new training; 1 where nothing gets done."""
+        return min(1.0, self.cost + self.rework + self.restart)
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often which level is written.
+
+    Attributes:
+        period_s: from one call to the next.
+        every: level -> at every how many-th call.
+        waste: what the model expects of it.
+    """
+
+    period_s: float
+    every: Mapping[str, int]
+    waste: Waste
+
+    def interval_s(self, level: str) -> float:
+        """Time between two checkpoints of a level."""
+        return self.period_s * self.every[level]
+
+
+def young(cost_s: float, mtbf_s: float) -> float:
+    """Training time between two checkpoints of one level, to first order: sqrt(2 cost * MTBF)."""
+    return math.sqrt(2 * cost_s * mtbf_s)
+
+
+def daly(cost_s: float, mtbf_s: float) -> float:
+    """The same to a higher order (Daly 2006, equation 37); the MTBF where a checkpoint costs twice that or more."""
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    small = cost_s / (2 * mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(small) / 3 + small / 9) - cost_s
+
+
+def waste(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) -> Waste:
+    """What a cadence costs, as shares of the whole time, by the model above.
+
+    Args:
+        levels: cheapest first.
+        period_s: from one call to the next.
+        every: n per level.
+    """
+    cost = sum(level.cost_s / n for level, n in zip(levels, every, strict=True)) / period_s
+    back = _back(every)
+    restart = sum(level.failures_per_s * level.restart_s for level in levels)
+    rework = sum(
+        level.failures_per_s * (level.latency_s + n * period_s / 2) for level, n in zip(levels, back, strict=True)
+    )
+    lost = restart + rework
+    if cost >= 1 or lost >= 1:
+        return Waste(1.0, 0.0, 0.0) if cost >= 1 else Waste(0.0, rework / lost, restart / lost)
+    return Waste(cost * (1 - lost), rework, restart)
+
+
+def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
+    """The cadence that wastes least.
+
+    Args:
+        levels: cheapest first, at least one. One that no failure needs is written at every :data:`MOST_EVERY`-th call.
+        least_period_s: what calls are apart at least, such as a training step.
+
+    Raises:
+        ConfigError: no level, or no failures at all: then any checkpoint is one too many.
+    """
+    if not any(level.failures_per_s for level in levels):
+        raise ConfigError(
+            "there is no best cadence without failures",
+            expected="levels, one of them at least with a failure rate above 0",
+            found=f"{len(levels)} levels without any",
+            where="deeppart.plan.interval.best",
+        )
+    return min((_best_of(levels, kept, least_period_s) for kept in _worth_trying(len(levels))), key=_preference)
+
+
+def _worth_trying(levels: int) -> list[tuple[bool, ...]]:
+    """Which levels to write: the cheapest and the highest always, those in between or not, as a higher can stand in."""
+    between = product((True, False), repeat=max(0, levels - 2))
+    return [(True, *middle, True)[:levels] for middle in between]
+
+
+def _best_of(levels: Sequence[LevelCost], kept: Sequence[bool], least_period_s: float) -> Cadence:
+    intervals = _intervals(levels, kept)
+    periods = {max(interval, least_period_s) for interval in intervals if math.isfinite(interval)}
+    found = _best_around(levels, intervals, periods, least_period_s)
+    # Where calls cannot be as close as they should, since the background takes that long, other multiples are nearest.
+    again = _best_around(levels, intervals, {found.period_s}, least_period_s)
+    return min(found, again, key=_preference)
+
+
+def _intervals(levels: Sequence[LevelCost], kept: Sequence[bool]) -> list[float]:
+    """The interval that suits each level by itself, in seconds; none shorter than those of the cheaper levels.
+
+    A level that is not kept leaves its failures to the next one that is. One that would be written more often than a
+    cheaper one shares an interval with it: it stands in for that one.
+    """
+    pools: list[tuple[float, float, list[int]]] = []
+    inherited = 0.0
+    for place, (level, keep) in enumerate(zip(levels, kept, strict=True)):
+        if not keep:
+            inherited += level.failures_per_s
+            continue
+        cost, rate, members = level.cost_s, level.failures_per_s + inherited, [place]
+        inherited = 0.0
+        while pools and _interval(*pools[-1][:2]) >= _interval(cost, rate):
+            more_cost, more_rate, more = pools.pop()
+            cost, rate, members = cost + more_cost, rate + more_rate, more + members
+        pools.append((cost, rate, members))
+    intervals = [math.inf] * len(levels)
+    for cost, rate, members in pools:
+        for place in members:
+            intervals[place] = _interval(cost, rate)
+    return intervals
+
+
+def _interval(cost_s: float, rate: float) -> float:
+    return math.sqrt(2 * cost_s / rate) if rate else math.inf
+
+
+def _best_around(
+    levels: Sequence[LevelCost], intervals: Sequence[float], periods: set[float], least_period_s: float
+) -> Cadence:
+    choices = {every for period in periods for every in _around(intervals, period)}
+    found = [_at_best_period(levels, every, least_period_s) for every in sorted(choices)]
+    return min(found, key=_preference)
+
+
+def _preference(cadence: Cadence) -> tuple[float, float]:
+    return cadence.waste.total, cadence.period_s
+
+
+def _around(intervals: Sequence[float], period_s: float) -> set[tuple[int, ...]]:
+    """Whole multiples of a period next to the intervals, all combinations; every call goes to the cheapest level."""
+    near = [{1}]
+    for interval in intervals[1:]:
+        ratio = min(interval / max(period_s, LEAST_PERIOD_S), float(MOST_EVERY))
+        near.append({max(1, math.floor(ratio)), max(1, math.ceil(ratio))})
+    return set(product(*near))
+
+
+def _at_best_period(levels: Sequence[LevelCost], every: tuple[int, ...], least_period_s: float) -> Cadence:
+    cost = sum(level.cost_s / n for level, n in zip(levels, every, strict=True))
+    busy = sum(level.busy_s / n for level, n in zip(levels, every, strict=True))
+    sure = sum(level.failures_per_s * (level.restart_s + level.latency_s) for level in levels)
+    slope = sum(level.failures_per_s * n for level, n in zip(levels, _back(every), strict=True)) / 2
+    ideal = math.sqrt(cost * max(0.0, 1 - sure) / slope)
+    period = max(ideal, busy, least_period_s, cost, LEAST_PERIOD_S)
+    names = {level.name: n for level, n in zip(levels, every, strict=True)}
+    return Cadence(period, MappingProxyType(names), waste(levels, period, every))
+
+
+def _back(every: Sequence[int]) -> list[int]:
+    """Per level, how many calls lie between two checkpoints of it or of a higher level."""
+    back = list(every)
+    for place in reversed(range(len(back) - 1)):
+        back[place] = min(back[place], back[place + 1])
+    return back

@@ -1,0 +1,18 @@
+"""Which node holds what for which other node, and how parity is laid out. Pure: no torch, MPI, clock or file."""
+
+from deeppart.plan.redundancy.placement import Copy, Member, ParitySet, parity_sets, partner_copies
+from deeppart.plan.redundancy.stripes import Stripes, block_bytes_for
+from deeppart.plan.redundancy.topology import Nodes, parity_groups, partner_nodes
+
+__all__ = [
+    "Copy",
+    "Member",
+    "Nodes",
+    "ParitySet",
+    "Stripes",
+    "block_bytes_for",
+    "parity_groups",
+    "parity_sets",
+    "partner_copies",
+    "partner_nodes",
+]

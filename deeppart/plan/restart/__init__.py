@@ -1,0 +1,32 @@
+"""What survives a failure, and the plan to come back from it. Pure: no torch, MPI, clock or file."""
+
+from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
+from deeppart.plan.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
+from deeppart.plan.restart.repairs import Encode, Healing, Transfer, Wish, Write, plan_healing
+from deeppart.plan.restart.sources import Piece, Rebuild, Source, Stock
+
+__all__ = [
+    "Candidate",
+    "Committed",
+    "Encode",
+    "Healing",
+    "Inventory",
+    "Location",
+    "Outlook",
+    "Piece",
+    "Read",
+    "Rebuild",
+    "Source",
+    "Stock",
+    "StoredParity",
+    "StoredPart",
+    "Transfer",
+    "Wish",
+    "Write",
+    "assign",
+    "explain",
+    "explain_parts",
+    "on_node",
+    "plan_healing",
+    "survey",
+]

@@ -1,0 +1,215 @@
+"""What has to be done so that a restored step is as well protected again as its levels ask for. Pure.
+
+Every part gets a home: a node that holds a file of it. Where the job has as many ranks as saved the step, that is the
+node of the rank of the same number; otherwise a node that has the part already, or the one whose rank has just read
+it. From there copies go to partner nodes, and the parity sets are encoded anew where a share of them is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from deeppart.model import ParityIdentity, ParityMember
+from deeppart.plan.redundancy import Nodes, ParitySet, block_bytes_for, parity_sets, partner_nodes
+from deeppart.plan.restart.inventory import StoredParity
+from deeppart.plan.restart.planner import Candidate
+from deeppart.plan.restart.sources import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Rank ``rank`` writes part ``part``, which it has in memory, to its own node."""
+
+    part: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A part file goes to another node.
+
+    Attributes:
+        part: its number.
+        source: the rank that reads it.
+        path: the file it reads; "" for the one that this plan's first phase puts on its node.
+        target: the rank that stores it.
+        level: "local" or "partner".
+        bases: names of the files beside it in which chunks of it lie; they go with it.
+    """
+
+    part: int
+    source: int
+    path: str
+    target: int
+    level: str
+    bases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """A parity set to be computed.
+
+    Attributes:
+        which: the members, as ranks.
+        members: the same, as parity files know them.
+        paths: per member, the part's file; "" for the one that this plan puts on its node.
+    """
+
+    which: ParitySet
+    members: tuple[ParityMember, ...]
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Healing:
+    """What to do, in this order.
+
+    Attributes:
+        writes: parts that no node has go from memory to storage.
+        moves: parts that their home lacks go there.
+        copies: parts go to the partner of their home, if that does not have them.
+        encodes: parity sets to be computed.
+        lacks_parity: whether there should be some, and cannot: parts refer to other files.
+    """
+
+    writes: tuple[Write, ...]
+    moves: tuple[Transfer, ...]
+    copies: tuple[Transfer, ...]
+    encodes: tuple[Encode, ...]
+    lacks_parity: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.writes or self.moves or self.copies or self.encodes)
+
+    def describe(self) -> str:
+        """``1 part to storage, 2 copies, 1 parity set``."""
+        counts = (
+            (len(self.writes), "part to storage", "parts to storage"),
+            (len(self.moves), "part to its node", "parts to their nodes"),
+            (len(self.copies), "copy", "copies"),
+            (len(self.encodes), "parity set", "parity sets"),
+        )
+        return ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts if count)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How parts should be protected.
+
+    Attributes:
+        nodes: of the job.
+        partner: whether every part should be on two nodes.
+        group_size: of the parity groups; 0 for no parity.
+        tolerate: nodes of each group that may be lost.
+    """
+
+    nodes: Nodes
+    partner: bool
+    group_size: int
+    tolerate: int
+
+
+def plan_healing(
+    candidate: Candidate,
+    readers: Mapping[int, int],
+    parity: Sequence[tuple[int, StoredParity]],
+    wish: Wish,
+    bases: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+) -> Healing:
+    """Compare what there is with what should be.
+
+    Parts that refer to other files are not encoded: parity would give back the part, and not those files.
+
+    Args:
+        candidate: the step, with its sound sources; a part without any is left alone.
+        readers: part -> the rank that has it in memory, at least for those that no node has.
+        parity: (node, file) of the parity that is there.
+        bases: part -> names of the files in which chunks of it lie, of those in memory.
+    """
+    node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
+    same_world = candidate.attempt.world_size == len(node_of)
+    writes, moves, copies = [], [], []
+    held: list[list[tuple[int, int]]] = [[] for _ in wish.nodes.ranks]
+    paths: dict[int, str] = {}
+    stored: dict[int, Source] = {}
+    beside: dict[int, tuple[str, ...]] = {}
+    partners = partner_nodes(wish.nodes) if len(wish.nodes) > 1 else (0,)
+    for part, sources in enumerate(candidate.sources):
+        if not sources:
+            if same_world:
+                held[node_of[part]].append((part, part))  # or the others' parity would be other sets
+            continue
+        files = _by_node(sources, node_of)
+        if not files:
+            rank = readers[part]
+            home = node_of[rank]
+            writes.append(Write(part, rank))
+            paths[part], stored[part], beside[part] = "", sources[0], bases.get(part, ())
+        else:
+            first = next(iter(files))
+            home = node_of[part] if same_world else first
+            rank = part if same_world else _rank(wish.nodes, home, part)
+            paths[part] = files[home].path if home in files else ""
+            stored[part] = files.get(home, files[first])
+            beside[part] = stored[part].bases
+            if home not in files:
+                source = _rank(wish.nodes, first, part)
+                moves.append(Transfer(part, source, files[first].path, rank, "local", beside[part]))
+        held[home].append((part, rank))
+        if wish.partner and partners[home] != home and partners[home] not in files:
+            target = _rank(wish.nodes, partners[home], part)
+            copies.append(Transfer(part, rank, paths[part], target, "partner", beside[part]))
+    refers = any(beside.values())
+    encodes: tuple[Encode, ...] = ()
+    if wish.group_size and not refers:
+        encodes = _encodes(candidate, held, paths, stored, parity, wish)
+    return Healing(tuple(writes), tuple(moves), tuple(copies), encodes, bool(wish.group_size) and refers)
+
+
+def _by_node(sources: Sequence[Source], node_of: dict[int, int]) -> dict[int, Source]:
+    """The cheapest file on each node that has one in its place, in the order of the sources."""
+    files: dict[int, Source] = {}
+    for source in sources:
+        if source.is_on_a_node and not source.misplaced:
+            files.setdefault(node_of[source.readers[0]], source)
+    return files
+
+
+def _rank(nodes: Nodes, node: int, part: int) -> int:
+    ranks = nodes.ranks[node]
+    return ranks[part % len(ranks)]
+
+
+def _encodes(
+    candidate: Candidate,
+    held: Sequence[Sequence[tuple[int, int]]],
+    paths: dict[int, str],
+    stored: dict[int, Source],
+    parity: Sequence[tuple[int, StoredParity]],
+    wish: Wish,
+) -> tuple[Encode, ...]:
+    there = {(node, each.identity) for node, each in parity}
+    node_of = {rank: node for node, ranks in enumerate(wish.nodes.ranks) for rank in ranks}
+    encodes = []
+    for which in parity_sets(wish.nodes, wish.group_size, wish.tolerate, held):
+        if any(member.part is not None and member.part not in stored for member in which.members):
+            continue
+        members = tuple(
+            ParityMember(None, 0, "")
+            if member.part is None
+            else ParityMember(member.part, stored[member.part].nbytes, stored[member.part].index_digest)
+            for member in which.members
+        )
+        shares = [
+            (
+                node_of[member.rank],
+                ParityIdentity(candidate.attempt, members, which.tolerate, block_bytes_for(len(members)), place),
+            )
+            for place, member in enumerate(which.members)
+        ]
+        if not all(share in there for share in shares):
+            files = tuple("" if member.part is None else paths[member.part] for member in which.members)
+            encodes.append(Encode(which, members, files))
+    return tuple(encodes)

@@ -1,0 +1,315 @@
+"""Where each part of an attempt can be had: files on nodes, a rebuild from parity, the persistent level. Pure.
+
+Which bytes are the right ones is settled here too. Files of one attempt and part that differ in the digest of their
+index contradict each other, unless they hold the same bytes, encoded in two ways: the manifest names both then, and
+what they hold has one digest. The manifest decides if there is one, else the parity, which records the digests of what
+was encoded; without either, none of the files that contradict each other is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from deeppart.model import Attempt, ParityIdentity, PartRecord
+from deeppart.plan.redundancy.stripes import Stripes
+from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
+
+#: Parts without a trace, of one attempt, that are looked for and told of one by one.
+MOST_LOOKED_FOR = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file with blocks that a rebuild can use.
+
+    Attributes:
+        place: whose, in the parity set.
+        path: the file; "" for a member without a part, whose blocks are zeros.
+        readers: ranks that can read it, ascending.
+    """
+
+    place: int
+    path: str
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """How a part is computed from others of its parity set.
+
+    Attributes:
+        identity: the set; its ``place`` is the part's.
+        data: the members' parts, all copies of them. If there are any of the lost part itself, they may be damaged, but
+            not in every block.
+        parity: shares of parity, of any member.
+    """
+
+    identity: ParityIdentity
+    data: tuple[Piece, ...]
+    parity: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One place a part can be had from.
+
+    Attributes:
+        level: "local", "partner", "parity" or "persistent".
+        path: the file; for parity, a name of the set.
+        readers: ranks that can read it, ascending; one tuple for all parts that the same ranks can read.
+        nbytes: length of the file.
+        index_digest: what the part's index must hash to.
+        rebuild: for parity: how.
+        bases: names of the files beside it in which chunks of it lie, of files on nodes.
+        misplaced: it may be read, and is not counted on to stay: see :class:`StoredPart`.
+    """
+
+    level: str
+    path: str
+    readers: tuple[int, ...]
+    nbytes: int
+    index_digest: str
+    rebuild: Rebuild | None = None
+    bases: tuple[str, ...] = ()
+    misplaced: bool = False
+
+    @property
+    def location(self) -> Location:
+        """Which file it is: others on other nodes may have the same path."""
+        return Location(self.readers[0], self.path)
+
+    @property
+    def is_on_a_node(self) -> bool:
+        """Whether it is a file on some node's storage."""
+        return self.level in ("local", "partner")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """All there is of one part of an attempt.
+
+    Attributes:
+        sources: cheapest first; may be empty.
+        remarks: what was found and cannot be used, with the reason; for messages.
+        contradictions: those of the remarks that say that files contradict each other.
+    """
+
+    sources: tuple[Source, ...]
+    remarks: tuple[str, ...]
+    contradictions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A file and the ranks that can read it."""
+
+    file: StoredPart
+    readers: tuple[int, ...]
+
+    @property
+    def location(self) -> Location:
+        """Of the file."""
+        return Location(self.readers[0], self.file.path)
+
+    def as_source(self) -> Source:
+        file = self.file
+        what = (file.nbytes, file.index_digest, None, file.bases, file.misplaced)
+        return Source(file.level, file.path, self.readers, *what)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A part's place in a parity set, and where the shares of the set's parity are."""
+
+    identity: ParityIdentity
+    place: int
+    shares: list[Piece]
+
+    @property
+    def index_digest(self) -> str:
+        """Of the part that was encoded."""
+        return self.identity.members[self.place].index_digest
+
+
+class Stock:
+    """The files of all nodes, by attempt.
+
+    Args:
+        inventory: what was found.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.everyone = tuple(range(len(inventory.node_of)))
+        self._committed = {entry.attempt: entry for entry in inventory.committed}
+        mates = _mates(inventory.node_of)
+        self._parts: dict[Attempt, dict[int, list[_Placed]]] = {}
+        self._parity: dict[Attempt, dict[ParityIdentity, list[Piece]]] = {}
+        seen: set[tuple[int, str]] = set()
+        for rank, node in enumerate(inventory.node_of):
+            files = inventory.found[rank] if rank < len(inventory.found) else ()
+            for part in sorted(files, key=_by_level):
+                if (node, part.path) not in seen:
+                    seen.add((node, part.path))
+                    self._parts.setdefault(part.attempt, {}).setdefault(part.rank, []).append(
+                        _Placed(part, mates[node])
+                    )
+            for parity in inventory.parity[rank] if rank < len(inventory.parity) else ():
+                self._add_parity(parity, mates[node])
+
+    def _add_parity(self, parity: StoredParity, readers: tuple[int, ...]) -> None:
+        identity, place = replace(parity.identity, place=0), parity.identity.place
+        shares = self._parity.setdefault(identity.attempt, {}).setdefault(identity, [])
+        piece = Piece(place, parity.path, readers)
+        if piece not in shares:
+            shares.append(piece)
+
+    def attempts(self) -> list[Attempt]:
+        """All attempts that anything is known of, in order of step, session and sequence."""
+        known = set(self._parts) | set(self._parity) | set(self._committed)
+        return sorted(known, key=lambda a: (a.step, a.session, a.sequence))
+
+    def is_committed(self, attempt: Attempt) -> bool:
+        """Whether there is a manifest."""
+        return attempt in self._committed
+
+    def known_parts(self, attempt: Attempt) -> set[int]:
+        """Parts of which there is any trace on a node."""
+        known = set(self._parts.get(attempt, ()))
+        for identity in self._parity.get(attempt, {}):
+            known |= {member.part for member in identity.members if member.part is not None}
+        return known
+
+    def is_hopeless(self, attempt: Attempt) -> bool:
+        """Whether nearly nothing is left of an attempt that was never committed, if it ever was more.
+
+        A single file, by its header one of 16 million, is no reason to look for the others one by one.
+        """
+        lacking = attempt.world_size - len(self.known_parts(attempt))
+        return lacking > MOST_LOOKED_FOR and not self.is_committed(attempt)
+
+    def age(self, attempt: Attempt) -> tuple[bool, str, float, int]:
+        """By which the latest attempt at a step is the greatest; which session it belongs to says nothing about that.
+
+        Committed or not, the time of the commit, the time at which the last of its files was written, and the sequence.
+        """
+        committed = self._committed.get(attempt)
+        files = (each.file.written for placed in self._parts.get(attempt, {}).values() for each in placed)
+        created = committed.created if committed is not None else ""
+        return committed is not None, created, max(files, default=0.0), attempt.sequence
+
+    def was_complete(self, attempt: Attempt) -> bool:
+        """Whether the attempt was complete at some level once. Copies and parity are made of complete ones only."""
+        copies = (each for files in self._parts.get(attempt, {}).values() for each in files)
+        encoded = bool(self._parity.get(attempt))
+        return self.is_committed(attempt) or encoded or any(each.file.level == "partner" for each in copies)
+
+    def findings(self, attempt: Attempt) -> list[Finding]:
+        """What there is of every part, in part order."""
+        placed = self._parts.get(attempt, {})
+        encoded: dict[int, list[_Encoded]] = {}
+        for identity, shares in self._parity.get(attempt, {}).items():
+            for place, member in enumerate(identity.members):
+                if member.part is not None:
+                    encoded.setdefault(member.part, []).append(_Encoded(identity, place, shares))
+        committed = self._committed.get(attempt)
+        return [self._finding(part, placed, encoded.get(part, []), committed) for part in range(attempt.world_size)]
+
+    def _finding(
+        self, part: int, placed: dict[int, list[_Placed]], encoded: list[_Encoded], committed: Committed | None
+    ) -> Finding:
+        files = sorted(placed.get(part, ()), key=lambda each: _by_level(each.file))
+        record = committed.parts[part] if committed is not None else None
+        digests, contradictions = _settle(part, files, encoded, record)
+        sources = [each.as_source() for each in files if each.file.index_digest in digests]
+        remarks = list(contradictions)
+        if not files:
+            remarks.append("found on no node")
+        for number, each in enumerate(encoded):
+            if each.index_digest in digests:
+                rebuild = self._rebuild(each, placed)
+                problem = lacking(rebuild)
+                if problem is None:
+                    which = f" no. {number + 1}" if len(encoded) > 1 else ""
+                    name = f"parity set{which} {_set_name(each.identity)}"
+                    nbytes = each.identity.members[each.place].nbytes
+                    sources.append(Source("parity", name, self.everyone, nbytes, each.index_digest, rebuild))
+                else:
+                    remarks.append(problem)
+        if committed is not None and record is not None:
+            path = str(PurePath(committed.directory) / record.file)
+            sources.append(Source("persistent", path, self.everyone, record.nbytes, record.index_digest))
+        return Finding(tuple(sources), tuple(remarks), tuple(contradictions))
+
+    def _rebuild(self, wanted: _Encoded, placed: dict[int, list[_Placed]]) -> Rebuild:
+        data = []
+        for place, member in enumerate(wanted.identity.members):
+            if member.part is None:
+                data.append(Piece(place, "", self.everyone))
+            else:
+                files = [each for each in placed.get(member.part, ()) if each.file.index_digest == member.index_digest]
+                data += [Piece(place, each.file.path, each.readers) for each in files]
+        parity = tuple(sorted(wanted.shares, key=lambda piece: piece.place))
+        return Rebuild(replace(wanted.identity, place=wanted.place), tuple(data), parity)
+
+
+def _settle(
+    part: int, files: Sequence[_Placed], encoded: Sequence[_Encoded], record: PartRecord | None
+) -> tuple[frozenset[str], list[str]]:
+    """The digests that count, and remarks about files that contradict them."""
+    best = record.index_digests if record is not None else _agreeing(files, {each.index_digest for each in encoded})
+    if record is None and not best and (files or encoded):
+        paths = ", ".join(sorted(str(each.location) for each in files)) or "in parity sets"
+        return frozenset(), [f"files that claim to be part {part} contradict each other, and nothing decides: {paths}"]
+    who = "the manifest says" if record is not None else "the parity was computed of"
+    return best, [
+        f"{each.location}: claims to be part {part}, but its index is not what {who}; ignored"
+        for each in files
+        if each.file.index_digest not in best
+    ]
+
+
+def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
+    """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them.
+
+    Args:
+        encoded: what parity was computed of. It decides between files, and what is left of it between its sets.
+    """
+    contents: dict[str, set[str]] = {}
+    for each in files:
+        contents.setdefault(each.file.content_digest or each.file.index_digest, set()).add(each.file.index_digest)
+    agreeing = [digests for digests in contents.values() if not encoded or digests & encoded]
+    if len(agreeing) == 1:
+        return frozenset(agreeing[0])
+    return frozenset(encoded) if not agreeing and len(encoded) == 1 else frozenset()
+
+
+def lacking(rebuild: Rebuild) -> str | None:
+    """Why a part cannot be computed from the files of its set, or None if it can."""
+    identity = rebuild.identity
+    stripes = Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
+    data = {piece.place for piece in rebuild.data}
+    parity = {piece.place for piece in rebuild.parity}
+    if stripes.can_rebuild(identity.place, data, parity):
+        return None
+    gone = len(identity.members) - len((data - {identity.place}) & parity)
+    return (
+        f"parity: of the {len(identity.members)} nodes of the set, {gone} lack their part or parity; "
+        f"{identity.tolerate} may be lost"
+    )
+
+
+def _set_name(identity: ParityIdentity) -> str:
+    return "of parts " + ", ".join(str(member.part) for member in identity.members if member.part is not None)
+
+
+def _mates(node_of: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(node_of):
+        members.setdefault(node, []).append(rank)
+    return {node: tuple(ranks) for node, ranks in members.items()}
+
+
+def _by_level(part: StoredPart) -> int:
+    return 0 if part.level == "local" else 1

@@ -1,0 +1,1 @@
+"""From the cheapest surviving source back into the live state."""

@@ -1,0 +1,242 @@
+"""Loading: one part from its file into memory, every chunk of it checked and decoded.
+
+Reading, checking and decoding go on at the same time, on a few threads. A part that is stored raw and lies in memory
+already, on a tmpfs or in the page cache of a file system of this node, is used where it lies.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from deeppart.codec.raw import RawCodec
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.model import Attempt
+from deeppart.nodes.exchange.memory import Bytes
+from deeppart.part import FileSource, MemorySource, PartReader, Signing
+from deeppart.plan.restart import Read
+from deeppart.storage.mapped import lies_in_memory
+from deeppart.storage.pinned import Pinned, pin
+
+#: While one thread waits for storage, another can check what has come.
+LEAST_THREADS = 2
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class LoadedPart:
+    """A part in memory, whose chunks have been checked and decoded.
+
+    Attributes:
+        reader: index, spans and meta; its source is closed, or in memory.
+        raw: the raw stream.
+        source: where the bytes of the file can be had again, if they are not those of ``raw``: its path, or memory.
+        used_in_place: the file whose own memory ``raw`` is, or None.
+    """
+
+    reader: PartReader
+    raw: Bytes
+    source: str | MemorySource | None
+    used_in_place: FileSource | None = None
+
+    def problem(self) -> CorruptFileError | None:
+        """To be asked when the bytes have been used: whether they may have changed since they were checked.
+
+        A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
+        the file another name then, before it writes over it (:mod:`deeppart.storage.spares`): what still has its name
+        has not changed. Where the file system does not say, the digests are asked once more.
+        """
+        if self.used_in_place is None:
+            return None
+        try:
+            if self.used_in_place.has_its_name():
+                return None
+        except StorageError:
+            return self._changed()
+        return CorruptFileError(
+            "a part file was taken away while it was being used",
+            found="another job that runs on this node retires the step",
+            where=self.used_in_place.path,
+            todo="end the other job, build the state anew and restore again",
+        )
+
+    def _changed(self) -> CorruptFileError | None:
+        try:
+            for index in range(len(self.reader.chunks)):
+                self.reader.check_chunk(index, self.chunk(index).data)
+        except CorruptFileError as error:
+            return error
+        return None
+
+    def chunk(self, index: int) -> Bytes:
+        """The raw bytes of a chunk, where they lie."""
+        start, stop = self.reader.raw_starts[index : index + 2].tolist()
+        return self.raw[start:stop]
+
+    def pieces(self) -> Iterator[memoryview | bytes]:
+        """The bytes of the whole file, in order; those of an encoded part are read once more, and checked.
+
+        Raises:
+            FormatError, StorageError: they cannot be had again, or may have changed meanwhile.
+        """
+        head, tail = self.reader.frame()
+        yield head
+        if self.source is None:
+            yield self.raw.data
+            if (changed := self.problem()) is not None:
+                raise changed
+        elif isinstance(self.source, MemorySource):
+            yield self.source.read_at(len(head), self.source.size - len(head) - len(tail))
+        else:
+            with FileSource(self.source) as source:
+                for index in np.flatnonzero(self.reader.chunks["base"] == 0).tolist():
+                    row = self.reader.chunks[index]
+                    data = source.read_at(int(row["offset"]), int(row["encoded_length"]))
+                    self.reader.check_chunk(index, data)
+                    yield data
+        yield tail
+
+    def bases(self) -> list[tuple[str, Path]]:
+        """Name and path of the files in which chunks of the part lie, besides its own."""
+        if not isinstance(self.source, str):
+            return []
+        return [(name, Path(self.source).with_name(name)) for name in self.reader.base_names]
+
+
+class OpenedPart:
+    """A part whose header, footer and index are sound; a context manager that closes its file.
+
+    Args:
+        source: the bytes.
+        read: which part, and where from.
+        attempt: which checkpoint it must belong to.
+        signing: what it must be signed with; None: not checked.
+
+    Attributes:
+        room_bytes: memory that :meth:`load` needs.
+
+    Raises:
+        FormatError: it is damaged or not the part wanted.
+        StorageError: it cannot be read.
+    """
+
+    def __init__(
+        self, source: FileSource | MemorySource, read: Read, attempt: Attempt, signing: Signing | None
+    ) -> None:
+        self._source, self._is_on_a_node = source, read.source.is_on_a_node
+        self._reader = PartReader(
+            source,
+            where=read.source.path,
+            expected_attempt=attempt,
+            expected_rank=read.part,
+            expected_index_digest=read.source.index_digest,
+            signing=signing,
+        )
+        self._reader.check_bases()
+        stored_raw = (self._reader.chunks["codec"] == RawCodec.codec_id).all()
+        # Then the raw stream is the file's payload.
+        self._is_payload = bool(stored_raw) and not self._reader.bases
+        # Who forges a file can change it between the check and the use: with keys, memory of our own is checked.
+        may_share = self._is_payload and signing is None
+        self._in_place = isinstance(source, MemorySource) and self._is_payload
+        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.path)
+        self._pinned: Pinned | None = None
+        if may_share and not self._in_place and isinstance(source, FileSource):
+            self._pinned = pin(source)
+        self.room_bytes = 0 if self._in_place or self._pinned is not None else self._reader.raw_bytes
+
+    def load(self, room: Bytes, threads: int) -> LoadedPart:
+        """Bring it into memory and check every chunk.
+
+        Args:
+            room: ``room_bytes`` bytes for the raw stream.
+            threads: that take part; at least :data:`LEAST_THREADS` do.
+
+        Raises:
+            FormatError: it is damaged.
+            StorageError: it cannot be read.
+        """
+        chunks = self._reader.chunks
+        mapped = self._source.mapped() if self._in_place else None
+        if self._pinned is not None:
+            mapped = self._pinned.memory
+        if mapped is not None:
+            first = int(chunks["offset"][0]) if len(chunks) else 0  # chunks lie back to back
+            room = np.frombuffer(mapped, dtype=np.uint8)[first : first + self._reader.raw_bytes]
+        scratch = threading.local()
+
+        def bring(index: int) -> None:
+            raw = part.chunk(index).data
+            if self._pinned is not None:
+                self._pinned.bring(int(chunks["offset"][index]), len(raw))
+            if mapped is not None:
+                self._reader.check_chunk(index, raw)
+            elif int(chunks["codec"][index]) == RawCodec.codec_id:
+                self._reader.read_encoded(index, raw)
+                self._reader.check_chunk(index, raw)
+            else:
+                encoded = _scratch(scratch, int(chunks["encoded_length"][index]))
+                self._reader.read_encoded(index, encoded)
+                self._reader.decode_chunk(index, encoded, raw)
+
+        again = None if self._is_payload else self._source
+        path = again.path if isinstance(again, FileSource) else again
+        in_place = None  # on the persistent level, files are removed and never written over
+        if mapped is not None and isinstance(self._source, FileSource) and self._is_on_a_node:
+            in_place = self._source
+        part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path, in_place)
+        with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
+            try:
+                for _ in pool.map(bring, range(len(chunks))):
+                    pass
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # and waits: the memory is going to be used for something else
+                raise
+        return part
+
+
+def load_part(
+    source: FileSource | MemorySource,
+    read: Read,
+    attempt: Attempt,
+    signing: Signing | None,
+    threads: int = LEAST_THREADS,
+) -> LoadedPart:
+    """Bring one part into memory of its own and check every chunk.
+
+    Raises:
+        FormatError: it is damaged or not the part wanted.
+        StorageError: it cannot be read.
+    """
+    opened = OpenedPart(source, read, attempt, signing)
+    return opened.load(np.empty(opened.room_bytes, dtype=np.uint8), threads)
+
+
+def sound_pieces(path: Path) -> Iterator[memoryview]:
+    """The bytes of a part file that has been read and checked completely before.
+
+    Raises:
+        FormatError, StorageError: it is damaged, cannot be read, or has changed between the two.
+    """
+    with FileSource(path) as source:
+        expected, found = PartReader(source, where=str(path)).verify(), xxhash.xxh3_128()
+        for offset in range(0, source.size, _BLOCK_BYTES):
+            piece = source.read_at(offset, min(_BLOCK_BYTES, source.size - offset))
+            found.update(piece)
+            yield piece
+        if found.hexdigest() != expected:
+            raise CorruptFileError("a file changed while it was read", expected=expected, found=found.hexdigest())
+
+
+def _scratch(local: threading.local, length: int) -> memoryview:
+    """Memory of the calling thread, for an encoded chunk."""
+    memory: memoryview | None = getattr(local, "memory", None)
+    if memory is None or len(memory) < length:
+        memory = local.memory = np.empty(length, dtype=np.uint8).data
+    return memory[:length]

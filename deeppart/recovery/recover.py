@@ -1,0 +1,388 @@
+"""Recovery: from what survives to verified parts in memory, collectively and without touching the live state.
+
+Every part is read by exactly one rank and every chunk's digest is checked before anyone goes on. A source that turns
+out bad gives way to the part's next one; a step that cannot be recovered gives way to the one before; all reasons are
+kept for the error or the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.comm.waiting import finish
+from deeppart.errors import CheckpointError, RestoreError, as_error
+from deeppart.model import LEVELS, Attempt, PartRecord
+from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
+from deeppart.nodes.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
+from deeppart.part import FileSource, MemorySource, Signing
+from deeppart.plan.restart import (
+    Candidate,
+    Committed,
+    Inventory,
+    Location,
+    Read,
+    StoredParity,
+    StoredPart,
+    assign,
+    explain,
+    on_node,
+    survey,
+)
+from deeppart.recovery.load_part import LEAST_THREADS, LoadedPart, OpenedPart, load_part
+from deeppart.state.capture import Staging, staging_bytes
+from deeppart.storage.node import Found, one_line, take_stock
+from deeppart.storage.persistent import PersistentLevel, read_manifests, unusable
+from deeppart.storage.straightening import straighten
+
+#: Lines of an error about a step that cannot be recovered.
+_MOST_REASONS = 40
+#: Drives an operation, named by a text, to its end and returns its result.
+Run = Callable[[Operation[Any], str], Any]
+#: (part, the source that failed, why)
+_Failure = tuple[int, Location, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A step whose parts are all in memory somewhere.
+
+    Attributes:
+        candidate: which checkpoint, with the sources that turned out bad struck out.
+        reads: who holds which part, in part order.
+        mine: part number -> part, of those this rank has read.
+        bases: part number -> names of the files beside its source in which chunks of it lie, of all that have any.
+    """
+
+    candidate: Candidate
+    reads: tuple[Read, ...]
+    mine: dict[int, LoadedPart]
+    bases: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def dearest_level(self) -> str:
+        """The highest level that a part had to come from."""
+        return max((read.source.level for read in self.reads), key=LEVELS.index, default=LEVELS[0])
+
+    @property
+    def attempt(self) -> Attempt:
+        """Which checkpoint."""
+        return self.candidate.attempt
+
+
+def take_inventory(
+    comm: Comm,
+    node_of: tuple[int, ...],
+    local: Path | None,
+    persistent: PersistentLevel,
+    lineage: str,
+    run: Run,
+    *,
+    straightens: bool | None = None,
+) -> Inventory:
+    """List what every node and the persistent level hold (collective); the same result on every rank.
+
+    Args:
+        local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
+        run: drives an operation on ``comm``, named by a text, to its end.
+        straightens: what lies in wrong places on nodes is put right first, in ``local`` by this rank if it is the one
+            to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
+
+    Raises:
+        PeerTimeoutError, RemoteRankError: from the other ranks.
+    """
+    what = "taking inventory"
+    stock, renamed = None if local is not None else Found(), list[str]()
+    if straightens is not None:
+        if local is not None and straightens:
+            stock = _take_stock(local, lineage, persistent.signing)
+            renamed = _straightened(stock)
+        run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
+    if local is not None and (stock is None or renamed):
+        stock = _take_stock(local, lineage, persistent.signing)
+    assert stock is not None
+    stock.problems += renamed
+    files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
+    lines = [line for line in stock.problems if line not in stock.refused]
+    message = json.dumps([*files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
+    gathered = [json.loads(text) for text in run(comm.allgather(message), what)]
+    if len(set(node_of)) > 1:  # the same path is another file on each of them
+        for rank, (_, _, *told) in enumerate(gathered):
+            for lines in told:
+                lines[:] = [on_node(line, rank) for line in lines]
+    committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
+    committed, unfinished, damaged, newer = json.loads(run(comm.broadcast(committed_text), what))
+    return Inventory(
+        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
+        node_of=node_of,
+        committed=tuple(
+            Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
+            for identity, directory, records, created in committed
+        ),
+        problems=tuple(line for _, _, lines, *_ in gathered for line in lines) + tuple(unfinished),
+        damaged=tuple(damaged) + tuple(line for *_, refused, _ in gathered for line in refused),
+        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, *_ in gathered),
+        unusable=tuple((step, reason) for step, reason in newer),
+        unread=tuple(line for *_, unread in gathered for line in unread),
+    )
+
+
+def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
+    """What lies on this node; nothing if that fails, of which the other ranks are told."""
+    try:
+        return take_stock(local, lineage, signing)
+    except Exception as error:
+        line = one_line(as_error(error, f"listing what lies in {local} failed"))
+        return Found(problems=[line], unlisted=[line])
+
+
+def _straightened(stock: Found) -> list[str]:
+    """What has been put right; nothing more once that fails."""
+    try:
+        return straighten(stock)
+    except Exception as error:  # of whatever kind: the other ranks wait for the list
+        return [one_line(as_error(error, "putting files in their places failed"))]
+
+
+def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
+    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
+    try:
+        found, problems = read_manifests(persistent.root, persistent.signing)
+    except Exception as error:  # of whatever kind: the other ranks wait for this list
+        return [], [], [one_line(as_error(error, f"listing the checkpoints in {persistent.root} failed"))], []
+    committed = [
+        [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
+        for each in found
+        for created in (each.manifest.created,)
+    ]
+    lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
+    bad = unusable(problems)
+    unfinished = [line for key, line in lines.items() if key not in bad]
+    return committed, unfinished, [lines[key] for key in bad], [(key.step, reason) for key, reason in bad.items()]
+
+
+def recover(
+    comm: Comm,
+    inventory: Inventory,
+    step: int | None,
+    staging: Staging,
+    arena: Arena,
+    timeout: float,
+    signing: Signing | None,
+    threads: int = LEAST_THREADS,
+) -> tuple[Recovered | None, tuple[str, ...]]:
+    """Read the newest recoverable step into memory (collective).
+
+    Args:
+        step: only this step; None for the newest.
+        staging: memory to read into.
+        arena: memory for blocks on their way.
+        signing: what parts must be signed with; None: not checked.
+        threads: that read, check and decode a part.
+
+    Returns:
+        What was recovered, and a line for every decision and everything passed over on the way. None when no attempt
+        is complete at any level, no manifest is damaged, and all nodes could be listed and read: there never was a
+        checkpoint, or all of its storage is gone.
+
+    Raises:
+        RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; or there may be one where
+            something could not be read; the reasons are listed.
+    """
+
+    def run(operation: Operation[Any], what: str) -> Any:
+        return finish(comm, operation, f"restore of {what}", timeout)
+
+    outlook = survey(inventory, step)
+    reasons: list[str] = []
+    for candidate in outlook.candidates:
+        newer = [number for number in outlook.rejected if number[0] > candidate.attempt.step]
+        recovered, lines = read_candidate(comm, candidate, staging, arena, run, signing, threads=threads)
+        reasons += lines
+        if recovered is not None:
+            passed_over = [f"step {number}: {reason}" for number, reason in newer]
+            return recovered, (*inventory.damaged, *inventory.problems, *outlook.notes, *passed_over, *reasons)
+    reasons = [*(f"step {number}: {reason}" for number, reason in outlook.rejected), *reasons]
+    nothing_is_lost = not outlook.candidates and not inventory.damaged and not outlook.lost
+    if step is None and nothing_is_lost and not inventory.unread:
+        return None, (*reasons, *inventory.problems)
+    raise _cannot_recover(comm.rank, inventory, step, [*reasons, *inventory.damaged, *inventory.problems])
+
+
+def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: list[str]) -> RestoreError:
+    others = [candidate.attempt.step for candidate in survey(inventory).candidates if candidate.attempt.step != step]
+    if step is not None and others:
+        todo = f"the newest step that can be recovered is {max(others)}; restore without `step`, or name it"
+    else:
+        todo = "bring the missing nodes or files back; or begin anew, in a new persistent_dir"
+    more = [f"and {len(reasons) - _MOST_REASONS} more lines"] if len(reasons) > _MOST_REASONS else []
+    return RestoreError(
+        "no checkpoint can be recovered" if step is None else f"step {step} cannot be recovered",
+        found="\n    ".join([*reasons[:_MOST_REASONS], *more]) or "no trace of it at any level",
+        where=f"rank {rank}",
+        tried="every source of every step listed" if reasons else None,
+        todo=todo,
+    )
+
+
+def read_candidate(
+    comm: Comm,
+    candidate: Candidate,
+    staging: Staging,
+    arena: Arena,
+    run: Run,
+    signing: Signing | None,
+    wanted: Callable[[Read], bool] = lambda read: True,
+    threads: int = LEAST_THREADS,
+) -> tuple[Recovered | None, list[str]]:
+    """Read parts, falling back from bad sources; None if a part has no good one (collective).
+
+    Args:
+        run: drives an operation on ``comm``, named by a text, to its end.
+        signing: what parts must be signed with; None: not checked.
+        wanted: which parts to read.
+        threads: that read, check and decode a part.
+
+    Returns:
+        What was read, and a line for every decision.
+    """
+    label = f"step {candidate.attempt.step}"
+    lines: list[str] = []
+    while True:
+        reads = tuple(read for read in assign(candidate, comm.size) if wanted(read))
+        mine, space, failures = _read_mine(comm.rank, candidate.attempt, reads, staging, signing, threads)
+        failed = _gather_failures(comm, failures, f"{label}, reading", run)
+        if not failed and any(read.source.rebuild for read in reads):
+            for careful in (False, True):  # nearly always, the files are as good as they look
+                what = f"{label}, rebuilding{' once more, block by block' if careful else ''}"
+                rebuilt, failures = _rebuild_mine(
+                    comm, candidate.attempt, reads, space, arena, careful, what, run, signing, threads
+                )
+                failed = _gather_failures(comm, failures, what, run)
+                mine |= rebuilt
+                if not failed:
+                    break
+        if not failed:
+            bases = _gather_bases(comm, mine, f"{label}, reading", run)
+            return Recovered(candidate, reads, mine, bases), [*lines, explain(candidate, reads)]
+        lines += [f"{label}: {reason}" for _, _, reason in failed]
+        rest = candidate.without([(part, location) for part, location, _ in failed])
+        if isinstance(rest, int):
+            return None, [*lines, f"{label}: no other source for part {rest}"]
+        candidate = rest
+
+
+def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) -> list[_Failure]:
+    """Everyone's, on every rank."""
+    message = [(part, location.rank, location.path, reason) for part, location, reason in failures]
+    texts = run(comm.allgather(json.dumps(message).encode()), what)
+    return [(part, Location(rank, path), reason) for text in texts for part, rank, path, reason in json.loads(text)]
+
+
+def _gather_bases(comm: Comm, mine: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
+    """Everyone's, on every rank."""
+    named = [(part, [name for name, _ in loaded.bases()]) for part, loaded in mine.items() if loaded.reader.bases]
+    texts = run(comm.allgather(json.dumps(named).encode()), what)
+    return {part: tuple(names) for text in texts for part, names in json.loads(text)}
+
+
+def _read_mine(
+    rank: int,
+    attempt: Attempt,
+    reads: tuple[Read, ...],
+    staging: Staging,
+    signing: Signing | None,
+    threads: int,
+) -> tuple[dict[int, LoadedPart], dict[int, Bytes], list[_Failure]]:
+    """Read this rank's parts; also memory for those that it will get by a rebuild, and failures."""
+    assigned = [read for read in reads if read.reader == rank]
+    opened: dict[int, OpenedPart] = {}
+    mine: dict[int, LoadedPart] = {}
+    failures: list[_Failure] = []
+    with ExitStack() as files:
+        for read in assigned:
+            if read.source.rebuild is None:
+                try:
+                    source = files.enter_context(FileSource(read.source.path))
+                    opened[read.part] = OpenedPart(source, read, attempt, signing)
+                except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
+                    failures.append((read.part, read.source.location, _by(read, error)))
+        try:
+            rooms = _rooms(assigned, opened, staging)
+        except MemoryError as error:
+            return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}") for read in assigned]
+        for read in assigned:
+            if read.part not in opened:
+                continue
+            try:
+                mine[read.part] = opened[read.part].load(rooms[read.part], threads)
+            except Exception as error:
+                failures.append((read.part, read.source.location, _by(read, error)))
+    return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
+
+
+def _by(read: Read, error: Exception) -> str:
+    """A line about a source that failed, and on which node, where others may have a file of the same path."""
+    line = one_line(as_error(error, f"reading {read.source.path} failed"))
+    return on_node(line, read.reader) if read.source.is_on_a_node else line
+
+
+def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
+    """Staging memory for every part that takes some: part -> its room.
+
+    Raises:
+        MemoryError: there is not so much.
+    """
+    lengths: dict[int, int] = {}
+    for read in assigned:
+        if read.source.rebuild is not None:
+            lengths[read.part] = padded_bytes(read.source.rebuild.identity)
+        elif read.part in opened:
+            lengths[read.part] = opened[read.part].room_bytes
+    memory = staging_bytes(staging.reserve(sum(lengths.values())))
+    rooms, at = {}, 0
+    for part, length in lengths.items():
+        rooms[part] = memory[at : at + length]
+        at += length
+    return rooms
+
+
+def _rebuild_mine(
+    comm: Comm,
+    attempt: Attempt,
+    reads: tuple[Read, ...],
+    space: dict[int, Bytes],
+    arena: Arena,
+    careful: bool,
+    what: str,
+    run: Run,
+    signing: Signing | None,
+    threads: int,
+) -> tuple[dict[int, LoadedPart], list[_Failure]]:
+    """Rebuild what has no copy left (collective); this rank's parts, and its failures."""
+    wanted = [Wanted(read.part, read.reader, read.source.rebuild) for read in reads if read.source.rebuild]
+    try:
+        refused = run(rebuild_parts(comm, wanted, space, arena, careful=careful), what)
+    except NoExchangeMemoryError as error:  # on all ranks
+        refused = dict.fromkeys((each.part for each in wanted), one_line(error))
+    mine: dict[int, LoadedPart] = {}
+    failures: list[_Failure] = []
+    for read in reads:
+        if read.source.rebuild is None or read.reader != comm.rank:
+            continue
+        try:
+            if read.part in refused:
+                raise CheckpointError(refused[read.part], where=read.source.path)
+            name = f"part {read.part}, rebuilt from {read.source.path}"
+            data = space[read.part][: read.source.nbytes]
+            mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
+        except Exception as error:
+            failures.append((read.part, read.source.location, _by(read, error)))
+    return mine, failures

@@ -1,0 +1,34 @@
+"""Earlier checkpoints that are suspect: whoever restores one is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deeppart.errors import SuspectStepWarning, warn_caller
+from deeppart.model import Attempt
+from deeppart.storage.suspects import read_suspicions
+
+#: Leaves named in a warning; the record and ``deeppart show --json`` have all.
+_MOST_NAMED = 8
+
+
+def suspect_lines(root: Path, attempt: Attempt) -> list[str]:
+    """Why a checkpoint is suspect, or may be."""
+    found = read_suspicions(root)
+    return [
+        *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),
+        *(f"step {attempt.step} may be suspect: {problem}" for problem in found.problems),
+    ]
+
+
+def warn_suspect(step: int, lines: Sequence[str]) -> None:
+    """Tell the caller, if there is anything to tell."""
+    if lines:
+        more = f"\n  and {len(lines) - _MOST_NAMED} more" if len(lines) > _MOST_NAMED else ""
+        listed = "\n  ".join(lines[:_MOST_NAMED])
+        warn_caller(
+            f"step {step}: ranks may not have held all replicated leaves alike when it was saved. Of those that are "
+            f"named here, it has one rank's bytes, or a mixture, for all\n  {listed}{more}",
+            SuspectStepWarning,
+        )

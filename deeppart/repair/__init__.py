@@ -1,0 +1,1 @@
+"""What is damaged or lost is made whole again, while a job runs."""

@@ -1,0 +1,363 @@
+"""Healing: a restored step gets back the copies and the parity that were lost with nodes, or on damaged files.
+
+Files that nobody has read yet are checked first, and planned around where they are damaged. Then three phases, each
+ended by a commit round, since each works on the files of the one before: parts to their home nodes, copies to other
+nodes, parity. Files appear under their names one by one; whatever is interrupted leaves sound files.
+They go into the directories of the restored attempt, the only ones that a session writes to without their carrying its
+name: what is written there was checked to be that attempt's, and takes no place but that of a file with other bytes,
+and never that of the only file of another part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.comm.commit import commit_round
+from deeppart.errors import CheckpointError, DeeppartError, StorageError
+from deeppart.model import Attempt, ParityMember
+from deeppart.nodes.exchange.memory import Arena
+from deeppart.nodes.exchange.parity import PartFile, encode_sets
+from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
+from deeppart.nodes.pairing import Protection
+from deeppart.part import FileSource, PartReader
+from deeppart.plan.redundancy import ParitySet
+from deeppart.plan.restart import Candidate, Encode, Healing, Inventory, Location, Transfer, Wish, Write, plan_healing
+from deeppart.recovery.load_part import LoadedPart, sound_pieces
+from deeppart.recovery.recover import Recovered
+from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.rate import RateLimit
+
+#: Drives an operation to its end, on the thread that the MPI library wants.
+Drive = Callable[[Operation[Any]], Any]
+
+
+class Healer:
+    """One rank's share of healing one step.
+
+    Args:
+        comm: a channel that nothing else uses meanwhile.
+        drive: drives operations on it.
+        node_levels: the levels on this node's storage.
+        limit: bandwidth limit of what leaves this rank, or None.
+        arena: memory for blocks on their way.
+    """
+
+    def __init__(
+        self, comm: Comm, drive: Drive, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None, arena: Arena
+    ) -> None:
+        self._comm, self._drive, self._levels, self._limit, self._arena = comm, drive, node_levels, limit, arena
+
+    def heal(
+        self,
+        healing: Healing,
+        candidates: Sequence[Candidate],
+        memory: Mapping[int, LoadedPart],
+        inventory: Inventory,
+        release: Callable[[], None],
+    ) -> None:
+        """Do all of it (collective).
+
+        Args:
+            candidates: the step, as it was found, and as the plan was made of it.
+            inventory: of all steps.
+            memory: the parts that this rank has read; of no use any more once ``release`` is called.
+            release: called when they have been written.
+
+        Raises:
+            CheckpointError: something of it failed, on any rank; what was done before that stays.
+            CommError: from the exchange.
+        """
+        attempt = candidates[0].attempt
+        needed = self._needed(candidates, inventory, range(attempt.world_size))
+
+        def to_nodes() -> None:
+            nonlocal needed
+            try:
+                needed, problem = self._write(healing.writes, candidates, memory, inventory, needed)
+            finally:
+                release()
+            self._transfer(healing.moves, attempt, needed)
+            if problem is not None:
+                raise problem
+
+        def to_other_nodes() -> None:
+            self._transfer(healing.copies, attempt, needed)
+
+        self._phase(to_nodes)
+        self._phase(to_other_nodes)
+        self._phase(partial(self._encode, healing.encodes, attempt))
+
+    def damaged_files(
+        self, healing: Healing, recovered: Recovered, inventory: Inventory
+    ) -> tuple[set[Location], set[int]]:
+        """Files that a plan reads and that turn out damaged, and parts in memory that lack such a file (collective).
+
+        Parts that the restore has read are not read again. Of bases it has read some chunks only. What is copied is
+        whole files, so a part beside a damaged base counts as damaged, too.
+        """
+        rank = self._comm.rank
+        node = inventory.location(rank, "").rank
+        read = {(each.part, each.source.path) for each in recovered.reads if each.source.location.rank == node}
+        mine = {(each.part, each.path, each.bases) for each in (*healing.moves, *healing.copies) if each.source == rank}
+        for each in healing.encodes:
+            stored = zip(each.which.members, each.members, each.paths, strict=True)
+            mine |= {
+                (part.part, path, ()) for member, part, path in stored if member.rank == rank and part.part is not None
+            }
+        damaged: list[str] = []
+        for part, path, bases in sorted(each for each in mine if each[1]):
+            found = self._damaged_bases(part, (Path(path).with_name(name) for name in bases))
+            if found or ((part, path) not in read and self._is_damaged(path, part, recovered.attempt)):
+                damaged += [path, *found]
+        lacking: list[int] = []
+        for part in sorted(write.part for write in healing.writes if write.rank == rank):
+            if found := self._damaged_bases(part, (path for _, path in recovered.mine[part].bases())):
+                damaged += found
+                lacking.append(part)
+        told = self._drive(self._comm.allgather(json.dumps([damaged, lacking]).encode()))
+        files, parts = set[Location](), set[int]()
+        for sender, text in enumerate(told):
+            theirs, without = json.loads(text)
+            files |= {inventory.location(sender, path) for path in theirs}
+            parts |= set(without)
+        return files, parts
+
+    def _damaged_bases(self, part: int, paths: Iterable[Path]) -> list[str]:
+        return [str(path) for path in paths if self._is_damaged(str(path), part, None)]
+
+    def _is_damaged(self, path: str, part: int, attempt: Attempt | None) -> bool:
+        try:
+            self._digest_of(path, part, attempt)
+        except Exception:  # of whatever kind: the other ranks wait to hear of it
+            return True
+        return False
+
+    def _digest_of(self, path: str, part: int, attempt: Attempt | None) -> tuple[int, str]:
+        """Length and xxh3-128 of a part file (or, without an attempt, of a base), all of which is read and checked."""
+        signing = None if attempt is None else self._levels["local"].signing
+        with FileSource(path) as source:
+            reader = PartReader(source, where=path, expected_attempt=attempt, expected_rank=part, signing=signing)
+            return source.size, reader.verify()
+
+    def _phase(self, work: Callable[[], None]) -> None:
+        problem: str | None = None
+        try:
+            work()
+        except Exception as error:  # the other ranks wait for this one in the round
+            problem = str(error) if isinstance(error, DeeppartError) else f"{type(error).__name__}: {error}"
+        told = self._drive(commit_round(self._comm, problem, None)).problem
+        if told is not None:
+            raise CheckpointError("the redundancy of a step could not be rebuilt", found=str(told))
+
+    def _write(
+        self,
+        writes: Sequence[Write],
+        candidates: Sequence[Candidate],
+        memory: Mapping[int, LoadedPart],
+        inventory: Inventory,
+        needed: frozenset[str],
+    ) -> tuple[frozenset[str], Exception | None]:
+        """Write parts that are in memory (collective where there are any).
+
+        The place of one may be taken by the only file of another one: it is written when all ranks have written those.
+
+        Returns:
+            Files of this node that are still needed where they are, and what went wrong with some of the parts.
+        """
+        if not writes:
+            return needed, None
+        attempt = candidates[0].attempt
+        mine, written = {write.part for write in writes if write.rank == self._comm.rank}, set[int]()
+        problems: dict[int, Exception] = {}
+        for alone in (False, True):
+            for part in sorted(mine - problems.keys()):
+                path = str(self._levels["local"].part_path(attempt, part))
+                try:
+                    if path not in needed:
+                        self._write_part(part, attempt, memory[part])
+                        mine.remove(part)
+                        written.add(part)
+                    elif alone:
+                        raise _in_the_way(path)
+                except Exception as error:  # it says nothing of the other parts; and the other ranks are waiting
+                    problems[part] = error
+            if not alone:
+                told = self._drive(self._comm.allgather(json.dumps(sorted(written)).encode()))
+                safe = {part for text in told for part in json.loads(text)}
+                needed = self._needed(candidates, inventory, set(range(attempt.world_size)) - safe)
+        return needed, next(iter(problems.values()), None)
+
+    def _needed(self, candidates: Sequence[Candidate], inventory: Inventory, parts: Iterable[int]) -> frozenset[str]:
+        """Files on this node that nothing may be written over."""
+        return self._of_other_steps(inventory, candidates[0].attempt) | self._only_files(candidates, parts)
+
+    def _only_files(self, candidates: Sequence[Candidate], parts: Iterable[int]) -> frozenset[str]:
+        """The files on this node of those of the parts that have none in its place on any node."""
+        sources = (candidate.sources[part] for part in parts for candidate in candidates)
+        on_nodes = [[each for each in places if each.is_on_a_node] for places in sources]
+        misplaced = (each for files in on_nodes if all(file.misplaced for file in files) for each in files)
+        return frozenset(each.path for each in misplaced if self._comm.rank in each.readers)
+
+    def _of_other_steps(self, inventory: Inventory, attempt: Attempt) -> frozenset[str]:
+        """Files of other steps on this node that lie in wrong places: a place of this step may be among these."""
+        node = inventory.location(self._comm.rank, "").rank
+        misplaced = [part.path for part in inventory.found[node] if part.misplaced and part.attempt != attempt]
+        parity = (each for each in inventory.parity[node] if each.misplaced and each.identity.attempt != attempt)
+        return frozenset([*misplaced, *(each.path for each in parity)])
+
+    def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
+        local = self._levels["local"]
+        for name, path in loaded.bases():
+            fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
+        fill(local.open_part(attempt, part, mend=True), loaded.pieces())
+
+    def _transfer(self, transfers: Sequence[Transfer], attempt: Attempt, needed: Collection[str]) -> None:
+        """Send part files to other nodes (collective); nothing is written over what is ``needed`` where it is."""
+        rank = self._comm.rank
+        if not transfers:
+            return
+        # Bases first: the part, without a name here, refers to them.
+        files = [(each, name) for each in transfers for name in (*each.bases, "")]
+        sends, problem = [], None
+        for each, name in files:
+            if each.source == rank:
+                try:
+                    sends.append(self._outgoing(each, name, attempt))
+                except Exception as error:  # of whatever kind: the other ranks are waiting for the file
+                    problem = problem or error
+                    sends.append(Outgoing(each.part, each.path, 0, "", each.target))  # so that nobody waits for it
+        levels = {each.part: each.level for each in transfers if each.target == rank}
+        receives = [Incoming(each.part, each.source, name) for each, name in files if each.target == rank]
+
+        def opened(incoming: Incoming, _: tuple[str, ...]) -> DurableFile:
+            level = self._levels[levels[incoming.part]]
+            if incoming.name:
+                return level.open_base(attempt, incoming.name, mend=True)
+            if (path := str(level.part_path(attempt, incoming.part))) in needed:
+                raise _in_the_way(path)
+            return level.open_part(attempt, incoming.part, mend=True)
+
+        self._commit(exchange_copies(self._comm, sends, receives, opened, self._arena, self._limit))
+        if problem is not None:
+            raise problem
+
+    def _outgoing(self, transfer: Transfer, base: str, attempt: Attempt) -> Outgoing:
+        """Check a part, or one of its bases, before copies of it are made."""
+        path = transfer.path or str(self._levels["local"].part_path(attempt, transfer.part))
+        if base:
+            path = str(Path(path).with_name(base))
+        nbytes, digest = self._digest_of(path, transfer.part, None if base else attempt)
+        return Outgoing(transfer.part, path, nbytes, digest, transfer.target)
+
+    def _encode(self, encodes: Sequence[Encode], attempt: Attempt) -> None:
+        sets: list[tuple[ParitySet, PartFile | None]] = []
+        for each in encodes:
+            for member, stored, path in zip(each.which.members, each.members, each.paths, strict=True):
+                if member.rank == self._comm.rank:
+                    mine = None if stored.part is None else self._part_file(attempt, stored.part, stored, path)
+                    sets.append((each.which, mine))
+        opened = partial(self._levels["parity"].open_parity, mend=True)
+        self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
+
+    def _part_file(self, attempt: Attempt, part: int, stored: ParityMember, path: str) -> PartFile:
+        path = path or str(self._levels["local"].part_path(attempt, part))
+        try:
+            digest = self._digest_of(path, part, attempt)[1]
+        except Exception:
+            digest = ""  # the others are told in the exchange
+        return PartFile(path, stored.nbytes, stored.index_digest, digest)
+
+    def _commit(self, operation: Operation[list[DurableFile]]) -> None:
+        files = self._drive(operation)
+        assert isinstance(files, list)
+        try:
+            for file in files:
+                file.commit()
+        except StorageError:
+            for file in files:
+                file.abort()
+            raise
+
+
+def _in_the_way(path: str) -> StorageError:
+    return StorageError(
+        "a file lies in the place of another one, and is the only one of its part",
+        where=path,
+        todo="nothing: the next checkpoint is protected again, and a restore gives it its own name where names can be "
+        "exchanged; or do that by hand (`deeppart verify --local` says what it is)",
+    )
+
+
+def healing_for(
+    protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
+) -> Healing:
+    """What a step that has been read lacks of its copies and parity; nothing where no redundant level is on.
+
+    Args:
+        damaged: files that do not count.
+    """
+    parity = [
+        (inventory.node_of[rank], each)
+        for rank, files in enumerate(inventory.parity)
+        for each in files
+        if each.identity.attempt == recovered.attempt
+        and inventory.location(rank, each.path) not in damaged
+        and not each.misplaced
+    ]
+    group_size = protection.group_size if protection.sets else 0
+    wish = Wish(protection.nodes, bool(protection.copies), group_size, protection.tolerate)
+    if not wish.partner and not wish.group_size:
+        return Healing((), (), (), ())
+    readers = {read.part: read.reader for read in recovered.reads}
+    return plan_healing(recovered.candidate, readers, parity, wish, recovered.bases)
+
+
+def heal_recovered(
+    healer: Healer,
+    healing: Healing,
+    recovered: Recovered,
+    inventory: Inventory,
+    protection: Protection,
+    release: Callable[[], None],
+) -> None:
+    """Do what is planned, or what is planned instead where a file that it reads turns out damaged (collective).
+
+    Parts of which there is no sound file any more are left alone, and named when all else is done.
+
+    Args:
+        release: called when the parts in memory are of no use any more.
+
+    Raises:
+        CheckpointError: something of it failed, on any rank; what was done before that stays.
+        CommError: from the exchange.
+    """
+    damaged: set[Location] = set()
+    found = recovered.candidate
+    in_memory = {write.part for write in healing.writes}
+    while True:
+        worse, lacking = healer.damaged_files(healing, recovered, inventory)
+        if worse <= damaged and not lacking:
+            break
+        damaged |= worse
+        in_memory -= lacking
+        recovered = replace(recovered, candidate=recovered.candidate.without_files(damaged).without_parts(lacking))
+        healing = healing_for(protection, recovered, inventory, damaged)
+        # What another plan would have written first has been in memory, and that may be in use again.
+        if forgotten := {write.part for write in healing.writes} - in_memory:
+            recovered = replace(recovered, candidate=recovered.candidate.without_parts(forgotten))
+            healing = healing_for(protection, recovered, inventory, damaged)
+    healer.heal(healing, (found, recovered.candidate), recovered.mine, inventory, release)
+    if recovered.candidate.lacking:
+        parts = ", ".join(map(str, recovered.candidate.lacking))
+        raise CheckpointError(
+            "the redundancy of a step could not be rebuilt completely",
+            found=f"no sound files of parts {parts}: damaged are " + ", ".join(map(str, sorted(damaged))),
+            todo="nothing: the next checkpoint is protected again; what could be rebuilt of this one has been",
+        )

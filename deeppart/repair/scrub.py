@@ -1,0 +1,339 @@
+"""Scrubbing: what lies on nodes is read again at a low rate, checked, and repaired from the other copies.
+
+One thread per rank. The ranks meet every few seconds, whatever they are at: so that all work on the same checkpoint,
+notice together that one of them closes, and repair together what any of them has found. Scrubbed is the newest
+checkpoint that is complete on all nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deeppart import access
+from deeppart.comm.base import Comm, Operation
+from deeppart.errors import CheckpointError, CommError, ScrubNotice
+from deeppart.model import Attempt
+from deeppart.nodes.exchange.memory import Arena
+from deeppart.nodes.pairing import Protection
+from deeppart.plan.restart import Inventory, Location, on_node, survey
+from deeppart.recovery.recover import read_candidate, take_inventory
+from deeppart.repair.heal import Healer, healing_for
+from deeppart.save.pipeline import Pipeline
+from deeppart.state.capture import Staging
+from deeppart.storage.node import NodeLevel, file_problem, take_stock
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.rate import RateLimit
+
+#: Ranks meet at least this often.
+SLICE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubReport:
+    """What scrubbing has done so far, on this rank.
+
+    Attributes:
+        cycles: how often everything has been read.
+        nbytes: bytes read.
+        damaged: files found damaged, by this rank.
+        repaired: times that copies or parity were rebuilt, by all ranks together.
+    """
+
+    cycles: int = 0
+    nbytes: int = 0
+    damaged: int = 0
+    repaired: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a rank scrubs.
+
+    Attributes:
+        directory: this rank's ``local_dir``; None without one.
+        share, shares: which part of the directory's files, of how many: ranks of a node that share it divide them.
+        leads: whether this rank lists the directory for all.
+        lineage: of the persistent directory.
+        node_of: node number of each rank.
+    """
+
+    directory: Path | None
+    share: int
+    shares: int
+    leads: bool
+    lineage: str
+    node_of: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What all ranks know after a meeting.
+
+    Attributes:
+        closing: whether a rank closes.
+        newest: the newest checkpoint that is complete, as all ranks know.
+        everyone_done: whether all ranks have read all of theirs.
+        damage: (rank, path, reason) of what they found, of those that are done.
+    """
+
+    closing: bool
+    newest: Attempt | None
+    everyone_done: bool
+    damage: tuple[tuple[int, str, str], ...]
+
+
+class _Over(Exception):
+    """What is being read is of no interest any more."""
+
+
+class Scrubber:
+    """The scrubbing thread of a rank.
+
+    Args:
+        comm: a channel of its own.
+        pipeline: knows which checkpoints are complete, and drives operations.
+        ground: what this rank reads.
+        protection, node_levels, persistent: what is repaired, and from what.
+        rate: bytes per second to read, or rather the limit that says so.
+        limit: bandwidth limit of what leaves this rank, or None.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        pipeline: Pipeline,
+        ground: Ground,
+        protection: Protection,
+        node_levels: dict[str, NodeLevel],
+        persistent: PersistentLevel,
+        rate: RateLimit,
+        limit: RateLimit | None,
+    ) -> None:
+        self._comm, self._pipeline, self._ground = comm, pipeline, ground
+        self._protection, self._levels, self._persistent = protection, node_levels, persistent
+        self._rate, self._limit = rate, limit
+        self._arena = Arena()
+        self._closing = threading.Event()
+        self._met_at = 0.0
+        self._current: Attempt | None = None
+        self._damaged: list[tuple[str, str]] = []
+        self._meeting = _Meeting(False, None, False, ())
+        self._told = ""
+        self.report = ScrubReport()
+        self._thread = threading.Thread(target=self._run, name="deeppart-scrub", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """End the thread (all ranks do); it takes part in one more meeting."""
+        self._closing.set()
+        deadline = time.monotonic() + timeout
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._pipeline.poll()
+            self._thread.join(0.01)
+        if self._thread.is_alive():
+            self._give_up("it did not end in time")
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """End the thread without the other ranks."""
+        self._closing.set()
+
+    def _give_up(self, why: str) -> None:
+        """Nobody can use the channel any more."""
+        self._comm.broken = self._comm.broken or CommError("scrubbing has ended", found=why)
+
+    # --- the thread; every rank goes through the same meetings and draws the same conclusions from them ---
+
+    def _run(self) -> None:
+        try:
+            meeting = self._meet(done=False)
+            while not meeting.closing:
+                if meeting.newest is not None and self._read_all(meeting.newest):
+                    self._repair_if_there(meeting.newest, self._meeting.damage)
+                self._closing.wait(SLICE_S)
+                meeting = self._meet(done=False)
+        except Exception as error:
+            self._give_up(str(error))  # the other ranks still wait for this one
+            if not self._closing.is_set():
+                self._pipeline.ledger.note(f"scrubbing has ended: {error}", ScrubNotice)
+
+    def _read_all(self, attempt: Attempt) -> bool:
+        """Read everything of a checkpoint; False if it has become of no interest before all ranks were through."""
+        self._current, self._damaged = attempt, []
+        try:
+            for path in self._files(attempt):
+                self._check(path)
+            while not self._meet_about_it(done=True).everyone_done:
+                self._closing.wait(SLICE_S)
+        except _Over:
+            return False
+        self._note(cycles=1)
+        return True
+
+    def _files(self, attempt: Attempt) -> list[Path]:
+        """This rank's share of the files of a checkpoint on this node."""
+        if self._ground.directory is None:
+            return []
+        stock = take_stock(self._ground.directory, self._ground.lineage, self._persistent.signing)
+        parts = [part for part in stock.parts if part.attempt == attempt]
+        paths = [part.path for part in parts]
+        paths += [path for part in parts for path in part.base_paths]
+        paths += [each.path for each in stock.parity if each.identity.attempt == attempt]
+        return [Path(path) for path in sorted(paths)[self._ground.share :: self._ground.shares]]
+
+    def _check(self, path: Path) -> None:
+        problem = file_problem(path, self._persistent.signing, self._pace)
+        if problem is not None and not _is_gone(path):  # it has been retired meanwhile
+            self._damaged.append((str(path), problem))
+            self._note(damaged=1)
+
+    def _pace(self, nbytes: int) -> None:
+        """Wait until so many bytes may be read; meet the others when it is time."""
+        until = time.monotonic() + self._rate.reserve(nbytes)
+        while True:
+            now = time.monotonic()
+            if now - self._met_at >= SLICE_S:
+                self._meet_about_it(done=False)
+            if now >= until:
+                break
+            self._closing.wait(min(until - now, SLICE_S))
+        self._note(nbytes=nbytes)
+
+    def _meet_about_it(self, *, done: bool) -> _Meeting:
+        meeting = self._meet(done=done)
+        if meeting.closing or meeting.newest != self._current:
+            raise _Over
+        return meeting
+
+    def _meet(self, *, done: bool) -> _Meeting:
+        """Exchange how far everyone is (collective)."""
+        known = self._pipeline.ledger.complete()
+        damaged = self._damaged if done else []
+        status = [self._closing.is_set(), sorted(known), done, damaged]
+        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "meeting")
+        self._met_at = time.monotonic()
+        statuses = [json.loads(text) for text in texts]
+        common = set.intersection(*(set(sequences) for _, sequences, _, _ in statuses))
+        self._meeting = _Meeting(
+            closing=any(closing for closing, *_ in statuses),
+            newest=known[max(common)] if common else None,
+            everyone_done=all(each for _, _, each, _ in statuses),
+            damage=tuple((rank, path, reason) for rank, (*_, theirs) in enumerate(statuses) for path, reason in theirs),
+        )
+        return self._meeting
+
+    def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
+        """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
+        self._pipeline.ledger.hold(attempt)
+        try:
+            self._meet_about_it(done=False)  # it was not retired before all ranks held it
+            self._repair(attempt, damage)
+        except _Over:
+            pass
+        finally:
+            self._pipeline.ledger.release(attempt)
+
+    def _repair(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
+        staging = Staging()
+        try:
+            inventory = take_inventory(
+                self._comm,
+                self._ground.node_of,
+                self._ground.directory if self._ground.leads else None,
+                self._persistent,
+                self._ground.lineage,
+                self._drive,
+            )
+            repaired = self.report.repaired
+            damaged = {inventory.location(rank, path) for rank, path, _ in damage}
+            problem = self._repair_from(inventory, attempt, damaged, staging)
+        finally:
+            staging.release()
+        if self._comm.rank == 0 and (problem or self.report.repaired > repaired):
+            found = (
+                "; ".join(on_node(reason, rank) for rank, _, reason in damage)
+                or "files are missing or cannot be opened"
+            )
+            outcome = f"not repaired: {problem}" if problem else "repaired from the other copies"
+            text = f"step {attempt.step}: scrubbing found damage: {found}: {outcome}"
+            if text != self._told:  # each cycle finds it again
+                self._pipeline.ledger.note(text, ScrubNotice)
+            self._told = text if problem else ""
+
+    def _repair_from(
+        self, inventory: Inventory, attempt: Attempt, damaged: set[Location], staging: Staging
+    ) -> str | None:
+        """Returns why it cannot be repaired, or None."""
+        candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
+        if not candidates:
+            return "not every part can be had any more"
+        damaged = damaged | _refer_to(damaged, inventory)
+        candidate = candidates[0].without_files(damaged)
+        if candidate.lacking:
+            return f"no sound source for part {candidate.lacking[0]}"
+        recovered, lines = read_candidate(
+            self._comm,
+            candidate,
+            staging,
+            self._arena,
+            self._drive,
+            self._persistent.signing,
+            wanted=lambda read: not read.source.is_on_a_node or read.source.misplaced,
+        )
+        if recovered is None:
+            return "; ".join(lines)
+        healing = healing_for(self._protection, recovered, inventory, damaged)
+        if not healing:
+            return None
+        healer = Healer(self._comm, self._drive_healing, self._levels, self._limit, self._arena)
+        worse, lacking = healer.damaged_files(healing, recovered, inventory)
+        if not worse <= damaged:  # since they were read
+            return self._repair_from(inventory, attempt, damaged | worse, staging)
+        if lacking:
+            return f"no sound source for part {min(lacking)}"
+        try:
+            healer.heal(healing, (candidates[0], recovered.candidate), recovered.mine, inventory, lambda: None)
+        except CheckpointError as error:  # all ranks have it; the next cycle may do better
+            return str(error)
+        self._note(repaired=1)
+        return None
+
+    def _drive(self, operation: Operation[Any], what: str) -> Any:
+        return self._pipeline.driver.drive(self._comm, operation, f"scrubbing, {what}")
+
+    def _drive_healing(self, operation: Operation[Any]) -> Any:
+        return self._drive(operation, "repairing")
+
+    def _note(self, **counts: int) -> None:
+        self.report = replace(
+            self.report, **{name: getattr(self.report, name) + count for name, count in counts.items()}
+        )
+
+
+def _refer_to(damaged: set[Location], inventory: Inventory) -> set[Location]:
+    """The parts beside damaged bases that refer to them: they cannot be had from there either."""
+    return {
+        inventory.location(rank, part.path)
+        for rank, found in enumerate(inventory.found)
+        for part in found
+        if damaged.intersection(inventory.location(rank, path) for path in part.base_paths)
+    }
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        access.look(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # storage that refuses this has not lost the file
+    return False

@@ -1,0 +1,1 @@
+"""A checkpoint's way out: capture, encode, write, protect, drain, commit, retire."""

@@ -1,0 +1,175 @@
+"""Completing: the end of one level of one checkpoint, on which all ranks agree in a commit round.
+
+Invariants
+----------
+* A level of a step is complete on all ranks or on none; an error on one rank is an error of the level everywhere.
+* What a level that is not complete has written is removed at once, unless nobody knows whether it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from deeppart._gc import collection_paused
+from deeppart.comm.base import Comm
+from deeppart.comm.commit import CommitMayStandError, Verdict, commit_round
+from deeppart.comm.driver import Driver
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    DeeppartError,
+    DirectoryInUseError,
+    KeepNotice,
+    as_error,
+)
+from deeppart.model import REDUNDANT_LEVELS, Manifest, PartRecord, StepKey
+from deeppart.model.version import LIBRARY
+from deeppart.part import encode_manifest
+from deeppart.pending import DONE, FAILED
+from deeppart.save.incremental import Incremental
+from deeppart.save.job import Job, Outcome, Written
+from deeppart.save.ledger import Ledger
+from deeppart.save.rank_storage import RankStorage
+from deeppart.save.retention import Retention
+from deeppart.storage.persistent import DirectoryOwner
+
+
+class Completer:
+    """Ends levels, for the threads of one rank.
+
+    Args:
+        channels: level name -> channel for its exchanges.
+        storage: where this rank's parts go.
+        incremental: learns what the next checkpoint may refer to.
+        retention: removes what is no longer kept.
+        driver, ledger: of the pipeline.
+        may_go: given a job, a level that is complete, and steps that are not wanted on nodes any more, those that are
+            not needed there either.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Comm],
+        storage: RankStorage,
+        incremental: Incremental,
+        retention: Retention,
+        driver: Driver,
+        ledger: Ledger,
+        may_go: Callable[[Job, str, set[StepKey]], set[StepKey]],
+    ) -> None:
+        self._channels, self._storage = channels, storage
+        self._incremental, self._retention = incremental, retention
+        self._driver, self._ledger, self._may_go = driver, ledger, may_go
+
+    def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
+        """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
+        report = self._report(job, outcome)
+        failed = isinstance(report, str)
+        channel = self._channels[level]
+        job.progress.report(level)
+        what = f"step {job.attempt.step}, completing level {level}"
+        commit = partial(self._commit, job) if level == "persistent" else None
+        agreed, begun = True, channel.broken is None
+        try:
+            verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
+        except DeeppartError as error:  # rank 0 may have committed the step, or be about to
+            verdict, agreed = Verdict(str(error), may_stand=not failed), False
+        complete = verdict.problem is None and not failed
+        if complete:
+            job.pending.note_level(level, DONE)
+            self._remember(job, level, outcome)
+            if level != "persistent" and job.is_on_nodes():
+                self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
+            self._retire(job, level)
+        else:
+            self._incremental.failed(level)
+            # Before the step is free to be used again; and at once, because it may be for lack of space that it failed.
+            written = [] if verdict.may_stand else self._written(job, level, outcome)
+            self._retention.abandon(level, job.attempt.key, written, in_doubt=begun and verdict.may_stand)
+            failure = level_error(job, level, verdict.problem or str(outcome))
+            job.pending.note_level(level, FAILED, error=failure, agreed=agreed)
+        return complete
+
+    def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
+        """What this rank tells the others: its part, or a text where it has failed."""
+        if isinstance(outcome, DeeppartError):
+            return str(outcome)
+        try:
+            if isinstance(outcome, Written):
+                return outcome.summary.record(job.attempt, self._storage.rank, on_node=job.local_summary)
+            return None
+        except Exception as error:  # the other ranks wait for the report
+            return str(as_error(error, "what was written could not be put on record"))
+
+    def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
+        """Files of this rank that a level which is not complete must not keep."""
+        if level in REDUNDANT_LEVELS:
+            return outcome if isinstance(outcome, list) else []
+        links = outcome.links if isinstance(outcome, Written) else ()
+        return [self._storage.part_path(level, job.attempt), *links]
+
+    def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
+        """What the next checkpoint may refer to; nothing, where there is no memory for that."""
+        try:
+            summary = outcome.summary if isinstance(outcome, Written) else None
+            at = "local" if level == "partner" else level
+            if level == "partner":
+                summary = job.local_summary
+            if summary is not None:
+                directory = self._storage.part_path(at, job.attempt).parent
+                self._incremental.completed(level, directory, job.attempt, summary)
+        except Exception:  # the level is complete on all ranks all the same
+            self._incremental.failed(level)
+
+    def _commit(self, job: Job, parts: list[PartRecord]) -> None:
+        """Rank 0: make the step a checkpoint.
+
+        Where another job took the directory over meanwhile without having seen the commit, it is taken back: that job
+        goes on from an older step, and this one's must not be found beside its own later.
+        """
+        owner = self._storage.owner
+        assert owner is not None
+        owner.check()
+        try:
+            self._put_manifest(job, parts, owner)
+        except Exception as error:
+            if self._storage.persistent.may_be_committed(job.attempt.key):
+                raise CommitMayStandError("the manifest may be there, and a restart may take the step") from error
+            raise
+
+    def _put_manifest(self, job: Job, parts: list[PartRecord], owner: DirectoryOwner) -> None:
+        document, persistent = job.document, self._storage.persistent
+        assert document is not None
+        with collection_paused():
+            created = owner.clock.now()
+            manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)
+            data = encode_manifest(manifest, persistent.signing)
+        persistent.commit(job.attempt.key, data)
+        try:
+            owner.check_commit(job.attempt.key)
+        except DirectoryInUseError:
+            persistent.withdraw(job.attempt.key)
+            raise
+
+    def _retire(self, job: Job, level: str) -> None:
+        """Drop what ``keep`` no longer wants. A refusal is reported and does not undo the commit."""
+        try:
+            for notice in self._retention.committed(level, job.attempt.key, partial(self._may_go, job, level)):
+                self._ledger.note(notice, KeepNotice)
+        except Exception as error:
+            job.pending.note_cost(retire_error=str(error))
+            complete = f"step {job.attempt.step} is complete at level {level!r}"
+            text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
+            self._ledger.note(text, BackgroundFailureWarning)
+
+
+def level_error(job: Job, level: str, problem: str) -> CheckpointError:
+    """Why a level of a step is not complete."""
+    return CheckpointError(
+        f"step {job.attempt.step} is not complete at level {level!r}",
+        found=problem.replace("\n", "\n    "),
+        where=f"step {job.attempt.step}, level {level}",
+        todo="mend the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
+    )

@@ -1,0 +1,199 @@
+"""One checkpoint in the pipeline of one rank, and what its stages hand to each other.
+
+Nothing here changes once it is made, but for :class:`Progress` and the lease, which have locks of their own, and
+``Job.opened``, which the store resolves once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deeppart.errors import DeeppartError
+from deeppart.model import REDUNDANT_LEVELS, Attempt
+from deeppart.part import PartSummary
+from deeppart.pending import DONE, Pending
+from deeppart.save.compress import PartEncoding
+from deeppart.save.lease import Reader, StagingLease
+from deeppart.save.relay import Relay
+from deeppart.save.transfer import Staged, Unchanged
+from deeppart.state.deferred import DeferredCopy
+from deeppart.state.document import PartDocument
+from deeppart.state.layout import ShareLayout
+from deeppart.storage.files import DurableFile
+
+
+class Progress:
+    """Which levels of a checkpoint are reported and settled. Thread-safe.
+
+    Args:
+        due: levels it goes to.
+    """
+
+    def __init__(self, due: Iterable[str]) -> None:
+        self._lock = threading.Lock()
+        self._open = set(due)  # guarded by the lock
+        self._reported: set[str] = set()  # guarded by the lock
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Levels that are not settled yet."""
+        with self._lock:
+            return frozenset(self._open)
+
+    def report(self, level: str) -> None:
+        """This rank has begun to tell the others how it went."""
+        with self._lock:
+            self._reported.add(level)
+
+    def unreported(self, levels: Collection[str]) -> set[str]:
+        """Those of which the other ranks wait to hear; redundant ones are not among them."""
+        with self._lock:
+            return set(levels) - self._reported - {*REDUNDANT_LEVELS}
+
+    def settle(self, level: str) -> bool:
+        """A level is over; returns whether it was the last."""
+        with self._lock:
+            self._open.discard(level)
+            return not self._open
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalPart:
+    """The local part file of a checkpoint, while it is written and after; the drain follows it.
+
+    Attributes:
+        file: being written.
+        relay: where it is written to and read back.
+        encoding: how it is encoded.
+        unchanged: what it refers to.
+    """
+
+    file: DurableFile
+    relay: Relay
+    encoding: PartEncoding
+    unchanged: Unchanged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """What the store hands to the drain before it writes.
+
+    Attributes:
+        failure: why there is no share to write, or None.
+        digests: of the raw bytes of each chunk, where some of them may be unchanged; None if nothing is known.
+        local: the local part file; None without one.
+    """
+
+    failure: DeeppartError | None
+    digests: Sequence[bytes] | None = None
+    local: LocalPart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A part that this rank has written.
+
+    Attributes:
+        summary: of its file.
+        links: second names of older files that it refers to.
+    """
+
+    summary: PartSummary
+    links: tuple[Path, ...] = ()
+
+
+#: What a rank has done at a level: its part, the files that it has stored for others, or why not.
+Outcome = Written | list[Path] | DeeppartError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One checkpoint.
+
+    Attributes:
+        attempt: which checkpoint.
+        due: levels it goes to.
+        pending: where progress is reported.
+        lease: of the staging memory, with the share in it; without one if it could not be captured.
+        layout, document: of the captured share; None if it could not be captured.
+        failure: why the share could not be captured, or None.
+        deferred: copies into staging memory that are still to be made, or None.
+        opened: resolved by the store, once, before it writes.
+        progress: of its levels.
+    """
+
+    attempt: Attempt
+    due: frozenset[str]
+    pending: Pending
+    lease: StagingLease[Staged]
+    layout: ShareLayout | None
+    document: PartDocument | None
+    failure: DeeppartError | None
+    deferred: DeferredCopy | None
+    progress: Progress
+    opened: Future[Opened] = field(default_factory=Future)
+
+    @classmethod
+    def of(
+        cls,
+        attempt: Attempt,
+        due: frozenset[str],
+        pending: Pending,
+        staged: Staged | None,
+        failure: DeeppartError | None,
+        deferred: DeferredCopy | None,
+    ) -> Job:
+        """A checkpoint that has been captured, or could not be.
+
+        Args:
+            staged: the share in staging memory; None if it could not be captured.
+        """
+        readers = (Reader.STORE, Reader.DRAIN) if "persistent" in due else (Reader.STORE,)
+        layout, document = (None, None) if staged is None else (staged.layout, staged.document)
+        lease = StagingLease(staged, readers)
+        return cls(attempt, due, pending, lease, layout, document, failure, deferred, Progress(due))
+
+    @property
+    def local(self) -> LocalPart | None:
+        """Its local part file, as far as the store has come."""
+        return self.opened.result().local if self.opened.done() else None
+
+    @property
+    def local_summary(self) -> PartSummary | None:
+        """Of its local part, once that is complete."""
+        return None if self.local is None else self.local.relay.summary
+
+    def check_capture(self) -> None:
+        """Before a part gets its name.
+
+        Raises:
+            CheckpointError: what was captured in the background has turned out to be wrong.
+        """
+        error = None if self.deferred is None else self.deferred.look_again()
+        if error is not None:
+            raise error
+
+    def is_on_nodes(self) -> bool:
+        """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
+        levels = self.due - {"persistent"}
+        return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """What the capture hands to the store: a share that is complete in staging memory, or why there is none."""
+
+    job: Job
+    failure: DeeppartError | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """What the store hands to the protect stage: a local part that is complete on all ranks."""
+
+    job: Job
+    summary: PartSummary

@@ -1,0 +1,99 @@
+"""The lease of the staging memory: who may still read the share in it. The memory is free again when the last is done.
+
+States, in this order; a lease without memory is over from the start:
+
+* *held*: the store and, if the persistent level is due, the drain may read it.
+* *stored*: the share is complete in a file. The store is done, and so is the drain, unless it has claimed the memory.
+* *over*: nobody reads it. A claim comes too late.
+
+What :meth:`StagingLease.keep` was called for is never done: the memory stays taken for good.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Reader(Enum):
+    """What reads staging memory."""
+
+    CAPTURE = "capture"
+    STORE = "store"
+    DRAIN = "drain"
+    REBUILD = "rebuild"
+
+
+class StagingLease(Generic[T]):
+    """Thread-safe.
+
+    Args:
+        memory: what is read there; None for nothing.
+        readers: who may.
+    """
+
+    def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
+        self._lock = threading.Lock()
+        #: Guarded by the lock, as is all that follows.
+        self._memory = memory
+        self._readers = set(readers) if memory is not None else set()
+        self._claimed = False
+        self._when_over: Callable[[], None] = lambda: None
+
+    @property
+    def memory(self) -> T | None:
+        """What is read; None once the lease is over."""
+        with self._lock:
+            return self._memory
+
+    @property
+    def over(self) -> bool:
+        """Whether the memory may be used for something else."""
+        with self._lock:
+            return not self._readers
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Have something called, once, when the lease is over; at once if it is."""
+        with self._lock:
+            if self._readers:
+                self._when_over = callback
+                return
+        callback()
+
+    def claim(self) -> T | None:
+        """Keep the memory for the drain, and return it; None if the lease is over, or was over for the drain."""
+        with self._lock:
+            if Reader.DRAIN in self._readers:
+                self._claimed = True
+                return self._memory
+            return None
+
+    def keep(self, reader: Reader) -> None:
+        """Never give the memory back: something that cannot be stopped may still write to it."""
+        with self._lock:
+            if self._readers:
+                self._readers.add(reader)
+
+    def stored(self) -> None:
+        """The share is complete in a file, which the drain reads unless it has claimed the memory."""
+        self._release({Reader.STORE}, stored=True)
+
+    def done(self, *readers: Reader) -> None:
+        """These read the memory no more."""
+        self._release(set(readers), stored=False)
+
+    def _release(self, readers: set[Reader], *, stored: bool) -> None:
+        with self._lock:
+            held = bool(self._readers)
+            self._readers -= readers
+            if stored and not self._claimed:
+                self._readers.discard(Reader.DRAIN)
+            if self._readers or not held:
+                return
+            self._memory = None
+            callback, self._when_over = self._when_over, lambda: None
+        callback()

@@ -1,0 +1,371 @@
+"""The background of a save: capture, store, drain, protect; each ends in a commit round.
+
+============  ==================================================  ==============================  ===============
+stage         what it does                                        levels                          then
+============  ==================================================  ==============================  ===============
+capture       makes the copies that are left (``capture="lazy"``)                                 store
+store         writes the staged share to the local level          local                           drain, protect
+drain         follows the local part to the persistent level      persistent
+protect       exchanges copies and parity with other nodes        partner, parity
+============  ==================================================  ==============================  ===============
+
+A thread for each (:mod:`deeppart.save.stages`), bandwidth-capped where it writes (:mod:`deeppart.save.write`), and one
+for writing behind the drain. In a *commit round* every rank reports to rank 0, which commits if all succeeded and tells
+everyone the outcome.
+
+Invariants
+----------
+* A failure never leaves a thread: it becomes the level's outcome, on every rank, and the next checkpoint goes on.
+* Staging memory is free again once the share is complete in a file (:mod:`deeppart.save.lease`).
+* Rounds of one level happen in the same order on every rank, on a channel of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from deeppart import access
+from deeppart.comm.base import Comm
+from deeppart.comm.driver import Driver
+from deeppart.config import Config
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Attempt, StepKey
+from deeppart.part import parse_base_file_name
+from deeppart.pending import FAILED, RUNNING
+from deeppart.save.complete import Completer, level_error
+from deeppart.save.compress import Compressing
+from deeppart.save.incremental import Incremental
+from deeppart.save.job import Captured, Job, LocalPart, Opened, Outcome, Stored, Written
+from deeppart.save.lazy import Capturer
+from deeppart.save.lease import Reader, StagingLease
+from deeppart.save.ledger import Ledger
+from deeppart.save.protect import Protector
+from deeppart.save.rank_storage import RankStorage
+from deeppart.save.retention import Retention
+from deeppart.save.stages import Stage, Stages
+from deeppart.save.workers import Workers, lower_priority
+from deeppart.save.write import ShareWriter
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repair:
+    """Redundancy to rebuild.
+
+    Attributes:
+        attempt: whose; it is not retired meanwhile.
+        what: for messages.
+        run: does it: given a channel, what drives operations on it, and what gives the staging memory back.
+        lease: of the staging memory, where it begins with parts that lie there.
+    """
+
+    attempt: Attempt
+    what: str
+    run: Callable[[Comm, Callable[..., Any], Callable[[], None]], None]
+    lease: StagingLease[Any]
+
+
+class Pipeline:
+    """The background threads of one rank.
+
+    Args:
+        channels: level name -> channel for its exchanges, for the levels that are on.
+        storage: where this rank's parts go.
+        compressing: encodes chunks; closed here.
+        incremental: knows which chunks need not be written.
+        retention: removes what is no longer kept.
+        protector: does the redundant levels.
+        config: ``timeout``, and whether shares may arrive with copies that are still to be made.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Comm],
+        storage: RankStorage,
+        compressing: Compressing,
+        incremental: Incremental,
+        retention: Retention,
+        protector: Protector,
+        config: Config,
+    ) -> None:
+        self._channels, self._storage, self._protector = channels, storage, protector
+        self._compressing = compressing
+        self._behind = Workers(1, "deeppart-behind", lower_priority)
+        self._writer = ShareWriter(storage, compressing, incremental, self._behind)
+        self.ledger, self.driver = Ledger(), Driver(config.timeout)
+        self._completer = Completer(
+            channels, storage, incremental, retention, self.driver, self.ledger, self._not_needed
+        )
+        #: Guards what is in flight, which the training thread adds to and every stage takes from.
+        self._changed = threading.Condition()
+        self._in_flight: list[Job] = []
+        self._repairs: list[Repair] = []
+        self._lease: StagingLease[Any] = StagingLease(None, ())  # the last; touched by the training thread alone
+        self._capturer = Capturer() if config.capture == "lazy" else None
+        stages = [
+            Stage("store", self._store, self._give_up_storing, next=("drain", "protect")),
+            Stage("drain", self._drain, self._give_up_draining),
+        ]
+        if self._capturer is not None:
+            stages.insert(0, Stage("capture", self._capture, self._give_up_capturing, next=("store",)))
+        if any(level in channels for level in REDUNDANT_LEVELS):
+            stages.append(Stage("protect", self._protect, self._give_up_protecting))
+        self._stages = Stages(stages, lower_priority, self._ended)
+        self._stages.start()
+
+    # --- called by the training thread ---
+
+    @property
+    def working(self) -> bool:
+        """Whether a checkpoint is being stored, protected or drained."""
+        return bool(self._in_flight)
+
+    @property
+    def staging_is_free(self) -> bool:
+        """Whether nothing reads the staging memory, or writes to it."""
+        return self._lease.over
+
+    def has_room(self) -> bool:
+        """Whether a checkpoint could be submitted now."""
+        return self.staging_is_free and len(self._in_flight) < MOST_IN_FLIGHT
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Wait for room; False if there was none in time."""
+        return self._wait_until(self.has_room, timeout)
+
+    def submit(self, job: Job) -> None:
+        """Take over a checkpoint; its staging memory is leased to the pipeline until it is free again."""
+        self._take(job.lease)
+        with self._changed:
+            self._in_flight.append(job)
+        if self._capturer is not None:
+            self._capturer.begin(job)
+            self._stages.put("capture", job)
+        else:
+            self._stages.put("store", Captured(job, job.failure))
+        if "persistent" in job.due:
+            self._stages.put("drain", job)
+
+    def submit_repair(self, repair: Repair) -> None:
+        """Take over the rebuilding of redundancy, with the lease of the staging memory if it needs that."""
+        self._take(repair.lease)
+        with self._changed:
+            self._repairs.append(repair)
+        self.ledger.hold(repair.attempt)
+        self._stages.put("protect", repair)
+
+    @property
+    def repairing(self) -> bool:
+        """Whether redundancy is being rebuilt."""
+        return bool(self._repairs)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._in_flight and not self._repairs
+
+    def poll(self, patience_s: float = 0.0) -> None:
+        """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.driver.Driver`."""
+        self.driver.poll(patience_s)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
+        return self._wait_until(lambda: self.idle, timeout)
+
+    def close(self, timeout: float) -> None:
+        """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""
+        if not self.drain(timeout):
+            for channel in self._channels.values():  # ends the waits of our own threads
+                channel.broken = channel.broken or CommError("the checkpointer was closed before this was finished")
+        if self._capturer is not None:
+            self._capturer.close()
+        self._stages.end(timeout=1.0)
+
+    def _take(self, lease: StagingLease[Any]) -> None:
+        if not lease.over:
+            self._lease = lease
+            lease.when_over(self._wake)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.poll()
+            with self._changed:
+                if not condition():
+                    self._changed.wait(0.005)
+            if time.monotonic() > deadline:
+                return condition()
+        return True
+
+    # --- the stages ---
+
+    def _capture(self, job: Job) -> None:
+        assert self._capturer is not None
+        failure = self._capturer.complete(job)
+        self._stages.put("store", Captured(job, job.failure or failure))
+
+    def _give_up_capturing(self, job: Job, failure: DeeppartError) -> None:
+        self._stages.put("store", Captured(job, failure))  # it is told in the commit rounds
+
+    def _store(self, captured: Captured) -> None:
+        job, failure, digests = captured.job, captured.failure, None
+        if failure is None:
+            try:
+                digests = self._writer.look(job)
+            except Exception as error:  # it is told in the commit rounds, for which the other ranks wait
+                failure = as_error(error, "the captured share could not be read")
+        if "local" not in job.due:
+            job.opened.set_result(Opened(failure, digests))
+            job.lease.done(Reader.STORE)
+            return
+        job.pending.note_level("local", RUNNING)
+        part: LocalPart | DeeppartError
+        part = failure if failure is not None else self._attempted("local", lambda: self._open_local(job, digests))
+        job.opened.set_result(Opened(failure, digests, part if isinstance(part, LocalPart) else None))
+        outcome = self._write_local(job, part) if isinstance(part, LocalPart) else part
+        if isinstance(outcome, Written):
+            job.lease.stored()
+        else:
+            job.lease.done(Reader.STORE)
+        complete = self._finish_level(job, "local", outcome)
+        redundant = job.due & {*REDUNDANT_LEVELS}
+        if redundant and complete and isinstance(outcome, Written):
+            self._stages.put("protect", Stored(job, outcome.summary))
+        elif redundant:
+            self._fail(job, redundant, CheckpointError("the local level, whose parts it protects, is not complete"))
+
+    def _open_local(self, job: Job, digests: list[bytes] | None) -> LocalPart:
+        if self._storage.local is None:
+            raise CheckpointError("there is no local level to write to")
+        return self._writer.open_local(job, self._storage.local, digests)
+
+    def _write_local(self, job: Job, part: LocalPart) -> Written | DeeppartError:
+        return self._timed(job, "local", lambda: self._writer.write_local(job, part))
+
+    def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
+        job = captured.job
+        if not job.opened.done():  # the drain takes part in its own round all the same
+            job.opened.set_result(Opened(failure))
+        elif job.local is not None:
+            job.local.relay.give_up()
+        job.lease.done(Reader.STORE)
+        self._settle_all(job, {"local", *REDUNDANT_LEVELS}, failure)
+
+    def _drain(self, job: Job) -> None:
+        opened = job.opened.result()  # the store resolves it, whatever becomes of its own work
+        job.pending.note_level("persistent", RUNNING)
+        outcome = self._timed(job, "persistent", lambda: self._writer.write_persistent(job, opened))
+        job.lease.done(Reader.DRAIN)
+        self._finish_level(job, "persistent", outcome)
+
+    def _give_up_draining(self, job: Job, failure: DeeppartError) -> None:
+        job.lease.done(Reader.DRAIN)
+        self._settle_all(job, {"persistent"}, failure)
+
+    def _protect(self, given: Stored | Repair) -> None:
+        """Copies and parity, one after the other: both use the same links."""
+        if isinstance(given, Repair):
+            self._repair(given)
+            return
+        job = given.job
+        for level in REDUNDANT_LEVELS:
+            if level in job.due:
+                job.pending.note_level(level, RUNNING)
+                outcome = self._timed(job, level, partial(self._protect_at, given, level))
+                self._finish_level(job, level, outcome)
+
+    def _protect_at(self, stored: Stored, level: str) -> list[Path]:
+        job, channel = stored.job, self._channels[level]
+        what = f"step {job.attempt.step}, exchange of level {level}"
+        paths = self._protector.protect(stored, level, channel, lambda each: self.driver.drive(channel, each, what))
+        written = sum(access.look(path).st_size for path in paths if parse_base_file_name(path.name) is None)
+        job.pending.note_level(level, RUNNING, nbytes=written)
+        return paths
+
+    def _give_up_protecting(self, given: Stored | Repair, failure: DeeppartError) -> None:
+        if isinstance(given, Stored):
+            self._settle_all(given.job, {*REDUNDANT_LEVELS}, failure)
+
+    def _repair(self, repair: Repair) -> None:
+        """Rebuild redundancy; what goes wrong is told at the next call."""
+        channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
+        release = partial(repair.lease.done, Reader.REBUILD)
+        try:
+            repair.run(channel, partial(self.driver.drive, channel, what=repair.what), release)
+        except Exception as error:
+            text = f"{repair.what} failed: {as_error(error, 'background work failed')}"
+            self.ledger.note(text, BackgroundFailureWarning)
+        finally:
+            release()
+            self.ledger.release(repair.attempt)
+            with self._changed:
+                self._repairs.remove(repair)
+                self._changed.notify_all()
+
+    def _ended(self, stage: str) -> None:
+        if stage == "drain":  # the last that needs these
+            self._compressing.close()
+            self._behind.close()
+
+    # --- what they have in common ---
+
+    def _timed(self, job: Job, level: str, work: Callable[[], T]) -> T | DeeppartError:
+        """Do a level's own work; whatever goes wrong is its outcome, for the commit round to tell the other ranks."""
+        began = time.monotonic()
+        outcome = self._attempted(level, work)
+        job.pending.note_stage(level, time.monotonic() - began)
+        return outcome
+
+    def _attempted(self, level: str, work: Callable[[], T]) -> T | DeeppartError:
+        try:
+            return work()
+        except Exception as error:
+            return as_error(error, f"level {level} failed")
+
+    def _finish_level(self, job: Job, level: str, outcome: Outcome) -> bool:
+        """End a level on all ranks; returns whether it is complete."""
+        complete = self._completer.complete(job, level, outcome)
+        self._settle(job, level)
+        return complete
+
+    def _settle_all(self, job: Job, levels: set[str], failure: DeeppartError) -> None:
+        """Settle what a stage leaves undone, where an error has come from between its steps."""
+        for level in sorted(job.progress.unreported(levels & job.due)):
+            self._finish_level(job, level, failure)
+        self._fail(job, levels & job.due, failure)
+
+    def _fail(self, job: Job, levels: Iterable[str], error: DeeppartError) -> None:
+        for level in levels:
+            if not job.pending.settled(level):
+                job.pending.note_level(level, FAILED, error=level_error(job, level, str(error)))
+            self._settle(job, level)
+
+    def _not_needed(self, job: Job, level: str, keys: set[StepKey]) -> set[StepKey]:
+        """Those of the steps whose files on nodes may go when a level of a job is complete: not in work, nor in use."""
+        with self._changed:
+            in_flight = list(self._in_flight)
+        others = [other for other in in_flight if other is not job or job.progress.open != {level}]
+        return self.ledger.retire(keys.difference(other.attempt.key for other in others))
+
+    def _settle(self, job: Job, level: str) -> None:
+        """A level of a job is over; the job leaves with its last one."""
+        if not job.progress.settle(level):
+            return
+        job.lease.done(Reader.STORE, Reader.DRAIN)
+        if job.local is not None:
+            job.local.relay.close()
+        with self._changed:
+            if job in self._in_flight:
+                self._in_flight.remove(job)
+            self._changed.notify_all()

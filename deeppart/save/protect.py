@@ -1,0 +1,99 @@
+"""Protecting: one checkpoint's copies and parity on other nodes, as one rank takes part in them.
+
+Works on the parts that the local level has stored; so it comes after that level is complete on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.nodes.exchange.memory import Arena, begin_together
+from deeppart.nodes.exchange.parity import PartFile, encode_sets
+from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
+from deeppart.nodes.pairing import Protection
+from deeppart.part import base_file_name
+from deeppart.save.job import Stored
+from deeppart.storage.files import DurableFile
+from deeppart.storage.links import remove_links
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.rate import RateLimit
+
+#: Drives an operation to its end, on the thread that the MPI library wants.
+Drive = Callable[[Operation[list[DurableFile]]], list[DurableFile]]
+
+
+class Protector:
+    """The redundant levels of one rank.
+
+    Args:
+        rank: this rank.
+        protection: which nodes protect each other.
+        node_levels: the levels on this node's storage.
+        limit: bandwidth limit of what leaves this rank, or None.
+    """
+
+    def __init__(
+        self, rank: int, protection: Protection, node_levels: Mapping[str, NodeLevel], limit: RateLimit | None
+    ) -> None:
+        self._rank, self._levels, self._limit = rank, node_levels, limit
+        self._sends = [copy for copy in protection.copies if copy.source == rank]
+        self._receives = [copy for copy in protection.copies if copy.target == rank]
+        self._sets = [each for each in protection.sets if any(member.rank == rank for member in each.members)]
+        self._arena = Arena()
+
+    def protect(self, stored: Stored, level: str, comm: Comm, drive: Drive) -> list[Path]:
+        """Do this rank's share of a redundant level; returns the files it stored, durable and named.
+
+        Raises:
+            StorageError, CorruptFileError: a file could not be read or written, or has changed. Nothing of this rank's
+                is left. CommError: from the exchange.
+        """
+        adopted: list[Path] = []
+        copies = level == "partner"
+        begin = partial(self._copy, comm, stored, adopted) if copies else partial(self._encode, comm, stored)
+        files: list[DurableFile] = []
+        named: list[Path] = []
+        try:
+            files = drive(begin_together(comm, begin))
+            for file in files:
+                file.commit()
+                named.append(file.path)
+        except BaseException:
+            for file in files:
+                file.abort()
+            remove_links([*named, *adopted])
+            raise
+        return [*named, *adopted]
+
+    def _copy(self, comm: Comm, stored: Stored, adopted: list[Path]) -> Operation[list[DurableFile]]:
+        attempt, summary = stored.job.attempt, stored.summary
+        local, partner = self._levels["local"], self._levels["partner"]
+        path = str(local.part_path(attempt, self._rank))
+        world_size = attempt.world_size
+        bases = tuple(base_file_name(self._rank, world_size, base.index_digest) for base in summary.bases)
+        what = (path, summary.nbytes, summary.digest)
+        sends = [Outgoing(copy.part, *what, copy.target, bases) for copy in self._sends]
+        receives = [Incoming(copy.part, copy.source) for copy in self._receives]
+
+        def opened(incoming: Incoming, names: tuple[str, ...]) -> DurableFile:
+            file = partner.open_part(attempt, incoming.part)
+            try:
+                adopted.extend(partner.adopt_bases(attempt, names))
+            except BaseException:
+                file.abort()
+                raise
+            return file
+
+        return exchange_copies(comm, sends, receives, opened, self._arena, self._limit)
+
+    def _encode(self, comm: Comm, stored: Stored) -> Operation[list[DurableFile]]:
+        attempt, summary = stored.job.attempt, stored.summary
+        path = str(self._levels["local"].part_path(attempt, self._rank))
+        own = PartFile(path, summary.nbytes, summary.index_digest, summary.digest)
+        sets = [
+            (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets
+        ]
+        return encode_sets(comm, sets, attempt, self._levels["parity"].open_parity, self._arena, self._limit)

@@ -1,0 +1,32 @@
+"""Where the parts of one rank go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart.model import Attempt
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+
+
+@dataclass(frozen=True, slots=True)
+class RankStorage:
+    """The levels to which a rank writes parts.
+
+    Attributes:
+        rank: whose.
+        local: the local level, or None without one.
+        persistent: the persistent level.
+        owner: the directory's lock, on rank 0.
+    """
+
+    rank: int
+    local: NodeLevel | None
+    persistent: PersistentLevel
+    owner: DirectoryOwner | None = None
+
+    def part_path(self, level: str, attempt: Attempt) -> Path:
+        """Where the rank's part of a checkpoint is, at the local or the persistent level."""
+        storage = self.local if level == "local" and self.local is not None else self.persistent
+        return storage.part_path(attempt, self.rank)

@@ -1,0 +1,161 @@
+"""A part file that one thread writes and another copies at the same time.
+
+The copy to the next level need not wait for the first level to be finished: it follows the file as it grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from deeppart import access
+from deeppart.access.hanging import storage_operation
+from deeppart.errors import StorageError
+from deeppart.part import ChunkPlace, PartSummary
+from deeppart.storage.files import DurableFile, storage_error
+
+#: A reader looks at least this often whether there is more; it is woken when there is.
+_LOOK_S = 0.05
+#: Stands for the file itself among its bases.
+_OWN = ""
+
+
+class SourceLostError(StorageError):
+    """What was to be copied cannot be read any more, or was never completed."""
+
+
+class Relay:
+    """A sink that passes everything on to a file, and lets it be read from the start meanwhile.
+
+    Args:
+        file: being written; not yet committed. Committing it, or giving it up, is up to the caller.
+        bases: index digest -> the file in which chunks of it lie.
+
+    Raises:
+        StorageError: the file, or a base, cannot be opened for reading.
+    """
+
+    def __init__(self, file: DurableFile, bases: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self._file = file
+        self._changed = threading.Condition()
+        self._written = 0
+        self._chunks: list[ChunkPlace] = []
+        self._summary: PartSummary | None = None
+        self._failed = False
+        self._paths = {_OWN: file.temporary, **bases}
+        self._fds: dict[str, int] = {}
+        try:
+            for base, path in self._paths.items():
+                self._fds[base] = access.open_file(path)
+        except OSError as error:
+            self.close()
+            raise storage_error("cannot read a checkpoint file back", error, path) from error
+
+    def write(self, buffer: memoryview | bytes, /) -> None:
+        """Append to the file."""
+        self._file.write(buffer)
+        with self._changed:
+            self._written = self._file.nbytes
+            self._changed.notify_all()
+
+    def note_chunk(self, place: ChunkPlace) -> None:
+        """A chunk of the part is in the file now."""
+        with self._changed:
+            self._chunks.append(place)
+            self._changed.notify_all()
+
+    def chunk(self, number: int) -> ChunkPlace:
+        """Where chunk ``number`` is, waiting until it has been written.
+
+        Raises:
+            SourceLostError: the file was not completed.
+        """
+        with self._changed:
+            self._wait(lambda: number < len(self._chunks))
+            if self._failed or number >= len(self._chunks):
+                raise self._not_completed()
+            return self._chunks[number]
+
+    def complete(self, summary: PartSummary) -> None:
+        """Everything has been written."""
+        with self._changed:
+            self._summary = summary
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """Nothing more will be written: if it is not complete, readers are told to give up."""
+        with self._changed:
+            self._failed = self._summary is None
+            self._changed.notify_all()
+
+    @property
+    def summary(self) -> PartSummary | None:
+        """Of the part, once it is complete."""
+        with self._changed:
+            return self._summary
+
+    def wait_for_end(self) -> None:
+        """Wait until the file is complete, or given up."""
+        with self._changed:
+            self._wait(lambda: False)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Read from ``offset``, waiting until the buffer can be filled or the file is complete.
+
+        Returns:
+            Number of bytes read; 0 at the end of the file.
+
+        Raises:
+            SourceLostError: the file was not completed, or cannot be read.
+        """
+        with self._changed:
+            self._wait(lambda: self._written >= offset + len(buffer))
+            if self._failed:
+                raise self._not_completed()
+            buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
+        return self._read(offset, buffer)
+
+    def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:
+        """Read the bytes of a chunk that :meth:`chunk` has told of.
+
+        Raises:
+            SourceLostError: they cannot be read.
+        """
+        base = _OWN if place.base is None else place.base.index_digest
+        if self._read(place.offset, buffer, base) != len(buffer):
+            raise SourceLostError("the part file to copy is shorter than it was", where=str(self._file.path))
+
+    def _wait(self, enough: Callable[[], bool]) -> None:
+        """Wait, the lock held, until there is enough, or nothing more will come."""
+        while not self._failed and self._summary is None and not enough():
+            self._changed.wait(_LOOK_S)
+
+    def _not_completed(self) -> SourceLostError:
+        return SourceLostError("the part file to copy was not completed", where=str(self._file.path))
+
+    def _read(self, offset: int, buffer: memoryview, base: str = _OWN) -> int:
+        count = 0
+        try:
+            with storage_operation("read", self._paths[base]):
+                while count < len(buffer) and (got := os.preadv(self._fds[base], [buffer[count:]], offset + count)):
+                    count += got
+        except OSError as error:
+            raise SourceLostError(
+                "the part file to copy cannot be read",
+                errno=error.errno,
+                found=error.strerror,
+                where=str(self._file.path),
+            ) from error
+        return count
+
+    def close(self) -> None:
+        """Close the reading side. Nothing was written through it, so an error says nothing."""
+        descriptors, self._fds = self._fds, dict.fromkeys(self._fds, -1)
+        for descriptor in descriptors.values():
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)

@@ -1,0 +1,162 @@
+"""Retention: what is removed from the levels, and when.
+
+Invariants
+----------
+* A session removes only directories that carry its own name, and those that were there when it started: nothing that
+  another session writes later is ever a candidate, however late this one acts.
+* Nothing is removed at a level before a newer step is committed there; on the persistent level, nothing by a session
+  that another has taken the directory from.
+* A step whose verdict this rank has not heard stays until a newer one is committed at the level, beside the last one
+  that is known to be: other ranks may have heard that it is complete, and have removed what it replaces.
+* A local part is not removed while it is being drained, copied or encoded, nor as long as copies or parity of its step
+  are kept: each is only worth something together with the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from deeppart import access
+from deeppart.errors import StorageError
+from deeppart.model import REDUNDANT_LEVELS, StepKey
+from deeppart.storage.keeping import Keeping
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+
+
+class Retention:
+    """Keeps count of the steps of all levels, for the background threads of a rank.
+
+    Args:
+        node_levels: the levels on this node, if this rank is the one to tidy its directory up, otherwise {}.
+        persistent: the persistent level on rank 0, otherwise None.
+        keep: level name -> how many committed steps stay; 0 keeps all.
+        every: level name -> 0 where the level is off: what earlier runs left there then goes with the local level.
+        earlier: level name -> what was there when this session started; it goes when a newer step is committed, on the
+            persistent level by what ``keep`` says.
+        owner: of the persistent directory, on rank 0.
+    """
+
+    def __init__(
+        self,
+        node_levels: Mapping[str, NodeLevel],
+        persistent: PersistentLevel | None,
+        keep: Mapping[str, int],
+        every: Mapping[str, int],
+        earlier: Mapping[str, set[StepKey]],
+        owner: DirectoryOwner | None = None,
+    ) -> None:
+        self._node_levels, self._persistent, self._owner = node_levels, persistent, owner
+        self._keep, self._every = keep, every
+        self._steps: dict[str, list[StepKey]] = {level: [] for level in earlier}
+        self._leftovers = {level: set(keys) for level, keys in earlier.items() if level != "persistent"}
+        self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in earlier if level != "persistent"}
+        self._abandoned: set[StepKey] = set()
+        self._lock = threading.Lock()  # guards the four above
+        # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
+        self._removing = threading.Lock()  # guards the next; taken first
+        self._keeping = None
+        if persistent is not None:
+            what = (keep["persistent"], earlier["persistent"], persistent.signing)
+            self._keeping = Keeping(persistent.root, *what)
+
+    def went_on(self) -> None:
+        """A step was restored, from which this session goes on."""
+        with self._removing:
+            if self._keeping is not None:
+                self._keeping.went_on()
+
+    def adopt(self, key: StepKey) -> None:
+        """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""
+        with self._lock:
+            for keys in self._leftovers.values():
+                keys.add(key)
+
+    def abandon(self, level: str, key: StepKey, files: Iterable[Path], *, in_doubt: bool = False) -> None:
+        """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
+
+        Args:
+            files: what this rank wrote of that step there, which may or may not exist.
+            in_doubt: other ranks may have heard that it is complete.
+        """
+        for file in files:
+            with contextlib.suppress(OSError):
+                access.remove(file)
+        with self._lock:
+            if level == "persistent":  # where the manifest tells
+                self._abandoned.add(key)
+            else:
+                (self._in_doubt if in_doubt else self._leftovers)[level].add(key)
+
+    def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> list[str]:
+        """A step is complete at a level: remove what ``keep`` no longer wants.
+
+        Args:
+            retire: given steps whose files on nodes are not wanted, those that are not needed either. Asked when it is
+                this call's turn: both levels come here, and the last one must not act on what was before the other.
+
+        Returns:
+            Lines about committed steps that turn out not to be restorable; each is told once.
+
+        Raises:
+            StorageError: a removal was refused. The commit stands.
+        """
+        notices: list[str] = []
+        try:
+            with self._lock:  # first: the next checkpoint writes over what is retired on a node
+                if level != "persistent":
+                    self._steps[level].append(key)
+                    self._leftovers[level] |= self._in_doubt[level]
+                    self._in_doubt[level].clear()
+                self._retire_nodes(retire)
+        finally:
+            if level == "persistent" and self._persistent is not None:
+                notices = self._remove_persistent(self._persistent, key)
+        return notices
+
+    def _remove_persistent(self, persistent: PersistentLevel, newest: StepKey) -> list[str]:
+        with self._removing:
+            assert self._keeping is not None
+            self._keeping.committed(newest)
+            with self._lock:
+                abandoned = set(self._abandoned)
+            dropped = self._keeping.removable(abandoned)
+            if dropped:
+                if self._owner is not None:
+                    self._owner.check()
+                persistent.remove(dropped)  # what is refused stays on record: it may have lost its manifest by then
+                self._keeping.forget(dropped)
+                with self._lock:
+                    self._abandoned -= dropped
+            return self._keeping.take_notices()
+
+    def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
+        """The redundant levels first: what they keep, the local level keeps too."""
+        refusal: StorageError | None = None
+        protected: set[StepKey] = set()
+        for name in (*REDUNDANT_LEVELS, "local"):
+            level = self._node_levels.get(name)
+            if level is None:
+                continue
+            steps, leftovers, keep = self._steps[name], self._leftovers[name], self._keep[name]
+            protected |= self._in_doubt[name]
+            replaced = bool(steps if self._every[name] else self._steps["local"])
+            if not keep or not replaced:
+                protected |= leftovers | set(steps)
+                continue
+            kept = set(steps[-keep:])
+            unwanted = (leftovers | set(steps)) - kept
+            dropped = retire(unwanted - protected if name == "local" else unwanted)
+            protected |= kept
+            try:
+                level.retire(dropped)
+            except StorageError as error:
+                refusal = refusal or error
+                continue
+            leftovers -= dropped
+            self._steps[name] = [key for key in steps if key not in dropped]
+        if refusal is not None:
+            raise refusal

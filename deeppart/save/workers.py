@@ -1,0 +1,74 @@
+"""Threads that do what they are given, for as long as the process lives.
+
+Not ``concurrent.futures.ThreadPoolExecutor``: it takes no more work once the interpreter begins to end, which is before
+the handlers of ``atexit`` run, in one of which the last checkpoint is completed. And it keeps a process from ending in
+which one of its threads hangs in a system call on storage.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+#: Background threads run at this much lower priority than training (Linux niceness).
+NICENESS = 10
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def lower_priority() -> None:
+    """Niceness is per thread on Linux; elsewhere threads stay as they are."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    except (OSError, AttributeError):
+        pass
+
+
+class Workers:
+    """A few threads that take calls from one queue.
+
+    Args:
+        threads: how many.
+        name: of the threads.
+        prepare: called first in each of them. Their niceness is, at first, that of the thread that makes them.
+    """
+
+    def __init__(self, threads: int, name: str, prepare: Callable[[], None] = lambda: None) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_run, args=(self._calls, prepare), name=f"{name}-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Have a function called; what it returns or raises comes out of the future."""
+        future: Future[R] = Future()
+        self._calls.put((future, partial(function, *args, **kwargs)))
+        return future
+
+    def close(self) -> None:
+        """Wait until all that was given to them is done, and end the threads. Nothing may be given afterwards."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+def _run(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None], prepare: Callable[[], None]) -> None:
+    prepare()
+    while (given := calls.get()) is not None:
+        future, call = given
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        del given, future, call  # they hold memory that somebody may wait for

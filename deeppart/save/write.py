@@ -1,0 +1,215 @@
+"""Writing: one rank's share of one checkpoint, into the part files of its levels.
+
+The local part file is written from staging memory and followed by the copy to the persistent level as it grows. Where
+there is no local part, or it cannot be completed or read back, the persistent part is written from staging memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Sequence
+
+from deeppart.errors import CheckpointError, CorruptFileError, StorageError
+from deeppart.part import PartSummary
+from deeppart.pending import RUNNING
+from deeppart.save.compress import Compressing, PartEncoding, adds_to
+from deeppart.save.incremental import Incremental
+from deeppart.save.job import Job, LocalPart, Opened, Written
+from deeppart.save.rank_storage import RankStorage
+from deeppart.save.relay import Relay, SourceLostError
+from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
+from deeppart.save.workers import Workers
+from deeppart.state.layout import ShareLayout
+from deeppart.storage.files import DurableFile
+from deeppart.storage.links import remove_links
+from deeppart.storage.node import NodeLevel
+
+#: Errors that network file systems and devices get over; the persistent part is then written again after these pauses.
+PASSING_ERRORS = frozenset(
+    {
+        errno.EIO,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ECONNRESET,
+        errno.EREMOTEIO,
+    }
+)
+RETRY_PAUSES_S = (0.2, 1.0)
+
+
+class ShareWriter:
+    """Writes the shares of one rank.
+
+    Args:
+        storage: where its parts go.
+        compressing: encodes chunks.
+        incremental: knows which chunks need not be written.
+        behind: writes to the persistent level what has been read from the local one.
+    """
+
+    def __init__(
+        self, storage: RankStorage, compressing: Compressing, incremental: Incremental, behind: Workers
+    ) -> None:
+        self._storage, self._compressing = storage, compressing
+        self._incremental, self._behind = incremental, behind
+
+    def look(self, job: Job) -> list[bytes] | None:
+        """Digests of a captured share's chunks, if it looks as if some of them have not changed; None if not."""
+        staged = job.lease.memory
+        if staged is None:
+            return None
+        self._compressing.look(staged)
+        return self._incremental.look(staged, job.due)
+
+    def open_local(self, job: Job, level: NodeLevel, digests: Sequence[bytes] | None) -> LocalPart:
+        """Begin the local part file.
+
+        Args:
+            digests: of :meth:`look`.
+
+        Raises:
+            StorageError: the level refused.
+        """
+        layout = _layout(job)
+        encoding = self._compressing.begin("local", layout)
+        file = level.open_part(job.attempt, self._storage.rank)
+        unchanged = Unchanged(digests)
+        try:
+            unchanged = self._incremental.refer("local", job.due, digests, layout, file.path.parent)
+            return LocalPart(file, Relay(file, unchanged.names), encoding, unchanged)
+        except BaseException:
+            _abort(file, unchanged)
+            raise
+
+    def write_local(self, job: Job, part: LocalPart) -> Written:
+        """Write and name the local part file; what was written of it is removed if that fails.
+
+        Raises:
+            StorageError: the level refused.
+        """
+        began = time.monotonic()
+        try:
+            staged = job.lease.memory
+            if staged is None:
+                raise CheckpointError("the share is not in staging memory")
+            encoding = part.encoding.encoding
+            summary = write_part(staged, part.relay, encoding, job.attempt, self._storage.rank, part.unchanged)
+            job.check_capture()
+            part.relay.complete(summary)
+            part.file.commit()
+            self._note(job, part.encoding, summary, part.file.busy_s, time.monotonic() - began, ())
+            return Written(summary, tuple(part.unchanged.names.values()))
+        except BaseException:
+            part.relay.give_up()
+            _abort(part.file, part.unchanged)
+            raise
+
+    def _note(
+        self,
+        job: Job,
+        part: PartEncoding,
+        summary: PartSummary,
+        busy_s: float,
+        seconds: float,
+        remarks: tuple[str, ...],
+    ) -> None:
+        """A part is written."""
+        written = summary.chunks["raw_length"][summary.chunks["base"] == 0].sum()
+        self._compressing.completed(part, summary.nbytes, int(written), busy_s, seconds)
+        job.pending.note_compression(part.level, (*part.reasons, *remarks))
+        job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
+        job.pending.note_level(part.level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
+
+    def write_persistent(self, job: Job, opened: Opened) -> Written:
+        """Copy the local part, or write from staging memory; again after an error that may pass.
+
+        Raises:
+            StorageError: the level refused, every time. CorruptFileError: the local part has changed, and the share is
+                not in memory any more. Or why there is no share.
+        """
+        if opened.failure is not None:
+            raise opened.failure
+        for pause_s in (*RETRY_PAUSES_S, None):
+            try:
+                return self._write_persistent_once(job, opened)
+            except StorageError as error:
+                if pause_s is None or error.errno not in PASSING_ERRORS:
+                    raise
+                job.pending.note_retry()
+                time.sleep(pause_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _write_persistent_once(self, job: Job, opened: Opened) -> Written:
+        layout = _layout(job)
+        encoding = self._compressing.begin("persistent", layout)
+        file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
+        unchanged = Unchanged(opened.digests)
+        began = time.monotonic()
+        try:
+            unchanged = self._incremental.refer("persistent", job.due, opened.digests, layout, file.path.parent)
+            summary, remarks = self._fill(job, opened, file, encoding, unchanged)
+            job.check_capture()
+            file.commit()
+            self._note(job, encoding, summary, file.busy_s, time.monotonic() - began, remarks)
+            return Written(summary, tuple(unchanged.names.values()))
+        except BaseException:
+            _abort(file, unchanged)
+            raise
+
+    def _fill(
+        self, job: Job, opened: Opened, file: DurableFile, encoding: PartEncoding, unchanged: Unchanged
+    ) -> tuple[PartSummary, tuple[str, ...]]:
+        """From the local part if that works out, otherwise from staging memory if it is still there.
+
+        Returns:
+            What was written, and remarks on how.
+        """
+        if opened.local is not None:
+            try:
+                return self._follow(job, opened.local, file, encoding, unchanged)
+            except (SourceLostError, CorruptFileError):
+                if job.lease.claim() is None:
+                    raise
+                opened.local.relay.close()  # a file that was given up takes space as long as someone has it open
+                file.restart()
+        staged = job.lease.claim()
+        if staged is None:
+            raise CheckpointError("the share is neither in staging memory nor in a local part")
+        return write_part(staged, file, encoding.encoding, job.attempt, self._storage.rank, unchanged), ()
+
+    def _follow(
+        self, job: Job, local: LocalPart, file: DurableFile, encoding: PartEncoding, unchanged: Unchanged
+    ) -> tuple[PartSummary, tuple[str, ...]]:
+        """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
+
+        Where either part refers to other files, the one cannot be a copy of the other.
+        """
+        layout, relay = _layout(job), local.relay
+        refers = unchanged.references or local.unchanged.references
+        if refers or adds_to(encoding.chooser, local.encoding.chooser, layout):
+            assert job.document is not None
+            what = (layout, job.document, file, encoding.encoding, job.attempt, self._storage.rank)
+            summary = recode_part(relay, *what, self._behind, unchanged.references)
+            relay.wait_for_end()  # the manifest will name the local part too
+            return summary, ()
+        found, copied = copy_part(relay, file, self._behind), relay.summary
+        if copied is None:  # its end was read, so that is what was waited for
+            raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
+        check_copy(found, copied, str(local.file.path))
+        return copied, ("a copy of the local part",)
+
+
+def _layout(job: Job) -> ShareLayout:
+    if job.layout is None:
+        raise CheckpointError("there is no share to write")
+    return job.layout
+
+
+def _abort(file: DurableFile, unchanged: Unchanged) -> None:
+    """Leave nothing of a part that does not come to be."""
+    file.abort()
+    remove_links(unchanged.names.values())

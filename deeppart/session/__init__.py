@@ -1,0 +1,1 @@
+"""One job in one directory: opened, wired, left."""

@@ -1,0 +1,193 @@
+"""Sessions that are left without being closed: by an exception in the ``with`` block, or dropped by the caller.
+
+The other ranks may never arrive at that point, so nobody waits for them there. What the background has begun goes on:
+the other ranks' backgrounds have begun it too, and an exchange that is broken off in the middle costs its channel for
+good. When that is over, the directory, the memory and the channels are given back: on a thread, or, where only the
+training thread may talk to MPI, at the next start.
+
+Ranks may have left several sessions in different orders, or have only some of them open: whoever waits for one advances
+them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from deeppart.errors import BackgroundFailureWarning, warn_now
+from deeppart.pending import Pending
+from deeppart.repair.scrub import Scrubber
+from deeppart.save.pipeline import Pipeline
+from deeppart.session.open import Session
+from deeppart.state.capture import Staging
+
+#: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the
+#: end of the process, ranks that may never come, because there was an error.
+_PATIENCE_S = 5.0
+_PAUSE_S = 2e-3
+#: Of this process, those that are not over. Guarded by the interpreter: single operations on a list.
+_left: list[Background] = []
+
+
+class Background:
+    """What a checkpointer has running, and how that ends.
+
+    Args:
+        session, pipeline, scrubber, staging: of the checkpointer.
+        recent: its checkpoints whose failures nobody has been told of; it goes on changing the list.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        pipeline: Pipeline,
+        scrubber: Scrubber | None,
+        staging: Staging,
+        recent: list[Pending],
+    ) -> None:
+        self._session, self._pipeline, self._scrubber, self._staging = session, pipeline, scrubber, staging
+        self._recent, self._after_error = recent, False
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._giving_back = threading.Lock()  # guards _is_given_back
+        self._is_given_back = False
+
+    @property
+    def timeout(self) -> float:
+        """As of the configuration, in seconds."""
+        return self._session.config.timeout
+
+    def finish(self, timeout: float) -> bool:
+        """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
+        if self._scrubber is not None:
+            self._scrubber.close(timeout)
+        return self._pipeline.drain(timeout)
+
+    def end_scrubbing(self) -> None:
+        """Begin to; it takes part in one more meeting."""
+        if self._scrubber is not None and self._process == os.getpid():
+            self._scrubber.abandon()
+
+    def advance(self) -> bool:
+        """Advance what only the training thread may; whether it is over, or was left to ranks that do not come."""
+        if self._process != os.getpid():
+            return True
+        if self._thread is not None:
+            return not self._thread.is_alive()
+        self._pipeline.poll()
+        if self._after_error and self._pipeline.driver.waited_s > _PATIENCE_S:
+            return True
+        return self._pipeline.idle and (self._scrubber is None or not self._scrubber.running)
+
+    def give_back(self) -> None:
+        """End the threads, in the middle of what they do if need be; then memory, directory and channels are free."""
+        self._pipeline.close(0.0)
+        self._session.drop_spares()
+        self._staging.release()
+        self._session.close()
+
+    def _give_back_once(self) -> None:
+        """Whoever comes second waits for the first.
+
+        A thread that is in torch's code when the interpreter ends takes the process down with it (``std::terminate``).
+        """
+        if not self._giving_back.acquire(timeout=_PATIENCE_S):
+            return
+        try:
+            if not self._is_given_back:
+                self._is_given_back = True
+                self.give_back()
+        finally:
+            self._giving_back.release()
+
+    def leave(self, *, after_error: bool = False) -> None:
+        """Let it come to its end by itself; returns at once. In a forked process there is nothing of it.
+
+        Args:
+            after_error: an exception is on its way, which the caller is told of. Without one, nobody but this tells
+                what becomes of the last checkpoint.
+        """
+        if self._process != os.getpid():
+            return
+        self._after_error = after_error
+        self.end_scrubbing()
+        _left.append(self)
+        if self._session.comm.threads:
+            timeout = self._session.config.timeout
+            self._thread = threading.Thread(target=self._end, args=(timeout,), name="deeppart-leave", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:  # the process ends: Python starts no threads any more
+                self._thread = None
+
+    def settle(self, timeout: float) -> None:
+        """Wait until it is over, about ``timeout`` seconds at most; then it is broken off. Not in a forked process."""
+        if self._process != os.getpid():
+            return
+        if self._thread is None:
+            self._end(timeout)
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._end(0.0)
+
+    def _end(self, timeout: float) -> None:
+        try:
+            over = self.finish(timeout)
+            self._give_back_once()
+            if not self._after_error:
+                self._tell(over)
+        finally:
+            with contextlib.suppress(ValueError):  # the next start may have given up waiting for it
+                _left.remove(self)
+
+    def _tell(self, over: bool) -> None:
+        fresh = [failure for pending in self._recent for failure in pending.failures()]
+        texts = [str(failure.error) for failure in fresh if failure.is_news(self._session.comm.rank)]
+        if not over:
+            steps = ", ".join(str(pending.step) for pending in self._recent if not pending.finished)
+            texts.append(f"step {steps} was not finished after the checkpointer was dropped: close() it before that")
+        for text in texts:
+            warn_now(text, BackgroundFailureWarning)
+
+
+def wait_together(backgrounds: Sequence[Background], timeout: float) -> None:
+    """Advance them all until all are over, or for ``timeout`` seconds. Those that are not closed yet scrub no more."""
+    deadline = time.monotonic() + timeout
+    for background in backgrounds:
+        background.end_scrubbing()
+    waiting = list(backgrounds)
+    while waiting and time.monotonic() < deadline:
+        waiting = [background for background in waiting if not background.advance()]
+        if waiting:
+            time.sleep(_PAUSE_S)
+
+
+def left() -> list[Background]:
+    """Of this process, those that are not over."""
+    return list(_left)
+
+
+def settle(timeout: float) -> None:
+    """Wait for the sessions that this process has left, together at most ``timeout`` seconds: a start comes now."""
+    deadline = time.monotonic() + timeout
+    backgrounds = left()
+    wait_together(backgrounds, timeout)
+    for background in backgrounds:
+        background.settle(max(0.0, deadline - time.monotonic()))
+
+
+def finish() -> None:
+    """Wait for what they have begun, as long as any of them has to wait for other ranks at most."""
+    backgrounds = left()
+    wait_together(backgrounds, max((background.timeout for background in backgrounds), default=0.0))
+    for background in backgrounds:
+        background.settle(0.0)
+
+
+def break_off() -> None:
+    """The process ends: nothing may talk to MPI from here on."""
+    settle(0.0)

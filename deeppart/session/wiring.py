@@ -1,0 +1,85 @@
+"""Makes what a checkpointer works with, out of an open session: background threads, retention, scrubbing, cadence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deeppart.cadence import AutoCadence, History
+from deeppart.config.checks import AUTO
+from deeppart.errors import DeeppartWarning, warn_caller
+from deeppart.plan.interval import DRAIN_SHARE
+from deeppart.repair.scrub import Ground, Scrubber
+from deeppart.save.compress import Compressing
+from deeppart.save.incremental import Incremental
+from deeppart.save.pipeline import Pipeline
+from deeppart.save.protect import Protector
+from deeppart.save.rank_storage import RankStorage
+from deeppart.save.retention import Retention
+from deeppart.save.workers import lower_priority
+from deeppart.session.open import Session
+from deeppart.storage.rate import RateLimit
+
+
+def retention_for(session: Session) -> Retention:
+    """What removes old steps: in its directory if this rank leads it, on the persistent level if it is rank 0."""
+    return Retention(
+        session.node_levels if session.leads_directory else {},
+        session.persistent if session.comm.rank == 0 else None,
+        session.config.keep,
+        session.protection.every,
+        session.earlier,
+        session.owner,
+    )
+
+
+def pipeline_for(session: Session, retention: Retention) -> Pipeline:
+    """The background threads, running."""
+    config, rank = session.config, session.comm.rank
+    return Pipeline(
+        session.channels,
+        RankStorage(rank, session.node_levels.get("local"), session.persistent, session.owner),
+        Compressing(config.compression, session.processors, lower_priority, session.persistent.signing),
+        Incremental(rank, on=config.incremental),
+        retention,
+        Protector(rank, session.protection, session.node_levels, session.limit),
+        config,
+    )
+
+
+def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
+    """Scrubbing, running; None where it is off."""
+    bandwidth, rank = session.config.scrub_bandwidth, session.comm.rank
+    if "scrub" not in session.channels or bandwidth is None:
+        return None
+    mates = session.topology.sharing_directory(rank)
+    directory = session.topology.directories[rank]
+    ground = Ground(
+        directory=Path(directory) if directory else None,
+        share=mates.index(rank),
+        shares=len(mates),
+        leads=session.leads_directory,
+        lineage=session.lineage,
+        node_of=session.topology.node_of,
+    )
+    return Scrubber(
+        session.channels["scrub"],
+        pipeline,
+        ground,
+        session.protection,
+        session.node_levels,
+        session.persistent,
+        RateLimit(bandwidth / len(session.topology.mates(rank))),
+        session.limit,
+    )
+
+
+def cadence_for(session: Session) -> AutoCadence | None:
+    """What decides when to checkpoint; None where the configuration does."""
+    if session.config.every != AUTO:
+        return None
+    nodes = len(session.topology.nodes)
+    history = History(session.persistent.root, session.session, nodes) if session.comm.rank == 0 else None
+    if history is not None and history.problem is not None:
+        warn_caller(f"every='auto' does not know earlier runs: {history.problem}", DeeppartWarning)
+    share = DRAIN_SHARE if session.config.flush_bandwidth is None else 1.0
+    return AutoCadence(session.comm, session.protection.every, nodes, history, session.config.timeout, share)

@@ -1,0 +1,31 @@
+"""What a storage level is to the rest of deeppart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from deeppart.model import Attempt
+from deeppart.storage.files import DurableFile
+
+
+class Level(Protocol):
+    """A place where the parts of a step are stored.
+
+    Attributes:
+        name: one of ``model.LEVELS``.
+        root: directory that holds the step directories.
+    """
+
+    name: str
+    root: Path
+
+    def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
+        """Begin a part file.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+
+    def part_path(self, attempt: Attempt, rank: int) -> Path:
+        """Where a part of this attempt lies."""

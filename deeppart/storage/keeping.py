@@ -1,0 +1,151 @@
+"""Keeping: which committed steps of the persistent level count for ``keep``, and which may go.
+
+Invariants
+----------
+* A step may go only if this session has written it, or found it when it started: what another session commits later is
+  never among them.
+* What a step counts for does not depend on clocks: those of this session are the newest, in their own order. The ones
+  found at the start come before them; among these, the times in their manifests decide.
+* Only steps that can be restored count, as far as a cheap look tells (:mod:`deeppart.storage.presence`). The others
+  take no step's place; one with a sound manifest goes when it is older than those kept, one with a damaged one stays.
+* Only what is seen to have no manifest is taken for unfinished: not what cannot be seen, since the directory may be
+  away for a moment.
+* A step that was committed several times counts once. A job that is done and started again, saving its last step each
+  time, does not lose the way back by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from deeppart import access
+from deeppart.errors import FormatError, StorageError
+from deeppart.model import StepKey
+from deeppart.part import Signing
+from deeppart.storage.persistent import CommittedStep, committed_among, read_manifest
+from deeppart.storage.presence import first_problem
+from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
+
+
+class Keeping:
+    """Counts the committed steps of a persistent directory, for the session that owns it.
+
+    Args:
+        root: the directory.
+        keep: how many committed steps stay; 0 keeps all.
+        earlier: step directories found when the session started.
+        signing: what a step must be signed with to count; None: not checked.
+    """
+
+    def __init__(self, root: Path, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:
+        self._root, self._keep, self._signing = root, keep, signing
+        self._earlier = set(earlier)
+        self._own: list[StepKey] = []
+        self._leaving: set[StepKey] = set()
+        self._told: set[StepKey] = set()
+        self._notices: list[str] = []
+        self._goes_on = False
+
+    def went_on(self) -> None:
+        """This session goes on from a step that it has restored: which step is newest is for it to say."""
+        self._goes_on = True
+
+    def committed(self, key: StepKey) -> None:
+        """This session has committed a step: all its ranks have just written and checked it."""
+        self._own.append(key)
+
+    def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
+        """What may go now that a newer step is committed.
+
+        Args:
+            abandoned: steps of this session that failed. Those that have a manifest after all stay until there are
+                enough that count without them.
+
+        Raises:
+            StorageError: the directory cannot be read.
+        """
+        listed = list_steps(self._root)
+        present = set(committed_among(listed, self._root))
+        # A removal that was refused half-way has taken the manifest.
+        unseen = (self._earlier | set(abandoned)) - present
+        dropped = {key for key in unseen & listed.keys() if _is_unfinished(listed[key])} | self._leaving
+        if self._keep:
+            committed = [key for key in self._own if key in present]
+            latest = {key.step: key for key in committed}
+            own = [key for key in committed if latest[key.step] == key]
+            kept = own[-self._keep :]
+            dropped.update(set(committed).difference(kept))
+            steps = {key.step for key in kept}
+            if len(own) + len(self._earlier & present) > self._keep:
+                dropped |= self._removable_of_earlier(present, steps)
+            if len(steps) >= self._keep:
+                newest = max((key.sequence for key in own), default=-1)
+                dropped.update(key for key in present.intersection(abandoned) if key.sequence < newest)
+        self._leaving = set(dropped)
+        return dropped
+
+    def take_notices(self) -> list[str]:
+        """Lines about steps that do not count; each is told once."""
+        notices, self._notices = self._notices, []
+        return notices
+
+    def forget(self, keys: Collection[StepKey]) -> None:
+        """These are gone."""
+        self._earlier.difference_update(keys)
+        self._leaving.difference_update(keys)
+        self._own = [key for key in self._own if key not in keys]
+
+    def _removable_of_earlier(self, present: set[StepKey], steps: set[int]) -> set[StepKey]:
+        """What goes; ``steps``, those that stay and count, are newer, and get more here."""
+        dropped = set()
+        own_step = max((key.step for key in self._own), default=-1)
+        for each in reversed(self._ranking(present)):
+            if not self._goes_on and each.key.step > own_step:
+                continue  # the next restore takes it: who forgot to restore is not to lose it
+            if len(steps) >= self._keep or each.key.step in steps:
+                dropped.add(each.key)
+            elif self._does_count(each):
+                steps.add(each.key.step)
+        return dropped
+
+    def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
+        """What earlier sessions committed, in the order of time, and of sequence within a session; as it is now."""
+        found = []
+        for key in self._earlier & present:
+            try:
+                manifest = read_manifest(self._root, key, self._signing)
+            except (FileNotFoundError, FormatError, StorageError):
+                continue  # when it was committed cannot be told: it is not counted and stays
+            found.append(CommittedStep(key, step_directory(self._root, key), manifest))
+        return in_order_of_commits(found)
+
+    def _does_count(self, step: CommittedStep) -> bool:
+        """Looked at again each time that something may go because of it: it may have been damaged since."""
+        problem = first_problem(step.directory, step.manifest, self._signing)
+        if problem is not None and step.key not in self._told:
+            self._told.add(step.key)
+            self._notices.append(
+                f"step {step.key.step} cannot be restored from {step.directory} and does not count for `keep`: "
+                f"{problem}"
+            )
+        return problem is None
+
+
+def _is_unfinished(directory: Path) -> bool:
+    """Whether a step has no manifest, by its own directory: one that was not found may be away with all the rest."""
+    try:
+        return MANIFEST_NAME not in access.names_in(directory)
+    except OSError:
+        return False
+
+
+def in_order_of_commits(steps: Collection[CommittedStep]) -> list[CommittedStep]:
+    """Oldest first: by the time of the commit; within a session by sequence, whatever its clock said."""
+    latest: dict[str, str] = {}
+    ordered = sorted(steps, key=lambda each: (each.manifest.attempt.session, each.manifest.attempt.sequence))
+    times: dict[StepKey, str] = {}
+    for each in ordered:  # the clock may have been set back during a session of an earlier version of the library
+        session, created = each.manifest.attempt.session, each.manifest.created
+        latest[session] = times[each.key] = max(created, latest.get(session, ""))
+    return sorted(steps, key=lambda each: (times[each.key], each.manifest.attempt.sequence, each.key.step))

@@ -1,0 +1,164 @@
+"""Files that lie in memory (tmpfs, ramfs), mapped: they are written, sent and received where they lie.
+
+A mapping is kept from one checkpoint to the next, since a rank writes over the same few files again and again, and
+mapping a file takes longer than copying it (docs/decisions/0006). It is given up when its file has been removed, when
+the level is closed, and in forked processes, which would hold on to the memory of removed files.
+
+Invariants
+----------
+* Only pages that are there are mapped: using the memory cannot fail for lack of space.
+* Memory that was handed out stays valid when its mapping is given up; the last user unmaps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.access.hanging import storage_operation
+
+#: Pages are put in place in units of this.
+_UNIT_BYTES = 8 << 20
+#: Puts pages in place, ready to be written to; from Linux 5.14 on. ``madvise(2)``; without it the first access does.
+_MADV_POPULATE_WRITE = 23
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+class _Mapping:
+    """One file, all of it."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self._window = mmap.mmap(descriptor, nbytes, flags=mmap.MAP_SHARED)
+        self.memory = np.frombuffer(self._window, dtype=np.uint8)
+        self._there: set[int] = set()
+        self._descriptor = os.dup(descriptor)
+
+    def populate(self, start: int, length: int) -> None:
+        """Put pages in place at once, where they are not yet: one by one takes three times as long."""
+        for unit in range(start // _UNIT_BYTES, -(-(start + length) // _UNIT_BYTES)):
+            if unit not in self._there:
+                at = unit * _UNIT_BYTES
+                with contextlib.suppress(OSError):  # an older kernel, or a file that was cut
+                    self._window.madvise(_MADV_POPULATE_WRITE, at, min(_UNIT_BYTES, self.memory.size - at))
+                    self._there.add(unit)
+
+    def is_removed(self) -> bool:
+        """Whether the file has no name any more."""
+        try:
+            return os.fstat(self._descriptor).st_nlink == 0
+        except OSError:
+            return True
+
+    def __del__(self) -> None:
+        descriptor: int | None = getattr(self, "_descriptor", None)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class _Kept:
+    """The mappings of this process, by device and inode: a mapped file keeps its inode."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.mappings: dict[tuple[int, int], _Mapping] = {}
+
+    def after_fork(self) -> None:
+        """Begin anew, in the child."""
+        self.lock = threading.Lock()  # another thread of the parent may have held it
+        self.mappings = {}
+
+
+_kept = _Kept()
+os.register_at_fork(after_in_child=_kept.after_fork)
+
+
+def file_memory(descriptor: int, start: int, length: int) -> npt.NDArray[np.uint8] | None:
+    """Memory that is a stretch of a file: what is written there is in the file.
+
+    Args:
+        descriptor: of the file, open for reading and writing.
+        start, length: bytes; not beyond the file's end.
+
+    Returns:
+        uint8, ``length`` long; None where the file does not lie in memory, not all of it, or cannot be mapped.
+    """
+    try:
+        status = os.fstat(descriptor)
+        if not 0 < start + length <= status.st_size or not _is_whole(status):
+            return None
+        key = (status.st_dev, status.st_ino)
+        with _kept.lock:
+            mapping = _kept.mappings.get(key)
+            if mapping is None or mapping.memory.size < start + length:
+                if not _is_memory(status.st_dev):
+                    return None
+                mapping = _kept.mappings[key] = _Mapping(descriptor, status.st_size)
+            mapping.populate(start, length)
+    except (OSError, ValueError):
+        return None
+    return mapping.memory[start : start + length]
+
+
+def bytes_in_memory(descriptor: int) -> int:
+    """Length of a file whose pages are all there, on a file system in memory; 0 of any other.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    status = os.fstat(descriptor)
+    return status.st_size if _is_whole(status) and _is_memory(status.st_dev) else 0
+
+
+def forget_removed() -> None:
+    """Give up the mappings of removed files, whose memory would stay taken."""
+    with _kept.lock:
+        for key in [key for key, mapping in _kept.mappings.items() if mapping.is_removed()]:
+            del _kept.mappings[key]
+
+
+def forget_all() -> None:
+    """Give up all mappings."""
+    with _kept.lock:
+        _kept.mappings.clear()
+
+
+def lies_in_memory(path: Path | str) -> bool:
+    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
+    return file_system_of(path) in _IN_MEMORY
+
+
+def file_system_of(path: Path | str) -> str:
+    """The type of a file's file system, as mount(8) names it; "" where it cannot be found out."""
+    try:
+        with storage_operation("stat", path):
+            return _file_system(os.stat(path).st_dev)
+    except OSError:
+        return ""
+
+
+def _is_whole(status: os.stat_result) -> bool:
+    return status.st_blocks * 512 >= status.st_size
+
+
+def _is_memory(device: int) -> bool:
+    return _file_system(device) in _IN_MEMORY
+
+
+def _file_system(device: int) -> str:
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    name = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:  # "36 35 98:0 /root /mount options - fstype source options"
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2:3] == [name]:
+            return (kind.split() or [""])[0]
+    return ""

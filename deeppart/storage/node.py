@@ -1,0 +1,363 @@
+"""The levels on a node's own storage: `local`, the fast first copy; `partner`, copies of another node's parts;
+`parity`, this node's share of the parity of its group.
+
+There is no manifest here: a step can be restored if every part of one attempt is found on some node, or can be
+computed from what is found there. Files lie under ``local_dir/<lineage>/``, so that other experiments' leftovers in
+the same scratch directory can never be mistaken for ours; those of `partner` and `parity` in folders of these names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from deeppart import access
+from deeppart.access import PERMISSIONS
+from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
+from deeppart.model import Attempt, ParityIdentity, StepKey
+from deeppart.part import (
+    FileSource,
+    ParityReader,
+    PartReader,
+    Signing,
+    base_file_name,
+    is_parity_file_name,
+    parity_file_name,
+    parse_base_file_name,
+    parse_part_file_name,
+    part_file_name,
+)
+from deeppart.plan.restart import StoredParity, StoredPart
+from deeppart.storage.files import DurableFile, Over, make_directory, storage_error
+from deeppart.storage.links import link, remove_links
+from deeppart.storage.mapped import forget_removed
+from deeppart.storage.retired import is_gone
+from deeppart.storage.small_files import write_file
+from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
+from deeppart.storage.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
+
+#: Folder of a level below ``local_dir/<lineage>/``.
+NODE_FOLDERS = {"local": "", "partner": "partner", "parity": "parity"}
+
+
+def node_root(directory: Path, lineage: str, level: str) -> Path:
+    """Where the step directories of a level are, on a node."""
+    return directory / lineage / NODE_FOLDERS[level]
+
+
+class NodeLevel:
+    """One level on this node's storage.
+
+    Args:
+        directory: the node-local directory of this rank.
+        lineage: 32 hex digits of the persistent directory's lineage.
+        name: "local", "partner" or "parity".
+        session: 32 hex digits of this run of the job.
+        permissions: as ``Config.permissions``.
+        signing: what is read must be signed with; None: not checked.
+
+    Raises:
+        StorageError: the directory cannot be created or written, or others could write to it too.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        lineage: str,
+        name: str,
+        session: str,
+        permissions: str = PERMISSIONS[0],
+        signing: Signing | None = None,
+    ) -> None:
+        self.name, self.signing = name, signing
+        self.root = node_root(directory, lineage, name)
+        self._session = session
+        self._spares = spares_directory(self.root, session)
+        make_directory(directory, access.node_place(permissions))
+        make_directory(directory / lineage, access.node_rules(permissions))
+        make_directory(self.root, access.node_rules(permissions))
+        probe = self.root / f".probe-{os.getpid()}"
+        try:
+            write_file(probe, b"")
+            access.remove(probe)
+        except OSError as error:
+            raise storage_error("local_dir is not writable", error, self.root) from error
+
+    def part_path(self, attempt: Attempt, rank: int) -> Path:
+        return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
+
+    def open_part(self, attempt: Attempt, rank: int, *, mend: bool = False) -> DurableFile:
+        """Begin a part file.
+
+        Args:
+            mend: whether it may take the place of a damaged one.
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+        return self._open(self.part_path(attempt, rank), mend)
+
+    def open_base(self, attempt: Attempt, name: str, *, mend: bool = False) -> DurableFile:
+        """Begin a file in which chunks of a part of a step lie; see :meth:`open_part`."""
+        return self._open(step_directory(self.root, attempt.key) / name, mend)
+
+    def adopt_bases(self, attempt: Attempt, names: Iterable[str]) -> list[Path]:
+        """Give files that lie here, in other steps of this session, a name beside a part that refers to them.
+
+        Returns:
+            The names that were made.
+
+        Raises:
+            StorageError: one of them is not here, or cannot be looked for. No name was made.
+        """
+        directory = step_directory(self.root, attempt.key)
+        made: list[Path] = []
+        for name in names:
+            try:
+                if access.exists(directory / name):
+                    continue
+                linked = any(link(path, directory / name) for path in self._holders(name))
+            except OSError as error:  # other ranks are in the exchange, which survives a StorageError alone
+                remove_links(made)
+                raise storage_error("cannot look for a file that a part refers to", error, directory / name) from error
+            if not linked:
+                remove_links(made)
+                raise StorageError(
+                    "a part refers to a file that is not on this node",
+                    expected=name,
+                    where=str(self.root),
+                    todo="nothing: the next checkpoint refers to nothing here",
+                )
+            made.append(directory / name)
+        return made
+
+    def _holders(self, name: str) -> Iterator[Path]:
+        """Files of this session that are the base of a name, those of the newest steps first."""
+        parsed = parse_base_file_name(name)
+        if parsed is None:
+            return
+        rank, world_size, index_digest = parsed
+        own = {key.sequence: path for key, path in list_steps(self.root).items() if key.session == self._session}
+        for _, directory in sorted(own.items(), reverse=True):
+            if access.exists(directory / name):
+                yield directory / name
+            path = directory / part_file_name(rank, world_size)
+            try:
+                if access.exists(path) and stored_part(path, self.name, self.signing).index_digest == index_digest:
+                    yield path
+            except (FormatError, StorageError):
+                continue
+
+    def parity_path(self, identity: ParityIdentity) -> Path:
+        """Where a share of parity lies."""
+        return step_directory(self.root, identity.attempt.key) / parity_file_name(identity)
+
+    def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
+        """Begin a parity file; see :meth:`open_part`."""
+        return self._open(self.parity_path(identity), mend)
+
+    def _open(self, path: Path, mend: bool) -> DurableFile:
+        forget_removed()  # others of this node may have removed files that this process has mapped
+        over: Over = "damaged" if mend else "nothing"
+        return DurableFile(path, spares=self._spares, over=over)
+
+    def steps(self) -> set[StepKey]:
+        """Steps that have anything here.
+
+        Raises:
+            StorageError: the directory cannot be read.
+        """
+        return set(list_steps(self.root))
+
+    def retire(self, keys: set[StepKey]) -> None:
+        """Remove steps from this node; the files of this session's newest are kept for its next checkpoint.
+
+        Raises:
+            StorageError: a removal was refused; the others are still tried.
+        """
+        own = [key for key in keys if key.session == self._session]
+        if own:
+            set_aside(step_directory(self.root, max(own, key=lambda key: key.sequence)), self._spares)
+        remove_steps(self.root, keys)
+        forget_removed()
+
+    def drop_foreign_spares(self) -> None:
+        """Give back the storage of files that earlier sessions kept to be written over."""
+        drop_foreign_spares(self.root, self._session)
+
+    def drop_spares(self) -> None:
+        """Give back the storage of files that were kept to be written over."""
+        drop_spares(self._spares)
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies on a node's storage.
+
+    Attributes:
+        parts: whose header, footer and index are sound, and whose bases are there; of `local` and `partner`.
+        bases: files in which chunks of these lie, likewise sound.
+        parity: likewise.
+        problems: a line about each file that is not sound.
+        damaged: the files that those lines are about.
+        remarks: those of the lines that are about sound files in wrong places, or of others.
+        unlisted: those about directories that could not be listed: what is in them is not known.
+        unread: those about files that the storage does not let us read.
+        refused: those of the lines that say that a part is not signed with the key: it may be a forger's, or the only
+            one there is.
+    """
+
+    parts: list[StoredPart] = field(default_factory=list)
+    parity: list[StoredParity] = field(default_factory=list)
+    bases: list[StoredPart] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    damaged: list[Path] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def remark(self, line: str) -> None:
+        """Note a line about a file that is not where it belongs."""
+        self.problems.append(line)
+        self.remarks.append(line)
+
+    def not_listed(self, line: str) -> None:
+        """Note a line about a directory whose files are not known."""
+        self.problems.append(line)
+        self.unlisted.append(line)
+
+
+def take_stock(directory: Path, lineage: str, signing: Signing | None) -> Found:
+    """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line.
+
+    Args:
+        signing: parts must be signed with one of these keys; None: not checked.
+    """
+    found = Found()
+    with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
+        for level in NODE_FOLDERS:
+            _take_stock(node_root(directory, lineage, level), level, lineage, signing, found)
+    return found
+
+
+def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
+    try:
+        steps, foreign = own_and_foreign_steps(root)
+    except StorageError as error:
+        found.not_listed(f"{error.summary}: {error.found}: {root}")
+        return
+    for path in foreign:
+        found.remark(f"{path}: ignored: another user has made it, in a directory where anybody may")
+    for key, directory in steps.items():
+        try:
+            names = sorted(access.names_in(directory))
+        except FileNotFoundError:  # a running job has retired it meanwhile
+            continue
+        except OSError as error:
+            found.not_listed(f"cannot list {directory}: {error.strerror}")
+            continue
+        for name in names:
+            try:
+                _look_at(directory / name, key, level, lineage, signing, found)
+            except (FormatError, StorageError) as error:
+                if is_gone(directory / name):
+                    continue
+                found.problems.append(one_line(error))
+                found.damaged.append(directory / name)
+                if isinstance(error, StorageError):
+                    found.unread.append(one_line(error))
+                if isinstance(error, SignatureError):
+                    found.refused.append(one_line(error))
+
+
+def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
+    if parse_part_file_name(path.name) is not None:
+        part = stored_part(path, level, signing)
+        name = part_file_name(part.rank, part.attempt.world_size)
+        if _is_ours(path, part.attempt, key, name, lineage, found):
+            found.parts.append(replace(part, misplaced=not _is_in_place(path, part.attempt, key, name)))
+    elif parse_base_file_name(path.name) is not None:
+        base = stored_part(path, level, None)  # each chunk of it is signed where it is referred to
+        name = base_file_name(base.rank, base.attempt.world_size, base.index_digest)
+        if base.attempt.lineage == lineage and name == path.name:
+            found.bases.append(base)
+        else:
+            found.remark(f"{path}: ignored: by its contents it is {name}, or of another lineage")
+    elif is_parity_file_name(path.name):
+        parity = stored_parity(path)
+        name, attempt = parity_file_name(parity.identity), parity.identity.attempt
+        if _is_ours(path, attempt, key, name, lineage, found):
+            found.parity.append(replace(parity, misplaced=not _is_in_place(path, attempt, key, name)))
+
+
+def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: Found) -> bool:
+    """Whether a sound file lies where the library would have put it; somebody may have moved or copied it.
+
+    What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
+    used as what it is. One of another lineage is not.
+    """
+    if attempt.lineage != lineage or not _is_in_place(path, attempt, key, name):
+        whose = f"{name} of step {attempt.step}"
+        if attempt.lineage != lineage:
+            found.remark(f"{path}: ignored: by its contents it is {whose} of another lineage")
+            return False
+        found.remark(f"{path}: in the wrong place: by its contents it is {whose}")
+    return True
+
+
+def _is_in_place(path: Path, attempt: Attempt, key: StepKey, name: str) -> bool:
+    return path.name == name and key.may_hold(attempt)
+
+
+def stored_part(path: Path, level: str, signing: Signing | None) -> StoredPart:
+    """Check a part file's header, footer and index, that its bases are there, and with keys its signature.
+
+    Raises:
+        FormatError, StorageError: it is not a sound part, or a base of it is not there.
+    """
+    with FileSource(path) as source:
+        reader = PartReader(source, where=str(path), signing=signing)
+        bases: tuple[str, ...] = ()
+        if parse_base_file_name(path.name) is None:
+            reader.check_bases()
+            bases = reader.base_names
+        what = (level, reader.attempt, reader.rank, str(path), source.size, reader.index_digest, bases)
+        return StoredPart(*what, written=source.written, content_digest=reader.content_digest)
+
+
+def stored_parity(path: Path) -> StoredParity:
+    """Check a parity file's header, footer and index.
+
+    Raises:
+        FormatError, StorageError: it is not a sound parity file.
+    """
+    with FileSource(path) as source:
+        reader = ParityReader(source, where=str(path))
+        return StoredParity(reader.identity, str(path), source.size)
+
+
+def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None]) -> str | None:
+    """Read all of a part, base or parity file; what is wrong with it, or None.
+
+    Args:
+        signing: what parts must be signed with; None: not checked. Bases are signed where they are referred to.
+        pace: told of the bytes of every piece.
+    """
+    try:
+        with FileSource(path) as source:
+            if is_parity_file_name(path.name):
+                ParityReader(source, where=str(path)).verify(pace=pace)
+            else:
+                own = None if parse_base_file_name(path.name) else signing
+                PartReader(source, where=str(path), signing=own).verify(pace=pace)
+    except (FormatError, StorageError) as error:
+        return one_line(error)
+    return None
+
+
+def one_line(error: DeeppartError) -> str:
+    """An error's summary, finding and place, for a list."""
+    return ": ".join(text for text in (error.where, error.summary, error.found) if text)

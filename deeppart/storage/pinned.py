@@ -1,0 +1,81 @@
+"""Files in the page cache, used where they lie: mapped, and held there until they have been used.
+
+Reading a file into fresh memory takes several times as long as checking it where the kernel has it already
+(docs/benchmarks.md). But what was checked must be what is used, and a page that is evicted in between is read again
+from a device that may have failed since. So the pages are locked (``mlock2(2)`` with ``MLOCK_ONFAULT``), and put in
+place by ``madvise(2)`` with ``MADV_POPULATE_READ``, which reports an error of the device where an access would end the
+process.
+
+Only on file systems of this node's own devices: those over a network may drop locked pages when another node asks for
+the file. Where the limit of locked memory (``ulimit -l``) or the kernel (before 5.14) does not allow it, files are
+read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+from deeppart.errors import StorageError
+from deeppart.part import FileSource
+from deeppart.storage.mapped import file_system_of
+
+_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
+_MLOCK_ONFAULT = 1
+_MADV_POPULATE_READ = 22
+#: Calls by way of ctypes let other threads run meanwhile, which those of the module mmap do not.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Pinned:
+    """A file as memory, whose pages stay once they have been brought.
+
+    Args:
+        path: for messages.
+        memory: a mapping of the whole file, as :meth:`deeppart.part.FileSource.mapped` gives it.
+
+    Raises:
+        OSError, AttributeError: it cannot be locked, or this C library cannot.
+    """
+
+    def __init__(self, path: str, memory: memoryview) -> None:
+        self.memory = memory
+        self._path = path
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory.obj))
+        _call(_LIBC.mlock2, self._address, memory.nbytes, _MLOCK_ONFAULT)
+
+    def bring(self, offset: int, length: int) -> None:
+        """Read so many bytes into memory, if they are not there yet.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        start = offset - offset % mmap.PAGESIZE
+        try:
+            _call(_LIBC.madvise, self._address + start, offset + length - start, _MADV_POPULATE_READ)
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {length} bytes at {offset} of a part file",
+                errno=error.errno,
+                found=os.strerror(error.errno or 0),
+                where=self._path,
+            ) from error
+
+
+def pin(source: FileSource) -> Pinned | None:
+    """Map a file and lock the mapping; None where that is no use, or not possible."""
+    if file_system_of(source.path) not in _FILE_SYSTEMS:
+        return None
+    try:
+        pinned = Pinned(source.path, source.mapped())
+        pinned.bring(0, 1)
+    except (OSError, AttributeError, StorageError):
+        return None
+    return pinned
+
+
+def _call(function: ctypes._NamedFuncPointer, address: int, nbytes: int, option: int) -> None:
+    if function(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_int(option)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

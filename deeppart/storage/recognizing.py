@@ -1,0 +1,102 @@
+"""What a path is that was given for a checkpoint directory and is none; and what was meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from deeppart.access.hanging import storage_operation
+from deeppart.part import is_hex32, parse_part_file_name
+from deeppart.storage.lineage import LINEAGE_NAME
+from deeppart.storage.steps import MANIFEST_NAME
+
+#: The digits are the step; a session and a sequence may follow.
+_STEP_DIRECTORY = re.compile(r"step-([0-9]{12,19})(-[0-9a-f]{32}-[0-9]+)?", re.ASCII)
+_DCP_METADATA = ".metadata"
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistaken:
+    """What a path is instead of a checkpoint directory.
+
+    Attributes:
+        what: for messages: "this is the directory of one step".
+        todo: what was meant.
+        root: the checkpoint directory that it lies in, if it does.
+        step: of that directory, which was meant; or None.
+    """
+
+    what: str
+    todo: str
+    root: Path | None = None
+    step: int | None = None
+
+
+def recognize(path: Path) -> Mistaken | None:
+    """What was mistaken for a checkpoint directory; None for what may be one, and for what cannot be looked at."""
+    try:
+        with storage_operation("stat", path):
+            return _recognize(path.absolute())
+    except OSError:  # whoever uses it tells
+        return None
+
+
+def _recognize(path: Path) -> Mistaken | None:
+    if path.is_file():
+        return _file(path)
+    if not path.is_dir():
+        return None
+    step = _step_of(path)
+    if (path / MANIFEST_NAME).is_file() or step is not None:
+        return _inside("this is the directory of one step", path.parent, step)
+    if (path / _DCP_METADATA).is_file():
+        return Mistaken(
+            "this is a checkpoint of torch.distributed.checkpoint",
+            "read it with torch.distributed.checkpoint.load, then save it with deeppart.checkpoint",
+        )
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        return None
+    if not names:
+        return Mistaken("this directory is empty", "give the persistent_dir of the job, as its configuration has it")
+    if LINEAGE_NAME in names:
+        return None
+    if is_hex32(path.name) or (any(map(is_hex32, names)) and not any(map(_is_step, names))):
+        return Mistaken(
+            "this is a local_dir: what lies on one node, not a checkpoint directory",
+            f"give the persistent_dir of the job; `deeppart ls DIR --local {path}` shows both",
+        )
+    return None
+
+
+def _file(path: Path) -> Mistaken:
+    if path.name == MANIFEST_NAME or parse_part_file_name(path.name) is not None:
+        return _inside("this is a file of one step", path.parent.parent, _step_of(path.parent))
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_ZIP_MAGIC))
+    except OSError:
+        begins = b""
+    if path.suffix == ".safetensors":
+        return Mistaken("this is a file of safetensors", "read it with safetensors.torch.load_file")
+    if begins == _ZIP_MAGIC or path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
+        return Mistaken("this is a file of torch.save, by its looks", "read it with torch.load")
+    return Mistaken("this is a file, not a checkpoint directory", "give the persistent_dir of the job")
+
+
+def _inside(what: str, root: Path, step: int | None) -> Mistaken:
+    number = "..." if step is None else str(step)
+    return Mistaken(what, f'give the directory above it, and the step: load("{root}", step={number})', root, step)
+
+
+def _step_of(path: Path) -> int | None:
+    match = _STEP_DIRECTORY.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def _is_step(name: str) -> bool:
+    return _STEP_DIRECTORY.fullmatch(name) is not None

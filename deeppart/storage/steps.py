@@ -1,0 +1,156 @@
+"""Step directories: how they are named, listed, and removed so that a crash leaves a whole checkpoint or none.
+
+The name carries the attempt: ``step-000000000100-<session>-000007``. So no two sessions ever write under one name, and
+whatever a rank of an older job does when it wakes up late, it does in directories of its own
+(docs/decisions/0010-fencing.md). Directories of the older layout, ``step-000000000100``, are read and removed, and
+never written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from deeppart import access
+from deeppart.errors import StorageError
+from deeppart.model import StepKey
+from deeppart.storage.files import storage_error
+from deeppart.storage.spares import in_order_of_removal, is_checkpoint_file
+
+MANIFEST_NAME = "manifest"
+_STEP = re.compile(r"step-([0-9]{12,19})(?:-([0-9a-f]{32})-([0-9]{6,19}))?", re.ASCII)
+#: Anybody may make directories, and nobody those of others go away: as in /tmp.
+_ANYBODYS = stat.S_ISVTX | stat.S_IWOTH
+_TEMPORARY = re.compile(r"\..+\.tmp-[0-9]+(-[0-9a-f]+)?", re.ASCII)
+
+
+def step_directory(root: Path, key: StepKey) -> Path:
+    """The directory of one attempt at a step, under a level's root."""
+    return root / step_directory_name(key)
+
+
+def step_directory_name(key: StepKey) -> str:
+    """``step-000000000100-<session, 32 hex digits>-000007``; without the last two in the older layout."""
+    name = f"step-{key.step:012d}"
+    return f"{name}-{key.session}-{key.sequence:06d}" if key.session else name
+
+
+def parse_step_directory_name(name: str) -> StepKey | None:
+    """Inverse of :func:`step_directory_name`; None for any other name."""
+    match = _STEP.fullmatch(name)
+    if match is None:
+        return None
+    key = StepKey(int(match[1]), match[2] or "", int(match[3] or 0))
+    return key if step_directory_name(key) == name else None
+
+
+def list_steps(root: Path) -> dict[StepKey, Path]:
+    """Everything under ``root`` that is named like a step, by ascending step; {} if there is no root.
+
+    What is a link, or a file, is never gone into. Where anybody may make directories (sticky bit), those of other users
+    do not count: :func:`foreign_steps`.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    return own_and_foreign_steps(root)[0]
+
+
+def foreign_steps(root: Path) -> list[Path]:
+    """What is named like a step where anybody may make directories, and is not used for whose it is.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    return own_and_foreign_steps(root)[1]
+
+
+def own_and_foreign_steps(root: Path) -> tuple[dict[StepKey, Path], list[Path]]:
+    """What :func:`list_steps` and :func:`foreign_steps` give, of one look at the directory.
+
+    Raises:
+        StorageError: the directory cannot be read.
+    """
+    named, foreign = _named_like_steps(root)
+    own = {key: directory for key, directory in named.items() if key not in foreign}
+    return own, [named[key] for key in sorted(foreign)]
+
+
+def _named_like_steps(root: Path) -> tuple[dict[StepKey, Path], set[StepKey]]:
+    """All that is named like a step, by ascending step; and what of it others have made where anybody may."""
+    try:
+        with access.open_folder(root) as folder:
+            names, mode = folder.names(), os.fstat(folder.fd).st_mode
+    except FileNotFoundError:
+        return {}, set()
+    except OSError as error:
+        raise storage_error("cannot list a checkpoint directory", error, root) from error
+    keys = sorted(key for key in map(parse_step_directory_name, names) if key is not None)
+    named = {key: step_directory(root, key) for key in keys}
+    is_anybodys = mode & _ANYBODYS == _ANYBODYS
+    return named, {key for key, directory in named.items() if is_anybodys and _is_foreign(directory)}
+
+
+def _is_foreign(directory: Path) -> bool:
+    try:
+        with access.open_folder(directory):
+            return False
+    except access.ForeignAccessError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            return False
+    try:  # a link, or a file
+        return access.look(directory).st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
+def remove_steps(root: Path, keys: Collection[StepKey]) -> None:
+    """Remove step directories; see :func:`remove_step`.
+
+    Raises:
+        StorageError: a removal was refused; the others are still tried.
+    """
+    first: StorageError | None = None
+    for key in sorted(keys):
+        try:
+            remove_step(step_directory(root, key))
+        except StorageError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def remove_step(path: Path) -> None:
+    """Remove a step directory: the manifest first, so that it stops being a checkpoint before it stops being whole.
+
+    Parts go before the bases that they refer to: who looks on meanwhile can tell this from damage
+    (:mod:`deeppart.storage.retired`). Only files that this library names are removed; others, and a directory holding
+    them, stay.
+
+    Raises:
+        StorageError: the operating system refused.
+    """
+    try:
+        with access.open_folder(path) as folder:
+            names = folder.names()
+            if MANIFEST_NAME in names:
+                folder.remove(MANIFEST_NAME)
+                folder.sync()
+            for name in in_order_of_removal(names):
+                if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
+                    folder.remove(name)
+            is_empty = not folder.names()
+        if is_empty:
+            with access.open_folder(path.parent) as above:
+                above.remove_directory(path.name)
+                above.sync()
+    except (FileNotFoundError, NotADirectoryError):  # gone, or a file that somebody has named like a step
+        return
+    except OSError as error:
+        raise storage_error("cannot remove an old checkpoint", error, path) from error
