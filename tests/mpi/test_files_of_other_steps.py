@@ -47,12 +47,12 @@ def moved(comm: Any, directory: Path, with_its_directory: bool) -> tuple[tuple[b
         for step in (1, 2):
             ck.checkpoint(state(step), step).wait("partner", timeout=200)
     comm.Barrier()
-    one, two = (next((directory / "local" / "node0").glob(f"*/step-*{step}-*/part-00000-*")) for step in (1, 2))
+    one, two = (next((directory / "local" / "node0").glob(f"*/step-{step:012d}-*/part-00000-*")) for step in (1, 2))
     comm.Barrier()
     data = one.read_bytes()
     comm.Barrier()
     if comm.rank == 0:
-        for copy in (directory / "local").glob("*/*/partner/step-*1-*/part-00000-*"):
+        for copy in (directory / "local").glob("*/*/partner/step-000000000001-*/part-00000-*"):
             copy.unlink()
         one.replace(two)
         if with_its_directory:
