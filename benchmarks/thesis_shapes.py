@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deeppart_simulator.machine_files import read_machine
-from deeppart_simulator.scale import Point, study
-from deeppart_simulator.stages import Job, Protection
-from deeppart_simulator.states import read_state
+from deeppart_simulator.machine.files import read_machine
+from deeppart_simulator.timing.scale import Point, study
+from deeppart_simulator.timing.stages import Job, Protection
+from deeppart_simulator.workload.states import read_state
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator

@@ -13,11 +13,11 @@ from deeppart.cli.commands import GOOD
 from deeppart.model import LEVELS
 from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 
-from ..advise import Advice, Choice, describe
-from ..advise import advise as compare
-from ..advised import config_toml, reasons
-from ..charts import advice_figure, save
-from ..page import Contents, write_page
+from ..advise.choose import Advice, Choice, describe
+from ..advise.choose import advise as compare
+from ..advise.text import config_toml, reasons
+from ..report.charts import advice_figure, save
+from ..report.page import Contents, write_page
 from .options import (
     Common,
     common_options,

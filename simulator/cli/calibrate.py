@@ -9,12 +9,12 @@ import click
 
 from deeppart.cli.commands import GOOD
 
-from ..calibrate import calibrate as measure_machine
-from ..charts import save, scaling_figure
-from ..machine_files import machine_toml
-from ..measuring import Directories
-from ..page import Contents, ladder, write_page
-from ..scale import study
+from ..machine.files import machine_toml
+from ..measure.calibrate import calibrate as measure_machine
+from ..measure.start import Directories
+from ..report.charts import save, scaling_figure
+from ..report.page import Contents, ladder, write_page
+from ..timing.scale import study
 from .machines import machine_document
 from .options import (
     Common,

@@ -15,14 +15,15 @@ from deeppart.errors import ConfigError
 from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
-from ..campaign import Course, run
-from ..charts import campaign_figure, save
-from ..costs import NOTHING, level_costs
-from ..failures import Failure, Size, read_trace
-from ..outcomes import Estimate, Summary, show_number, summarize
-from ..page import Contents, write_page
-from ..plan import Cadences, Planned, usual_spares
-from ..stages import Job
+from ..campaign.costs import NOTHING, level_costs
+from ..campaign.failures import Failure, Size, read_trace
+from ..campaign.outcomes import Estimate, Summary, show_number, summarize
+from ..campaign.plan import Cadences, Planned, usual_spares
+from ..campaign.result import RunResult
+from ..campaign.run import run
+from ..report.charts import campaign_figure, save
+from ..report.page import Contents, write_page
+from ..timing.stages import Job
 from .options import (
     Common,
     common_options,
@@ -47,7 +48,13 @@ _LEVEL_WORDS = {"parity": "rebuilt from parity", NOTHING: "nothing: from the beg
 @click.option(
     "--days", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Length of the run."
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=10, show_default=True, help="How many courses of events.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="How many runs, one per seed.",
+)
 @click.option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out.")
 @click.option(
     "--levels", metavar="LEVEL=N,...", help="At every how many-th call each level is written; the best if left out."
@@ -77,16 +84,16 @@ def campaign(
     ready = usual_spares(planned) if spares is None else spares
     job.machine.nodes_for((job.nodes + ready) * job.ranks_per_node, job.ranks_per_node, "--spares")
     cadences = _cadences(planned, every, levels, days * 86400.0, ready, elastic)
-    courses = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
-    summary = summarize(courses)
+    results = simulate(planned, cadences, range(common.seed, common.seed + seeds), failures, shown=not common.as_json)
+    summary = summarize(results)
     if common.csv_path is not None:
-        write_csv(common.csv_path, [row_of(course) for course in courses])
+        write_csv(common.csv_path, [row_of(result) for result in results])
     if common.png_path is not None:
         save(campaign_figure(summary), common.png_path)
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(summary=summary, cadences=cadences), common.seed)
     if common.as_json:
-        print_json(document(job, cadences, courses, summary))
+        print_json(document(job, cadences, results, summary))
     else:
         out = console()
         out.print(heading(job))
@@ -97,31 +104,31 @@ def campaign(
 
 def simulate(
     planned: Planned, cadences: Cadences, seeds: range, trace: tuple[Failure, ...] | None = None, *, shown: bool = True
-) -> list[Course]:
-    """One course per seed, with a bar where someone is looking."""
+) -> list[RunResult]:
+    """One run per seed, with a bar where someone is looking."""
     screen = status_console()
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=screen, transient=True,
         disable=not (shown and screen.is_terminal),
     )  # fmt: skip
-    courses = []
+    results = []
     with bar:
         task = bar.add_task("", total=float(len(seeds)))
         for done, seed in enumerate(seeds):
             bar.update(task, description=f"seed {seed}")
             progress = _Progress(bar, task, done)
-            courses.append(run(planned, cadences, seed, trace, progress.note))
-    return courses
+            results.append(run(planned, cadences, seed, trace, progress.note))
+    return results
 
 
 class _Progress:
-    """Moves the bar while one course is simulated."""
+    """Moves the bar while one run is simulated."""
 
     def __init__(self, bar: Progress, task: Any, done: int) -> None:
         self._bar, self._task, self._done = bar, task, done
 
     def note(self, share: float) -> None:
-        """So much of the course is done."""
+        """So much of the run is done."""
         self._bar.update(self._task, completed=self._done + share)
 
 
@@ -157,7 +164,7 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def document(job: Job, cadences: Cadences, courses: list[Course], summary: Summary) -> dict[str, Any]:
+def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Summary) -> dict[str, Any]:
     """As JSON."""
     return {
         "format": "deeppart-sim-campaign",
@@ -167,18 +174,18 @@ def document(job: Job, cadences: Cadences, courses: list[Course], summary: Summa
         "ranks": job.ranks,
         "nodes": job.nodes,
         "cadence": {"period_s": cadences.period_s, "every": dict(cadences.every), "wall_s": cadences.wall_s},
-        "courses": [asdict(course) for course in courses],
+        "courses": [asdict(result) for result in results],
         "summary": asdict(summary),
     }
 
 
-def row_of(course: Course) -> dict[str, Any]:
-    """A course as one flat row."""
-    row: dict[str, Any] = {"seed": course.seed, "efficiency": course.efficiency}
-    row |= {f"{name}_s": getattr(course, f"{name}_s") for name in ("useful", "lost", "slowed")}
-    row |= {f"{name.replace(' ', '_')}_s": seconds for name, seconds in course.buckets.items()}
-    row |= {"failures": sum(course.failures.values()), "recoveries": sum(course.recoveries.values())}
-    return row | {"checkpoints": max(course.checkpoints.values(), default=0), "bytes": sum(course.nbytes.values())}
+def row_of(result: RunResult) -> dict[str, Any]:
+    """The result of a run as one flat row."""
+    row: dict[str, Any] = {"seed": result.seed, "efficiency": result.efficiency}
+    row |= {f"{name}_s": getattr(result, f"{name}_s") for name in ("useful", "lost", "slowed")}
+    row |= {f"{name.replace(' ', '_')}_s": seconds for name, seconds in result.buckets.items()}
+    row |= {"failures": sum(result.failures.values()), "recoveries": sum(result.recoveries.values())}
+    return row | {"checkpoints": max(result.checkpoints.values(), default=0), "bytes": sum(result.nbytes.values())}
 
 
 def _cadence_line(cadences: Cadences) -> str:
@@ -192,7 +199,7 @@ def _nth(count: int) -> str:
 
 
 def _table(summary: Summary) -> Table:
-    title = f"mean of {summary.seeds} courses (95 % confidence; least and most)"
+    title = f"mean of {summary.seeds} runs (95 % confidence; least and most)"
     found = table(title, ["", "mean", "95 %", "least", "most"])
     for name, label in (
         ("useful", "useful training"), ("lost", "training lost"), ("blocked", "blocked by checkpoints"),

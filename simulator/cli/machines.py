@@ -11,8 +11,8 @@ import click
 from deeppart.cli.commands import GOOD
 from deeppart.model.units import show_rate, show_seconds
 
-from ..machine_files import PLAIN, TABLES, machine_toml, preset_names, read_machine
-from ..machines import Machine
+from ..machine.files import PLAIN, TABLES, machine_toml, preset_names, read_machine
+from ..machine.record import Machine
 from .options import console, print_json, table
 
 

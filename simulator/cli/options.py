@@ -20,12 +20,12 @@ from deeppart.errors import ConfigError
 from deeppart.model.units import read_rate
 from deeppart.plan.interval import DRAIN_SHARE
 
-from ..external import read_external
-from ..machine_files import read_machine
-from ..machines import Machine
-from ..measuring import Directories
-from ..stages import COMPRESSIONS, Job, Protection
-from ..states import State, read_state
+from ..machine.files import read_machine
+from ..machine.record import Machine
+from ..measure.start import Directories
+from ..timing.stages import COMPRESSIONS, Job, Protection
+from ..workload.external import read_external
+from ..workload.states import State, read_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STATE, DEFAULT_MACHINE, DEFAULT_RANKS = "bert-large+adam", "frontier", 512

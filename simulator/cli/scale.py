@@ -13,10 +13,10 @@ from deeppart.model import LEVELS
 from deeppart.model.units import show_bytes, show_seconds
 from deeppart.partition import STRATEGIES
 
-from ..charts import save, scaling_figure
-from ..page import Contents, write_page
-from ..scale import Point, study
-from ..stages import STAGES, Job
+from ..report.charts import save, scaling_figure
+from ..report.page import Contents, write_page
+from ..timing.scale import Point, study
+from ..timing.stages import STAGES, Job
 from .options import (
     Common,
     common_options,

@@ -10,9 +10,9 @@ import click
 from deeppart.cli.commands import GOOD
 from deeppart.model.units import show_bytes
 
-from ..layout import KEYS
-from ..shapes import FAMILIES, PRESETS
-from ..states import OPTIMIZERS, State, read_state
+from ..workload.layout import KEYS
+from ..workload.shapes import FAMILIES, PRESETS
+from ..workload.states import OPTIMIZERS, State, read_state
 from .options import console, print_json, table
 
 

@@ -11,13 +11,13 @@ from rich.table import Table
 from deeppart.cli.commands import GOOD, NOT_GOOD
 from deeppart.model.units import show_bytes, show_rate, show_seconds
 
-from ..calibrate import calibrate
-from ..charts import save, validation_figure
-from ..machines import Machine
-from ..measuring import Directories
-from ..page import Contents, write_page
-from ..validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation
-from ..validate import validate as compare
+from ..machine.record import Machine
+from ..measure.calibrate import calibrate
+from ..measure.start import Directories
+from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation
+from ..measure.validate import validate as compare
+from ..report.charts import save, validation_figure
+from ..report.page import Contents, write_page
 from .options import (
     DEFAULT_MACHINE,
     Common,

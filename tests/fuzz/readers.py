@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from click.testing import CliRunner
-from deeppart_simulator.machine_files import read_machine
+from deeppart_simulator.machine.files import read_machine
 
 import deeppart
 from deeppart.cadence.history import History

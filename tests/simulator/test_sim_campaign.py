@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deeppart_simulator.campaign import BUCKETS, Course, run
-from deeppart_simulator.costs import level_costs, survival
-from deeppart_simulator.failures import Failure, Size, drawn, rates_per_s, read_trace
-from deeppart_simulator.machines import Failures, Local, Machine, Memory, Network, Persistent, Restart
-from deeppart_simulator.outcomes import estimate, student, summarize
-from deeppart_simulator.plan import Cadences, Planned
-from deeppart_simulator.stages import Job, Protection
-from deeppart_simulator.states import read_state
-from deeppart_simulator.survival import Stored, placement, recover
+from deeppart_simulator.campaign.costs import level_costs, survival
+from deeppart_simulator.campaign.failures import Failure, Size, drawn, rates_per_s, read_trace
+from deeppart_simulator.campaign.outcomes import estimate, student, summarize
+from deeppart_simulator.campaign.plan import Cadences, Planned
+from deeppart_simulator.campaign.result import BUCKETS, RunResult
+from deeppart_simulator.campaign.run import run
+from deeppart_simulator.campaign.survival import Stored, placement, recover
+from deeppart_simulator.machine.record import Failures, Local, Machine, Memory, Network, Persistent, Restart
+from deeppart_simulator.timing.stages import Job, Protection
+from deeppart_simulator.workload.states import read_state
 
 from deeppart.errors import ConfigError
 from deeppart.plan.interval import best, young
@@ -183,8 +184,8 @@ def _daly_efficiency(period_s: float, cost_s: float, mtbf_s: float, restart_s: f
 def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
     this = planned(Failures(system=mtbf_s), cost_s, protection=Protection(local=False, partner=False))
     period = young(cost_s, mtbf_s)
-    courses = [run(this, Cadences(period, {"persistent": 1}, 200 * mtbf_s), seed) for seed in range(8)]
-    found = estimate([course.efficiency for course in courses])
+    results = [run(this, Cadences(period, {"persistent": 1}, 200 * mtbf_s), seed) for seed in range(8)]
+    found = estimate([result.efficiency for result in results])
     restart = this.on(4).restore_s({"persistent": 4}, 4)
     expected = _daly_efficiency(period, cost_s, mtbf_s, restart)
     assert found.low - 0.004 <= expected <= found.high + 0.004, (found, expected)
@@ -221,8 +222,8 @@ def test_two_levels_do_as_the_model_says() -> None:
     costs = level_costs(this)
     cadence = best(costs)
     period = cadence.period_s - 15.0
-    courses = [run(this, Cadences(period, dict(cadence.every), 1800 * DAY), seed) for seed in range(3)]
-    found = estimate([course.efficiency for course in courses])
+    results = [run(this, Cadences(period, dict(cadence.every), 1800 * DAY), seed) for seed in range(3)]
+    found = estimate([result.efficiency for result in results])
     assert found.mean == pytest.approx(1 - cadence.waste.total, abs=0.004)
 
 
@@ -234,12 +235,12 @@ def test_more_protection_never_does_worse_with_the_same_failures() -> None:
         (Protection(partner=False), {"local": 1, "persistent": 20}),
     ):
         this = planned(failures, 10.0, protection=protection)
-        courses = [run(this, Cadences(600.0, levels, 60 * DAY), seed) for seed in range(3)]
-        efficiency[protection.partner] = sum(course.efficiency for course in courses)
+        results = [run(this, Cadences(600.0, levels, 60 * DAY), seed) for seed in range(3)]
+        efficiency[protection.partner] = sum(result.efficiency for result in results)
     assert efficiency[True] > efficiency[False]
 
 
-# --- courses ----------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def _busy(**changes: object) -> tuple[Planned, Cadences]:
@@ -269,16 +270,16 @@ def test_the_same_seed_gives_the_same_course_and_another_another() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_time_adds_up(seed: int, elastic: bool) -> None:
     this, cadences = _busy(elastic=elastic)
-    course = run(this, cadences, seed)
-    assert set(course.buckets) == set(BUCKETS)
-    assert sum(course.buckets.values()) == pytest.approx(cadences.wall_s, rel=1e-9)
+    result = run(this, cadences, seed)
+    assert set(result.buckets) == set(BUCKETS)
+    assert sum(result.buckets.values()) == pytest.approx(cadences.wall_s, rel=1e-9)
     if not elastic:  # all nodes at full speed: training is useful, lost or slowed
-        known = course.useful_s + course.lost_s + course.slowed_s
-        assert known == pytest.approx(course.buckets["training"], rel=1e-9)
-        assert course.least_nodes == this.nodes
-    assert 0 < course.efficiency < 1
+        known = result.useful_s + result.lost_s + result.slowed_s
+        assert known == pytest.approx(result.buckets["training"], rel=1e-9)
+        assert result.least_nodes == this.nodes
+    assert 0 < result.efficiency < 1
     # A failure during a restart is no recovery of its own.
-    assert sum(course.recoveries.values()) <= sum(course.failures.values())
+    assert sum(result.recoveries.values()) <= sum(result.failures.values())
 
 
 def test_elastic_jobs_go_on_with_fewer_nodes() -> None:
@@ -297,13 +298,13 @@ def test_elastic_jobs_grow_back_when_that_is_worth_a_restart() -> None:
     machine = replace(this.job.machine, restart=replace(this.job.machine.restart, repair=21600.0))
     job = replace(this.job, machine=machine)
     long = replace(cadences, wall_s=DAY)
-    course = run(Planned(job), long, 1, trace)
-    assert course.least_nodes == 7 and course.grown == 1
-    assert sum(course.recoveries.values()) == 1, "taking a node in is no recovery"
-    assert sum(course.buckets.values()) == pytest.approx(DAY, rel=1e-9)
+    result = run(Planned(job), long, 1, trace)
+    assert result.least_nodes == 7 and result.grown == 1
+    assert sum(result.recoveries.values()) == 1, "taking a node in is no recovery"
+    assert sum(result.buckets.values()) == pytest.approx(DAY, rel=1e-9)
     shaky = replace(machine, failures=replace(machine.failures, process=600.0 * 8))
-    course = run(Planned(replace(job, machine=shaky)), long, 1, trace)
-    assert course.grown == 0, "failures each ten minutes take it in anyway"
+    result = run(Planned(replace(job, machine=shaky)), long, 1, trace)
+    assert result.grown == 0, "failures each ten minutes take it in anyway"
 
 
 def test_a_trace_is_followed() -> None:
@@ -313,25 +314,25 @@ def test_a_trace_is_followed() -> None:
         Failure(7200.0, "system", tuple(range(8))),
         Failure(9000.0, "process", (0,)),
     )
-    course = run(this, replace(cadences, wall_s=4 * 3600.0), 1, trace)
-    assert course.failures == {"node": 1, "system": 1, "process": 1}
-    assert sum(course.recoveries.values()) == 3
-    assert course.recoveries["persistent"] >= 1
+    result = run(this, replace(cadences, wall_s=4 * 3600.0), 1, trace)
+    assert result.failures == {"node": 1, "system": 1, "process": 1}
+    assert sum(result.recoveries.values()) == 3
+    assert result.recoveries["persistent"] >= 1
 
 
 def test_checkpoints_wait_for_room() -> None:
     this, cadences = _busy()
     quick = replace(cadences, period_s=5.0, every={"local": 1, "persistent": 1}, wall_s=DAY / 4)
-    course = run(this, quick, 1, ())
-    assert course.buckets["waiting"] > 0.3 * course.wall_s
-    assert course.checkpoints["persistent"] <= course.checkpoints["local"] <= course.checkpoints["persistent"] + 2
+    result = run(this, quick, 1, ())
+    assert result.buckets["waiting"] > 0.3 * result.wall_s
+    assert result.checkpoints["persistent"] <= result.checkpoints["local"] <= result.checkpoints["persistent"] + 2
 
 
 def test_without_failures_only_checkpoints_cost() -> None:
     this = planned(Failures(), 60.0)
-    course = run(this, Cadences(540.0, {"local": 1}, 10 * DAY), 1)
-    assert course.efficiency == pytest.approx(0.9, rel=1e-3)
-    assert course.lost_s == 0 and not course.recoveries
+    result = run(this, Cadences(540.0, {"local": 1}, 10 * DAY), 1)
+    assert result.efficiency == pytest.approx(0.9, rel=1e-3)
+    assert result.lost_s == 0 and not result.recoveries
 
 
 @pytest.mark.parametrize(
@@ -355,8 +356,8 @@ def test_confidence_intervals_are_those_of_student() -> None:
 
 
 def test_summaries() -> None:
-    one = Course(1, 100.0, useful_s=80.0, failures={"node": 1}, recoveries={"partner": 1})
-    two = Course(2, 100.0, useful_s=90.0, failures={"process": 2}, recoveries={"local": 2})
+    one = RunResult(1, 100.0, useful_s=80.0, failures={"node": 1}, recoveries={"partner": 1})
+    two = RunResult(2, 100.0, useful_s=90.0, failures={"process": 2}, recoveries={"local": 2})
     summary = summarize([one, two])
     assert summary.efficiency.mean == pytest.approx(0.85)
     assert {kind: each.mean for kind, each in summary.failures.items()} == {"node": 0.5, "process": 1.0}

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.machine_files import machine_toml, preset_names, read_machine
+from deeppart_simulator.machine.files import machine_toml, preset_names, read_machine
 
 from deeppart.errors import ConfigError
 from deeppart.model.units import read_bytes, read_rate, read_seconds, show_bytes, show_rate, show_seconds, show_share
@@ -113,7 +113,7 @@ def test_every_number_of_a_preset_has_a_source(name: str) -> None:
     """Each line with a number says in brackets where it is from, or a comment above its table does."""
     import deeppart_simulator
 
-    text = (Path(deeppart_simulator.__file__).parent / "presets" / f"{name}.toml").read_text()
+    text = (Path(deeppart_simulator.__file__).parent / "machine" / "presets" / f"{name}.toml").read_text()
     explained = False
     for line in text.splitlines():
         if not line.strip():

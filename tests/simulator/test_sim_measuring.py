@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
-from deeppart_simulator.calibrate import Sample, fit, machine_from
 from deeppart_simulator.cli import main
-from deeppart_simulator.machine_files import machine_toml, read_machine
-from deeppart_simulator.measuring import Directories, measure
-from deeppart_simulator.validate import Comparison, Validation, predict
+from deeppart_simulator.machine.files import machine_toml, read_machine
+from deeppart_simulator.measure.calibrate import Sample, fit, machine_from
+from deeppart_simulator.measure.start import Directories, measure
+from deeppart_simulator.measure.validate import Comparison, Validation, predict
 
 import deeppart
 from deeppart.cli.calibrate.tasks import SaveTask, Tasks, read_tasks, tasks_json

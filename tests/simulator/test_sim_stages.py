@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from deeppart_simulator.machines import Codec, Local, Machine, Memory, Network, Persistent
-from deeppart_simulator.restores import distribute_s, restore_s
-from deeppart_simulator.scale import study
-from deeppart_simulator.sharing import by_node, finish_times
-from deeppart_simulator.stages import Job, Protection, times_of
-from deeppart_simulator.states import read_state
-from deeppart_simulator.timeline import timeline
+from deeppart_simulator.machine.record import Codec, Local, Machine, Memory, Network, Persistent
+from deeppart_simulator.timing.restores import distribute_s, restore_s
+from deeppart_simulator.timing.scale import study
+from deeppart_simulator.timing.sharing import by_node, finish_times
+from deeppart_simulator.timing.stages import Job, Protection, times_of
+from deeppart_simulator.timing.timeline import timeline
+from deeppart_simulator.workload.states import read_state
 from hypothesis import given
 from hypothesis import strategies as st
 

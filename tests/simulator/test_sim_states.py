@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from deeppart_simulator.layout import Layout, read_layout
-from deeppart_simulator.shapes import FAMILIES, PRESETS, Parameter, model_named
-from deeppart_simulator.states import ITEM_BYTES, State, Tensor, read_state, state_of
+from deeppart_simulator.workload.layout import Layout, read_layout
+from deeppart_simulator.workload.shapes import FAMILIES, PRESETS, Parameter, model_named
+from deeppart_simulator.workload.states import ITEM_BYTES, State, Tensor, read_state, state_of
 
 from benchmarks.workload import shapes_of
 from deeppart.errors import ConfigError

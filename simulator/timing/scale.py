@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from deeppart.errors import ConfigError
 from deeppart.partition import STRATEGIES
 
+from ..workload.states import Shares
 from .stages import COMPRESSIONS, Job, Times, times_of
-from .states import Shares
 
 #: What the speed-up is measured against.
 REFERENCE = "rank0"

@@ -1,7 +1,7 @@
 """Machines as TOML files: the presets that come along, and the user's own.
 
-A table for each record of :mod:`deeppart_simulator.machines`, a key for each of its fields; ``[codec.float32]`` and
-so on for the codecs. Numbers may carry units. A file may begin with ``base = "PRESET"``, and then has only what
+A table for each record of :mod:`deeppart_simulator.machine.record`, a key for each of its fields; ``[codec.float32]``
+and so on for the codecs. Numbers may carry units. A file may begin with ``base = "PRESET"``, and then has only what
 differs.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from deeppart.errors import ConfigError
 
-from .machines import (
+from .record import (
     Codec,
     Failures,
     Kind,
@@ -42,14 +42,14 @@ TABLES: Mapping[str, type[Any]] = MappingProxyType(
     }
 )
 PLAIN = ("name", "source", "nodes", "ranks_per_node", "cores", "encode_threads", "interference")
-_PRESETS = "presets"
+_PRESETS = "deeppart_simulator.machine.presets"
 #: A machine file has two kilobytes.
 _MOST_BYTES = 1 << 20
 
 
 def preset_names() -> tuple[str, ...]:
     """Names of the machines that come along."""
-    files = resources.files("deeppart_simulator").joinpath(_PRESETS).iterdir()
+    files = resources.files(_PRESETS).iterdir()
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
@@ -112,7 +112,7 @@ def _literal(value: Any) -> str:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    text = resources.files("deeppart_simulator").joinpath(_PRESETS, f"{name}.toml").read_text(encoding="utf-8")
+    text = resources.files(_PRESETS).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 

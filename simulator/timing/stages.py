@@ -18,9 +18,9 @@ from deeppart.model import REDUNDANT_LEVELS
 from deeppart.plan.interval import DRAIN_SHARE
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
-from .machines import Machine
+from ..machine.record import Machine
+from ..workload.states import Shares, State
 from .sharing import FloatArray, by_node, finish_times
-from .states import Shares, State
 
 #: Stages in the order in which tables and timelines show them.
 STAGES = ("plan", "capture", "encode", "local", "partner", "parity", "persistent")

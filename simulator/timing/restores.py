@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from ..workload.states import Shares
 from .sharing import FloatArray, by_node, finish_times
 from .stages import Job, codec_of
-from .states import Shares
 
 
 def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int | None = None) -> float:

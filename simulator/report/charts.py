@@ -7,12 +7,12 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .advise import Advice, describe
-from .costs import NOTHING
-from .outcomes import Summary
-from .scale import Point
-from .stages import Job
-from .validate import WORST_TARGET, Validation
+from ..advise.choose import Advice, describe
+from ..campaign.costs import NOTHING
+from ..campaign.outcomes import Summary
+from ..measure.validate import WORST_TARGET, Validation
+from ..timing.scale import Point
+from ..timing.stages import Job
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,16 +1,15 @@
 """A run of weeks, event by event: training, checkpoints, failures, restarts.
 
-Rules are the library's: at most two checkpoints in the background, the next waits for room; staging memory is free
-once the local part is written; levels complete in order, the newest ``keep`` of each stay; after a failure the
+Rules are the library's: at most two checkpoints in the background, the next waits for one of them; staging memory is
+free once the local part is written; levels complete in order, the newest ``keep`` of each stay; after a failure the
 restart planner finds the newest step that survives, and what a step lost is rebuilt in the background. One seed is
-one course of events, always the same.
+one sequence of events, always the same.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,54 +21,16 @@ from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
 from .filesystem import SharedBandwidth, Transfer, bursts
 from .plan import Cadences, Planned
+from .result import RunResult
+from .retention import retire
 from .survival import Stored, recover
 
 #: Mean length of a burst of other jobs on the file system.
 _BURST_S = 300.0
 #: How often a run tells how far it is: so many times in all.
 _TICKS = 100
-#: Where the time of the job goes.
-BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restoring")
 
 Events = Generator[Any, Any, None]
-
-
-@dataclass(slots=True)
-class Course:
-    """What happened in one run. Times are in seconds.
-
-    Attributes:
-        seed: of its random numbers.
-        wall_s: how long the run was.
-        useful_s: training that was not lost, as seconds of the whole job.
-        lost_s: training that had to be done again.
-        buckets: where the wall time went; adds up to ``wall_s``.
-        slowed_s: training time lost because checkpoints worked in the background.
-        failures: class -> how many struck the job.
-        recoveries: costliest level that was needed -> how often; "none" for a start from nothing.
-        checkpoints: level -> how many were completed there.
-        nbytes: level -> bytes written there.
-        least_nodes: fewest nodes the job ran on.
-        grown: how often it was stopped to go on with more nodes.
-    """
-
-    seed: int
-    wall_s: float
-    useful_s: float = 0.0
-    lost_s: float = 0.0
-    slowed_s: float = 0.0
-    buckets: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0.0))
-    failures: dict[str, int] = field(default_factory=dict)
-    recoveries: dict[str, int] = field(default_factory=dict)
-    checkpoints: dict[str, int] = field(default_factory=dict)
-    nbytes: dict[str, int] = field(default_factory=dict)
-    least_nodes: int = 0
-    grown: int = 0
-
-    @property
-    def efficiency(self) -> float:
-        """Useful training / wall time."""
-        return self.useful_s / self.wall_s
 
 
 def run(
@@ -78,7 +39,7 @@ def run(
     seed: int,
     trace: tuple[Failure, ...] | None = None,
     progress: Callable[[float], None] = lambda share: None,
-) -> Course:
+) -> RunResult:
     """One run.
 
     Args:
@@ -93,20 +54,20 @@ def run(
     for tick in range(1, _TICKS + 1):
         simulation.env.run(until=wall_s * tick / _TICKS)
         progress(tick / _TICKS)
-    return simulation.course()
+    return simulation.result()
 
 
 class _Run:
     def __init__(self, planned: Planned, cadences: Cadences, seed: int, trace: tuple[Failure, ...] | None) -> None:
         self.env = simpy.Environment()
         self._planned, self._cadences = planned, cadences
-        self._course = Course(seed, cadences.wall_s)
+        self._result = RunResult(seed, cadences.wall_s)
         random = np.random.default_rng(seed)
         nodes = planned.nodes
         self._nodes = list(range(nodes))  # of the job
         self._spares = list(range(nodes, nodes + cadences.spares))
         self._world = planned.on(nodes)
-        self._course.least_nodes = nodes
+        self._result.least_nodes = nodes
         self._doing, self._since, self._rate = "training", 0.0, 0.0
         self._progress = 0.0
         self._stored: list[Stored] = []
@@ -129,15 +90,15 @@ class _Run:
             bursts(self.env, self._file_system, persistent.write, persistent.others, _BURST_S, random.spawn(1)[0])
         )
 
-    def course(self) -> Course:
+    def result(self) -> RunResult:
         """What happened until now; to be called once, at the end."""
         # What is under way then has not been accounted yet.
         elapsed = self.env.now - self._since
-        self._course.buckets[self._doing] += elapsed
+        self._result.buckets[self._doing] += elapsed
         self._work(elapsed)
-        self._course.useful_s = self._progress
+        self._result.useful_s = self._progress
         # The process under way will be closed when the simulation is freed, and then account its time once more.
-        return copy.deepcopy(self._course)
+        return copy.deepcopy(self._result)
 
     # --- the job ------------------------------------------------------------------------------------------------------
 
@@ -164,7 +125,7 @@ class _Run:
         try:
             yield event
         finally:
-            self._course.buckets[bucket] += self.env.now - self._since
+            self._result.buckets[bucket] += self.env.now - self._since
             self._since = self.env.now
 
     def _train(self, amount_s: float) -> Events:
@@ -186,7 +147,7 @@ class _Run:
         """Training has gone on for so long, at the rate of the moment."""
         self._progress += elapsed_s * self._rate
         if self._rate:
-            self._course.slowed_s += elapsed_s * (self._world.speed - self._rate)
+            self._result.slowed_s += elapsed_s * (self._world.speed - self._rate)
 
     def _checkpoint(self) -> Events:
         due = self._cadences.due(self._sequence)
@@ -257,27 +218,13 @@ class _Run:
 
     def _done(self, stored: Stored, level: str) -> None:
         """A level is complete: count it, and let go what ``keep`` no longer wants."""
-        course = self._course
-        course.checkpoints[level] = course.checkpoints.get(level, 0) + 1
-        course.nbytes[level] = course.nbytes.get(level, 0) + self._world.level_bytes[level]
+        result = self._result
+        result.checkpoints[level] = result.checkpoints.get(level, 0) + 1
+        result.nbytes[level] = result.nbytes.get(level, 0) + self._world.level_bytes[level]
         stored.levels.add(level)
         if stored not in self._stored:
             self._stored.append(stored)
-        self._retire()
-
-    def _retire(self) -> None:
-        keep = self._cadences.keep
-        newest = sorted(self._stored, key=lambda each: -each.sequence)
-        for level in ("partner", "parity", "persistent"):
-            self._drop(level, [each for each in newest if level in each.levels][keep[level] :] if keep[level] else [])
-        local = [each for each in newest if "local" in each.levels][keep["local"] :] if keep["local"] else []
-        # What the redundant levels keep, the local level keeps too.
-        self._drop("local", [each for each in local if not each.levels & {"partner", "parity"}])
-        self._stored = [each for each in self._stored if each.levels]
-
-    def _drop(self, level: str, old: list[Stored]) -> None:
-        for each in old:
-            each.levels.discard(level)
+        self._stored = retire(self._stored, self._cadences.keep)
 
     def _free_staging(self) -> None:
         if not self._staging_free:
@@ -300,8 +247,8 @@ class _Run:
 
     def _strike(self, failure: Failure) -> None:
         """Processes are gone, and so is what was under way; of lost nodes, everything on their storage."""
-        course = self._course
-        course.failures[failure.kind] = course.failures.get(failure.kind, 0) + 1
+        failures = self._result.failures
+        failures[failure.kind] = failures.get(failure.kind, 0) + 1
         for process in self._background:
             if process.is_alive:
                 process.interrupt()
@@ -328,7 +275,7 @@ class _Run:
         yield from self._gather_nodes(restart.replace)
         yield from self._spend("down", self.env.timeout(restart.relaunch))
         level = yield from self._recover()
-        self._course.recoveries[level] = self._course.recoveries.get(level, 0) + 1
+        self._result.recoveries[level] = self._result.recoveries.get(level, 0) + 1
 
     def _recover(self) -> Generator[Any, Any, str]:
         """Come back from the newest step that survives; returns the costliest level that was needed."""
@@ -370,7 +317,7 @@ class _Run:
         yield from self._gather_nodes(restart.replace)
         yield from self._spend("down", self.env.timeout(restart.relaunch))
         yield from self._recover()
-        self._course.grown += 1
+        self._result.grown += 1
 
     def _gather_nodes(self, replace_s: float) -> Events:
         wanted = self._planned.nodes
@@ -382,7 +329,7 @@ class _Run:
             yield from self._spend("short of nodes", self._node_back)
             self._take_spares(wanted)
         self._world = self._planned.on(len(self._nodes))
-        self._course.least_nodes = min(self._course.least_nodes, len(self._nodes))
+        self._result.least_nodes = min(self._result.least_nodes, len(self._nodes))
 
     def _take_spares(self, wanted: int) -> None:
         while len(self._nodes) < wanted and self._spares:
@@ -410,5 +357,5 @@ class _Run:
             pass
 
     def _lose(self, progress_s: float) -> None:
-        self._course.lost_s += self._progress - progress_s
+        self._result.lost_s += self._progress - progress_s
         self._progress = progress_s

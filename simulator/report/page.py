@@ -10,18 +10,18 @@ from pathlib import Path
 from deeppart.errors import ConfigError
 from deeppart.model.units import show_bytes, show_rate, show_seconds, show_share
 
-from .advise import Advice, advise, describe
-from .advised import config_toml, reasons
-from .campaign import run
+from ..advise.choose import Advice, advise, describe
+from ..advise.text import config_toml, reasons
+from ..campaign.outcomes import Estimate, Summary, show_number, summarize
+from ..campaign.plan import Cadences, Planned, usual_spares
+from ..campaign.run import run
+from ..timing.scale import Point, study
+from ..timing.stages import Job, times_of
+from ..timing.timeline import MOST_NODES, timeline
 from .charts import advice_figure, campaign_figure, scaling_figure, svg
-from .outcomes import Estimate, Summary, show_number, summarize
-from .plan import Cadences, Planned, usual_spares
-from .scale import Point, study
-from .stages import Job, times_of
-from .timeline import MOST_NODES, timeline
 from .timeline_svg import legend_html, timeline_svg
 
-#: Courses of the campaign that a page makes for itself, and their length.
+#: Runs of the campaign that a page makes for itself, and their length.
 _SEEDS, _WALL_S = 3, 30 * 86400.0
 
 
@@ -151,7 +151,7 @@ def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) ->
         return ""
     words = (
         f"<p>{show_seconds(cadences.wall_s)} with a checkpoint after every {show_seconds(cadences.period_s)} of "
-        f"training, {summary.seeds} courses of events: {_interval(summary.efficiency)} of the time is useful "
+        f"training, {summary.seeds} runs: {_interval(summary.efficiency)} of the time is useful "
         "training.</p>"
     )
     rows = [["", "mean", "least", "most"]]

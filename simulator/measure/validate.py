@@ -17,10 +17,10 @@ from statistics import median
 
 from deeppart.cli.calibrate.tasks import SaveTask
 
-from .machines import Machine
-from .measuring import Directories, measure
-from .stages import Job, Protection, times_of
-from .states import read_state
+from ..machine.record import Machine
+from ..timing.stages import Job, Protection, times_of
+from ..workload.states import read_state
+from .start import Directories, measure
 
 #: What is to be reached: half of the errors, and all of them, as shares of what was measured.
 MEDIAN_TARGET, WORST_TARGET = 0.10, 0.25

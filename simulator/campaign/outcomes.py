@@ -1,4 +1,4 @@
-"""Many courses of one campaign: means, with confidence intervals over seeds."""
+"""Many runs of one campaign: means, with confidence intervals over seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from .campaign import BUCKETS, Course
+from .result import BUCKETS, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Summary:
     """A campaign.
 
     Attributes:
-        seeds: how many courses.
+        seeds: how many runs.
         efficiency: useful training / wall time.
         shares: where the wall time goes, as shares of it; training is split into useful, lost and slowed.
         failures: class -> how many.
@@ -52,30 +52,30 @@ class Summary:
     grown: Estimate
 
 
-def summarize(courses: Sequence[Course]) -> Summary:
-    """Means and intervals of at least one course."""
-    wall_s = courses[0].wall_s
+def summarize(runs: Sequence[RunResult]) -> Summary:
+    """Means and intervals of at least one run."""
+    wall_s = runs[0].wall_s
     shares = {
-        "useful": estimate([course.useful_s / wall_s for course in courses]),
-        "lost": estimate([course.lost_s / wall_s for course in courses]),
-        "slowed": estimate([course.slowed_s / wall_s for course in courses]),
+        "useful": estimate([run.useful_s / wall_s for run in runs]),
+        "lost": estimate([run.lost_s / wall_s for run in runs]),
+        "slowed": estimate([run.slowed_s / wall_s for run in runs]),
     }
     for bucket in BUCKETS[1:]:
-        shares[bucket] = estimate([course.buckets[bucket] / wall_s for course in courses])
+        shares[bucket] = estimate([run.buckets[bucket] / wall_s for run in runs])
 
-    def counts(of: Callable[[Course], dict[str, int]]) -> dict[str, Estimate]:
-        names = sorted({name for course in courses for name in of(course)})
-        return {name: estimate([float(of(course).get(name, 0)) for course in courses]) for name in names}
+    def counts(of: Callable[[RunResult], dict[str, int]]) -> dict[str, Estimate]:
+        names = sorted({name for run in runs for name in of(run)})
+        return {name: estimate([float(of(run).get(name, 0)) for run in runs]) for name in names}
 
     return Summary(
-        seeds=len(courses),
+        seeds=len(runs),
         efficiency=shares["useful"],
         shares=shares,
-        failures=counts(lambda course: course.failures),
-        recoveries=counts(lambda course: course.recoveries),
-        checkpoints=counts(lambda course: course.checkpoints),
-        nbytes=counts(lambda course: course.nbytes),
-        grown=estimate([float(course.grown) for course in courses]),
+        failures=counts(lambda run: run.failures),
+        recoveries=counts(lambda run: run.recoveries),
+        checkpoints=counts(lambda run: run.checkpoints),
+        nbytes=counts(lambda run: run.nbytes),
+        grown=estimate([float(run.grown) for run in runs]),
     )
 
 

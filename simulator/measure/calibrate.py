@@ -19,8 +19,8 @@ import numpy as np
 
 from deeppart.cli.calibrate.tasks import SaveTask
 
-from .machines import Codec, Local, Machine, Memory, Network, Persistent
-from .measuring import Directories, measure
+from ..machine.record import Codec, Local, Machine, Memory, Network, Persistent
+from .start import Directories, measure
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64")
 #: (bytes of a rank's share, tensors of it) that are measured, both levels at work. Large ones are copied more slowly

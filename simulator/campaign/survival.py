@@ -16,7 +16,7 @@ from deeppart.model import LEVELS, Attempt, ParityIdentity, ParityMember, PartRe
 from deeppart.plan.redundancy import Nodes, block_bytes_for, parity_groups, partner_nodes
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, survey
 
-from .stages import Protection
+from ..timing.stages import Protection
 
 #: Bytes of a part, as far as the planner is concerned: all parts are alike.
 _PART_BYTES = 1 << 20

@@ -20,7 +20,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError
 
-from .machines import Failures
+from ..machine.record import Failures
 
 #: What can fail, from the smallest to the largest.
 CLASSES = ("process", "node", "group", "system")

@@ -11,11 +11,11 @@ import numpy as np
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS
 
+from ..timing.restores import restore_s
+from ..timing.sharing import FloatArray, by_node
+from ..timing.stages import Job, Times, times_of
+from ..workload.states import Shares
 from .failures import Size, rates_per_s
-from .restores import restore_s
-from .sharing import FloatArray, by_node
-from .stages import Job, Times, times_of
-from .states import Shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from html import escape
 
 from deeppart.model.units import show_bytes, show_seconds
 
-from .timeline import LANES, Bar
+from ..timing.timeline import LANES, Bar
 
 _WIDTH, _LABELS, _ROW, _GAP, _AXIS = 1080, 130, 15, 12, 34
 _COLOURS = {

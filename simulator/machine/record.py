@@ -1,6 +1,6 @@
 """A machine as numbers: what copying, encoding, writing, sending and failing cost on it.
 
-Every number is a field of a small record with its unit; :mod:`deeppart_simulator.machine_files` reads and writes them
+Every number is a field of a small record with its unit; :mod:`deeppart_simulator.machine.files` reads and writes them
 as TOML. Bandwidths are in bytes per second, times in seconds.
 """
 

@@ -8,8 +8,8 @@ from deeppart.model import LEVELS
 from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.interval import MOST_EVERY
 
-from .advise import Advice, Choice, describe
-from .failures import CLASSES
+from ..campaign.failures import CLASSES
+from .choose import Advice, Choice, describe
 
 _FROM = {"local": "the node's own storage", "partner": "the copy on another node", "parity": "the parity of its group"}
 _FROM |= {"persistent": "the parallel file system"}

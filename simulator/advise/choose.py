@@ -1,8 +1,8 @@
 """Which levels, how often, which redundancy, compressed or not: what wastes least, and why.
 
 Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stage times from
-:mod:`deeppart_simulator.stages` and what survives from the restart planner. Of the candidates that waste at most a
-twentieth more than the best, the simplest is advised: the machine's numbers are not known more precisely than that.
+:mod:`deeppart_simulator.timing.stages` and what survives from the restart planner. Of the candidates that waste at most
+a twentieth more than the best, the simplest is advised: the machine's numbers are not known more precisely than that.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, best, waste
 
-from .costs import Survival, level_costs, survival
-from .plan import Planned
-from .stages import Job, Protection
+from ..campaign.costs import Survival, level_costs, survival
+from ..campaign.plan import Planned
+from ..timing.stages import Job, Protection
 
 #: Parity groups that are tried: (nodes, of them may be lost).
 PARITIES = ((4, 1), (8, 1), (8, 2), (16, 1), (16, 2))

@@ -1,0 +1,1 @@
+"""The levels, cadence and redundancy that waste least."""

@@ -1,0 +1,1 @@
+"""Runs of weeks with failures: what survives, what is lost, what remains useful."""

@@ -1,0 +1,33 @@
+"""Which checkpoints stay on which level: the rules of ``keep``, as the library follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from deeppart.model import REDUNDANT_LEVELS
+
+from .survival import Stored
+
+
+def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
+    """Take from each level the checkpoints that are older than its newest ``keep``.
+
+    Args:
+        stored: all checkpoints; ``levels`` of those that are too old is changed in place.
+        keep: level -> how many steps stay there; 0 keeps all.
+
+    Returns:
+        Those that are still on a level, in the order given.
+    """
+    newest = sorted(stored, key=lambda each: -each.sequence)
+    for level in (*REDUNDANT_LEVELS, "persistent"):
+        _drop(level, [each for each in newest if level in each.levels][keep[level] :] if keep[level] else [])
+    local = [each for each in newest if "local" in each.levels][keep["local"] :] if keep["local"] else []
+    # What the redundant levels keep, the local level keeps too.
+    _drop("local", [each for each in local if not each.levels & set(REDUNDANT_LEVELS)])
+    return [each for each in stored if each.levels]
+
+
+def _drop(level: str, old: Sequence[Stored]) -> None:
+    for each in old:
+        each.levels.discard(level)

@@ -1,0 +1,1 @@
+"""A machine as numbers, read from and written to TOML files."""

@@ -1,0 +1,1 @@
+"""Real checkpoints on this machine: to calibrate the model, and to validate it."""

@@ -1,0 +1,1 @@
+"""Charts, timelines and the HTML page of results."""

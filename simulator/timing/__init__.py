@@ -1,0 +1,1 @@
+"""The time of one checkpoint and one restore, stage by stage."""
