@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from deeppart.access.hanging import hanging
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, Level
 
 OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"
 _FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})
@@ -154,7 +154,7 @@ class Pending:
         """The levels that this checkpoint goes to; none for a call that was not due."""
         return frozenset(name for name, progress in self._levels.items() if progress.state not in (OFF, SKIPPED))
 
-    def done(self, level: str = "persistent") -> bool:
+    def done(self, level: str = Level.PERSISTENT) -> bool:
         """Whether the checkpoint is complete at a level, on every rank. Never blocks, never raises for a failure.
 
         Raises:
@@ -163,7 +163,7 @@ class Pending:
         self._poll()
         return self._level(level).state == DONE
 
-    def wait(self, level: str = "persistent", timeout: float | None = None) -> None:
+    def wait(self, level: str = Level.PERSISTENT, timeout: float | None = None) -> None:
         """Wait until the checkpoint is complete at a level, on every rank.
 
         Args:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from statistics import median
 
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, Level
 from deeppart.pending import DONE, FAILED, Pending, Report
 from deeppart.plan.interval import LevelCost
 
@@ -99,7 +99,7 @@ class CostMeter:
         for level in (name for name in LEVELS if name in levels):
             done = [report for report in self._reports if report.levels[level].state == DONE]
             busy_s = median(report.stages_s.get(level, 0.0) for report in done) if done else 0.0
-            apart_s = busy_s / drain_share if level == "persistent" else busy_s
+            apart_s = busy_s / drain_share if level == Level.PERSISTENT else busy_s
             latency_s = median(report.levels[level].seconds or 0.0 for report in done) if done else 0.0
             found.append(
                 LevelCost(

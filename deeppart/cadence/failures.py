@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, Level
 
 _DAY_S = 86_400.0
 #: One node: 54 days of 2,048 nodes, with 419 interruptions.
@@ -47,9 +47,9 @@ def guessed_rates(nodes: int) -> dict[str, float]:
     """Level -> failures per second that need it, before anything was seen; "partner" stands for parity, too."""
     of_nodes = nodes / NODE_MTBF_S
     return {
-        "local": of_nodes * (1 - NODE_LOST_SHARE),
-        "partner": of_nodes * NODE_LOST_SHARE,
-        "persistent": 1 / JOB_MTBF_S,
+        Level.LOCAL: of_nodes * (1 - NODE_LOST_SHARE),
+        Level.PARTNER: of_nodes * NODE_LOST_SHARE,
+        Level.PERSISTENT: 1 / JOB_MTBF_S,
     }
 
 
@@ -72,9 +72,17 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
     return _met_by(levels, {name: total * factor * share for name, share in shares.items()})
 
 
+#: Level that a restart needed -> the class of its failure; all others count for the highest level.
+_CLASSES: dict[str | None, str] = {
+    Level.LOCAL: Level.LOCAL,
+    Level.PARTNER: Level.PARTNER,
+    Level.PARITY: Level.PARTNER,
+}
+
+
 def _class_of(needed: str | None) -> str:
     """Which of the guessed rates a failure counts for; where it is not known, that of the highest level."""
-    return {"local": "local", "partner": "partner", "parity": "partner"}.get(needed or "", "persistent")
+    return _CLASSES.get(needed, Level.PERSISTENT)
 
 
 def _met_by(levels: Collection[str], rates: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.options import directory_argument, local_option, sign_key_option
 from deeppart.cli.output import console, moment, printable, some, state_text, step_names
-from deeppart.model import LEVELS, SuspectLeaf
+from deeppart.model import LEVELS, Level, SuspectLeaf
 from deeppart.model.units import show_bytes
 from deeppart.offline.inspect.examining import DAMAGED, UNFINISHED_STATE
 from deeppart.offline.inspect.listing import Listing, StepSummary, list_directory
@@ -156,6 +156,6 @@ def _places(step: StepSummary) -> str:
     for level in LEVELS:
         found = len(step.found(level))
         if found:
-            expected = step.attempt.world_size if step.attempt and (level != "persistent" or step.created) else None
+            expected = step.attempt.world_size if step.attempt and (level != Level.PERSISTENT or step.created) else None
             texts.append(level if found == expected else f"{level} {found}/{expected or '?'}")
     return ", ".join(texts)

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping
 
 from deeppart.errors import ConfigError
-from deeppart.model import LEVELS, REDUNDANT_LEVELS
+from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
 
 #: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
-DEFAULT_EVERY: Mapping[str, int] = {"local": 1, "parity": 0, "persistent": 1}
+DEFAULT_EVERY: Mapping[str, int] = {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}
 #: The value of ``every`` with which the library decides.
 AUTO = "auto"
 DEFAULT_PARITY_TOLERATE = 1
@@ -130,7 +130,7 @@ def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str
         raise refusal("every", every, "'auto', or a mapping from levels to whole numbers")
     found = {**DEFAULT_EVERY, **check_levels("every", every)}
     if local_dir is None:
-        found["local"] = 0
+        found[Level.LOCAL] = 0
     _check_redundant(found)
     if not any(found.values()):
         raise refusal("every", found, "at least one level above 0", "set persistent_dir or local_dir")
@@ -141,10 +141,10 @@ def _check_redundant(every: Mapping[str, int]) -> None:
     """The levels that copy the local level's parts need these to be there."""
     for level in REDUNDANT_LEVELS:
         count = every.get(level, 0)
-        if count and (not every["local"] or count % every["local"]):
+        if count and (not every[Level.LOCAL] or count % every[Level.LOCAL]):
             raise refusal(
                 "every",
-                {"local": every["local"], level: count},
+                {Level.LOCAL: every[Level.LOCAL], level: count},
                 f"{level} only where `local` goes too: it works on the parts that the local level has stored",
                 "set local_dir, and every[level] to a multiple of every['local']",
             )

@@ -7,14 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
-#: The storage levels, cheapest first. ``every``, ``keep`` and ``Pending.wait`` take these names.
-LEVELS = ("local", "partner", "parity", "persistent")
+
+class Level(StrEnum):
+    """A storage level. Each member is, and prints as, the string that ``every``, ``keep`` and ``Pending.wait`` take."""
+
+    LOCAL = "local"
+    PARTNER = "partner"
+    PARITY = "parity"
+    PERSISTENT = "persistent"
+
+    __repr__ = str.__repr__
+
+
+#: The storage levels, cheapest first.
+LEVELS: tuple[str, ...] = tuple(Level)
 #: Levels on nodes' own storage that protect against the loss of a node; they copy or encode the local level's parts.
-REDUNDANT_LEVELS = ("partner", "parity")
+REDUNDANT_LEVELS: tuple[str, ...] = (Level.PARTNER, Level.PARITY)
 #: How many steps stay at each level, where the configuration does not say.
-DEFAULT_KEEP: Mapping[str, int] = {"local": 1, "partner": 1, "parity": 1, "persistent": 3}
+DEFAULT_KEEP: Mapping[str, int] = {Level.LOCAL: 1, Level.PARTNER: 1, Level.PARITY: 1, Level.PERSISTENT: 3}
 #: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
 MOST_IN_FLIGHT = 2
 

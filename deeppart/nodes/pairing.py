@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from deeppart.config import Config
 from deeppart.config.checks import DEFAULT_PARITY_GROUP, DEFAULT_PARITY_TOLERATE
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partner_copies
 
 
@@ -53,7 +53,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
     """
     every = _auto_levels(config) if isinstance(config.every, str) else dict(config.every)
     useful = len(nodes) >= 2 and not shared
-    every.setdefault("partner", every["local"] if useful else 0)
+    every.setdefault(Level.PARTNER, every[Level.LOCAL] if useful else 0)
     shortfalls: list[str] = []
     for level in REDUNDANT_LEVELS:
         if every[level] and len(nodes) < 2:
@@ -68,7 +68,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
             raise _refusal(level, every[level], "a local_dir of its own on every node", found, todo)
     group_size, tolerate = _asked(config, len(nodes))
     sets: tuple[ParitySet, ...] = ()
-    if every["parity"]:
+    if every[Level.PARITY]:
         if config.protection == "strict":
             _check_groups(config, len(nodes), group_size, tolerate)
         else:
@@ -77,7 +77,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
             if group_size < asked[0] or tolerate < asked[1]:
                 shortfalls.append(_less_parity(config, len(nodes), group_size, tolerate))
         sets = parity_sets(nodes, group_size, tolerate)
-    copies = partner_copies(nodes) if every["partner"] else ()
+    copies = partner_copies(nodes) if every[Level.PARTNER] else ()
     return Protection(nodes, every, copies, sets, group_size, tolerate, tuple(shortfalls))
 
 
@@ -105,10 +105,10 @@ def _less_parity(config: Config, count: int, group_size: int, tolerate: int) -> 
 def _auto_levels(config: Config) -> dict[str, int]:
     """The levels that are on with ``every="auto"``: all, of partner and parity the one that is asked for."""
     if config.local_dir is None:
-        return {"local": 0, "partner": 0, "parity": 0, "persistent": 1}
+        return {Level.LOCAL: 0, Level.PARTNER: 0, Level.PARITY: 0, Level.PERSISTENT: 1}
     if config.parity_group is None and config.parity_tolerate is None:
-        return {"local": 1, "parity": 0, "persistent": 1}
-    return {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
+        return {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}
+    return {Level.LOCAL: 1, Level.PARTNER: 0, Level.PARITY: 1, Level.PERSISTENT: 1}
 
 
 def _check_groups(config: Config, count: int, group_size: int, tolerate: int) -> None:

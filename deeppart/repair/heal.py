@@ -20,7 +20,7 @@ from typing import Any
 from deeppart.comm.base import Comm, Operation
 from deeppart.comm.commit import commit_round
 from deeppart.errors import CheckpointError, DeeppartError, StorageError
-from deeppart.model import Attempt, ParityMember
+from deeppart.model import Attempt, Level, ParityMember
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.nodes.exchange.parity import PartFile, encode_sets
 from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
@@ -141,7 +141,7 @@ class Healer:
 
     def _digest_of(self, path: str, part: int, attempt: Attempt | None) -> tuple[int, str]:
         """Length and xxh3-128 of a part file (or, without an attempt, of a base), all of which is read and checked."""
-        signing = None if attempt is None else self._levels["local"].signing
+        signing = None if attempt is None else self._levels[Level.LOCAL].signing
         with FileSource(path) as source:
             reader = PartReader(source, where=path, expected_attempt=attempt, expected_rank=part, signing=signing)
             return source.size, reader.verify()
@@ -178,7 +178,7 @@ class Healer:
         problems: dict[int, Exception] = {}
         for alone in (False, True):
             for part in sorted(mine - problems.keys()):
-                path = str(self._levels["local"].part_path(attempt, part))
+                path = str(self._levels[Level.LOCAL].part_path(attempt, part))
                 try:
                     if path not in needed:
                         self._write_part(part, attempt, memory[part])
@@ -213,7 +213,7 @@ class Healer:
         return frozenset([*misplaced, *(each.path for each in parity)])
 
     def _write_part(self, part: int, attempt: Attempt, loaded: LoadedPart) -> None:
-        local = self._levels["local"]
+        local = self._levels[Level.LOCAL]
         for name, path in loaded.bases():
             fill(local.open_base(attempt, name, mend=True), sound_pieces(path))
         fill(local.open_part(attempt, part, mend=True), loaded.pieces())
@@ -250,7 +250,7 @@ class Healer:
 
     def _outgoing(self, transfer: Transfer, base: str, attempt: Attempt) -> Outgoing:
         """Check a part, or one of its bases, before copies of it are made."""
-        path = transfer.path or str(self._levels["local"].part_path(attempt, transfer.part))
+        path = transfer.path or str(self._levels[Level.LOCAL].part_path(attempt, transfer.part))
         if base:
             path = str(Path(path).with_name(base))
         nbytes, digest = self._digest_of(path, transfer.part, None if base else attempt)
@@ -263,11 +263,11 @@ class Healer:
                 if member.rank == self._comm.rank:
                     mine = None if stored.part is None else self._part_file(attempt, stored.part, stored, path)
                     sets.append((each.which, mine))
-        opened = partial(self._levels["parity"].open_parity, mend=True)
+        opened = partial(self._levels[Level.PARITY].open_parity, mend=True)
         self._commit(encode_sets(self._comm, sets, attempt, opened, self._arena, self._limit))
 
     def _part_file(self, attempt: Attempt, part: int, stored: ParityMember, path: str) -> PartFile:
-        path = path or str(self._levels["local"].part_path(attempt, part))
+        path = path or str(self._levels[Level.LOCAL].part_path(attempt, part))
         try:
             digest = self._digest_of(path, part, attempt)[1]
         except Exception:

@@ -24,7 +24,7 @@ from deeppart.errors import (
     KeepNotice,
     as_error,
 )
-from deeppart.model import REDUNDANT_LEVELS, Manifest, PartRecord, StepKey
+from deeppart.model import REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
 from deeppart.model.version import LIBRARY
 from deeppart.part import encode_manifest
 from deeppart.pending import DONE, FAILED
@@ -70,7 +70,7 @@ class Completer:
         channel = self._channels[level]
         job.progress.report(level)
         what = f"step {job.attempt.step}, completing level {level}"
-        commit = partial(self._commit, job) if level == "persistent" else None
+        commit = partial(self._commit, job) if level == Level.PERSISTENT else None
         agreed, begun = True, channel.broken is None
         try:
             verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
@@ -80,7 +80,7 @@ class Completer:
         if complete:
             job.pending.note_level(level, DONE)
             self._remember(job, level, outcome)
-            if level != "persistent" and job.is_on_nodes():
+            if level != Level.PERSISTENT and job.is_on_nodes():
                 self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
             self._retire(job, level)
         else:
@@ -114,8 +114,8 @@ class Completer:
         """What the next checkpoint may refer to; nothing, where there is no memory for that."""
         try:
             summary = outcome.summary if isinstance(outcome, Written) else None
-            at = "local" if level == "partner" else level
-            if level == "partner":
+            at = Level.LOCAL if level == Level.PARTNER else level
+            if level == Level.PARTNER:
                 summary = job.local_summary
             if summary is not None:
                 directory = self._storage.part_path(at, job.attempt).parent

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from deeppart.model import Attempt
+from deeppart.model import Attempt, Level
 from deeppart.part import PartSummary
 from deeppart.save.transfer import Staged, Unchanged
 from deeppart.save.unchanged import Holdings, choose, link_bases, raw_digests
@@ -27,7 +27,7 @@ class Incremental:
 
     def __init__(self, rank: int, *, on: bool) -> None:
         self._rank, self._on = rank, on
-        self._holdings: dict[str, Holdings | None] = dict.fromkeys(("local", "persistent"))
+        self._holdings: dict[str, Holdings | None] = dict.fromkeys((Level.LOCAL, Level.PERSISTENT))
         self._copied: frozenset[str] = frozenset()
 
     def look(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
@@ -48,9 +48,9 @@ class Incremental:
         to compute it from the others of its parity set, the bases of all of these would have to be kept.
         """
         holdings = self._holdings[level]
-        if digests is None or holdings is None or (level == "local" and "parity" in due):
+        if digests is None or holdings is None or (level == Level.LOCAL and Level.PARITY in due):
             return Unchanged(digests)
-        allowed = self._copied if level == "local" and "partner" in due else None
+        allowed = self._copied if level == Level.LOCAL and Level.PARTNER in due else None
         references = choose(digests, layout.chunks, holdings, allowed)
         kept, names = link_bases(references, holdings, directory)
         return Unchanged(digests, kept, names)
@@ -64,12 +64,12 @@ class Incremental:
         """
         if not self._on:
             return
-        if level == "partner":
+        if level == Level.PARTNER:
             self._copied = frozenset({summary.index_digest, *(base.index_digest for base in summary.bases)})
         else:
             self._holdings[level] = Holdings.of(directory, attempt, self._rank, summary)
 
     def failed(self, level: str) -> None:
         """A level of a step failed: on the partner's node, something may not be where this rank takes it to be."""
-        if level == "partner":
+        if level == Level.PARTNER:
             self._copied = frozenset()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeppart.errors import DeeppartError
-from deeppart.model import REDUNDANT_LEVELS, Attempt
+from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, Pending
 from deeppart.save.compress import PartEncoding
@@ -152,7 +152,7 @@ class Job:
         Args:
             staged: the share in staging memory; None if it could not be captured.
         """
-        readers = (Reader.STORE, Reader.DRAIN) if "persistent" in due else (Reader.STORE,)
+        readers = (Reader.STORE, Reader.DRAIN) if Level.PERSISTENT in due else (Reader.STORE,)
         layout, document = (None, None) if staged is None else (staged.layout, staged.document)
         lease = StagingLease(staged, readers)
         return cls(attempt, due, pending, lease, layout, document, failure, deferred, Progress(due))
@@ -179,7 +179,7 @@ class Job:
 
     def is_on_nodes(self) -> bool:
         """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
-        levels = self.due - {"persistent"}
+        levels = self.due - {Level.PERSISTENT}
         return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
 
 

@@ -35,7 +35,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.driver import Driver
 from deeppart.config import Config
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, CommError, DeeppartError, as_error
-from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Attempt, StepKey
+from deeppart.model import MOST_IN_FLIGHT, REDUNDANT_LEVELS, Attempt, Level, StepKey
 from deeppart.part import parse_base_file_name
 from deeppart.pending import FAILED, RUNNING
 from deeppart.save.complete import Completer, level_error
@@ -150,7 +150,7 @@ class Pipeline:
             self._stages.put("capture", job)
         else:
             self._stages.put("store", Captured(job, job.failure))
-        if "persistent" in job.due:
+        if Level.PERSISTENT in job.due:
             self._stages.put("drain", job)
 
     def submit_repair(self, repair: Repair) -> None:
@@ -225,20 +225,20 @@ class Pipeline:
                 digests = self._writer.look(job)
             except Exception as error:  # it is told in the commit rounds, for which the other ranks wait
                 failure = as_error(error, "the captured share could not be read")
-        if "local" not in job.due:
+        if Level.LOCAL not in job.due:
             job.opened.set_result(Opened(failure, digests))
             job.lease.done(Reader.STORE)
             return
-        job.pending.note_level("local", RUNNING)
+        job.pending.note_level(Level.LOCAL, RUNNING)
         part: LocalPart | DeeppartError
-        part = failure if failure is not None else self._attempted("local", lambda: self._open_local(job, digests))
+        part = failure if failure is not None else self._attempted(Level.LOCAL, lambda: self._open_local(job, digests))
         job.opened.set_result(Opened(failure, digests, part if isinstance(part, LocalPart) else None))
         outcome = self._write_local(job, part) if isinstance(part, LocalPart) else part
         if isinstance(outcome, Written):
             job.lease.stored()
         else:
             job.lease.done(Reader.STORE)
-        complete = self._finish_level(job, "local", outcome)
+        complete = self._finish_level(job, Level.LOCAL, outcome)
         redundant = job.due & {*REDUNDANT_LEVELS}
         if redundant and complete and isinstance(outcome, Written):
             self._stages.put("protect", Stored(job, outcome.summary))
@@ -251,7 +251,7 @@ class Pipeline:
         return self._writer.open_local(job, self._storage.local, digests)
 
     def _write_local(self, job: Job, part: LocalPart) -> Written | DeeppartError:
-        return self._timed(job, "local", lambda: self._writer.write_local(job, part))
+        return self._timed(job, Level.LOCAL, lambda: self._writer.write_local(job, part))
 
     def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
         job = captured.job
@@ -260,18 +260,18 @@ class Pipeline:
         elif job.local is not None:
             job.local.relay.give_up()
         job.lease.done(Reader.STORE)
-        self._settle_all(job, {"local", *REDUNDANT_LEVELS}, failure)
+        self._settle_all(job, {Level.LOCAL, *REDUNDANT_LEVELS}, failure)
 
     def _drain(self, job: Job) -> None:
         opened = job.opened.result()  # the store resolves it, whatever becomes of its own work
-        job.pending.note_level("persistent", RUNNING)
-        outcome = self._timed(job, "persistent", lambda: self._writer.write_persistent(job, opened))
+        job.pending.note_level(Level.PERSISTENT, RUNNING)
+        outcome = self._timed(job, Level.PERSISTENT, lambda: self._writer.write_persistent(job, opened))
         job.lease.done(Reader.DRAIN)
-        self._finish_level(job, "persistent", outcome)
+        self._finish_level(job, Level.PERSISTENT, outcome)
 
     def _give_up_draining(self, job: Job, failure: DeeppartError) -> None:
         job.lease.done(Reader.DRAIN)
-        self._settle_all(job, {"persistent"}, failure)
+        self._settle_all(job, {Level.PERSISTENT}, failure)
 
     def _protect(self, given: Stored | Repair) -> None:
         """Copies and parity, one after the other: both use the same links."""

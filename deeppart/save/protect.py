@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from deeppart.comm.base import Comm, Operation
+from deeppart.model import Level
 from deeppart.nodes.exchange.memory import Arena, begin_together
 from deeppart.nodes.exchange.parity import PartFile, encode_sets
 from deeppart.nodes.exchange.partner import Incoming, Outgoing, exchange_copies
@@ -52,7 +53,7 @@ class Protector:
                 is left. CommError: from the exchange.
         """
         adopted: list[Path] = []
-        copies = level == "partner"
+        copies = level == Level.PARTNER
         begin = partial(self._copy, comm, stored, adopted) if copies else partial(self._encode, comm, stored)
         files: list[DurableFile] = []
         named: list[Path] = []
@@ -70,7 +71,7 @@ class Protector:
 
     def _copy(self, comm: Comm, stored: Stored, adopted: list[Path]) -> Operation[list[DurableFile]]:
         attempt, summary = stored.job.attempt, stored.summary
-        local, partner = self._levels["local"], self._levels["partner"]
+        local, partner = self._levels[Level.LOCAL], self._levels[Level.PARTNER]
         path = str(local.part_path(attempt, self._rank))
         world_size = attempt.world_size
         bases = tuple(base_file_name(self._rank, world_size, base.index_digest) for base in summary.bases)
@@ -91,9 +92,9 @@ class Protector:
 
     def _encode(self, comm: Comm, stored: Stored) -> Operation[list[DurableFile]]:
         attempt, summary = stored.job.attempt, stored.summary
-        path = str(self._levels["local"].part_path(attempt, self._rank))
+        path = str(self._levels[Level.LOCAL].part_path(attempt, self._rank))
         own = PartFile(path, summary.nbytes, summary.index_digest, summary.digest)
         sets = [
             (each, own if each.members[each.place_of(self._rank)].part == self._rank else None) for each in self._sets
         ]
-        return encode_sets(comm, sets, attempt, self._levels["parity"].open_parity, self._arena, self._limit)
+        return encode_sets(comm, sets, attempt, self._levels[Level.PARITY].open_parity, self._arena, self._limit)

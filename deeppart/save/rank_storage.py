@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from deeppart.model import Attempt
+from deeppart.model import Attempt, Level
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
 
@@ -28,5 +28,5 @@ class RankStorage:
 
     def part_path(self, level: str, attempt: Attempt) -> Path:
         """Where the rank's part of a checkpoint is, at the local or the persistent level."""
-        storage = self.local if level == "local" and self.local is not None else self.persistent
+        storage = self.local if level == Level.LOCAL and self.local is not None else self.persistent
         return storage.part_path(attempt, self.rank)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import StorageError
-from deeppart.model import REDUNDANT_LEVELS, StepKey
+from deeppart.model import REDUNDANT_LEVELS, Level, StepKey
 from deeppart.storage.keeping import Keeping
 from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
@@ -52,15 +52,15 @@ class Retention:
         self._node_levels, self._persistent, self._owner = node_levels, persistent, owner
         self._keep, self._every = keep, every
         self._steps: dict[str, list[StepKey]] = {level: [] for level in earlier}
-        self._leftovers = {level: set(keys) for level, keys in earlier.items() if level != "persistent"}
-        self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in earlier if level != "persistent"}
+        self._leftovers = {level: set(keys) for level, keys in earlier.items() if level != Level.PERSISTENT}
+        self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in earlier if level != Level.PERSISTENT}
         self._abandoned: set[StepKey] = set()
         self._lock = threading.Lock()  # guards the four above
         # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
         self._removing = threading.Lock()  # guards the next; taken first
         self._keeping = None
         if persistent is not None:
-            what = (keep["persistent"], earlier["persistent"], persistent.signing)
+            what = (keep[Level.PERSISTENT], earlier[Level.PERSISTENT], persistent.signing)
             self._keeping = Keeping(persistent.root, *what)
 
     def went_on(self) -> None:
@@ -86,7 +86,7 @@ class Retention:
             with contextlib.suppress(OSError):
                 access.remove(file)
         with self._lock:
-            if level == "persistent":  # where the manifest tells
+            if level == Level.PERSISTENT:  # where the manifest tells
                 self._abandoned.add(key)
             else:
                 (self._in_doubt if in_doubt else self._leftovers)[level].add(key)
@@ -107,13 +107,13 @@ class Retention:
         notices: list[str] = []
         try:
             with self._lock:  # first: the next checkpoint writes over what is retired on a node
-                if level != "persistent":
+                if level != Level.PERSISTENT:
                     self._steps[level].append(key)
                     self._leftovers[level] |= self._in_doubt[level]
                     self._in_doubt[level].clear()
                 self._retire_nodes(retire)
         finally:
-            if level == "persistent" and self._persistent is not None:
+            if level == Level.PERSISTENT and self._persistent is not None:
                 notices = self._remove_persistent(self._persistent, key)
         return notices
 
@@ -137,19 +137,19 @@ class Retention:
         """The redundant levels first: what they keep, the local level keeps too."""
         refusal: StorageError | None = None
         protected: set[StepKey] = set()
-        for name in (*REDUNDANT_LEVELS, "local"):
+        for name in (*REDUNDANT_LEVELS, Level.LOCAL):
             level = self._node_levels.get(name)
             if level is None:
                 continue
             steps, leftovers, keep = self._steps[name], self._leftovers[name], self._keep[name]
             protected |= self._in_doubt[name]
-            replaced = bool(steps if self._every[name] else self._steps["local"])
+            replaced = bool(steps if self._every[name] else self._steps[Level.LOCAL])
             if not keep or not replaced:
                 protected |= leftovers | set(steps)
                 continue
             kept = set(steps[-keep:])
             unwanted = (leftovers | set(steps)) - kept
-            dropped = retire(unwanted - protected if name == "local" else unwanted)
+            dropped = retire(unwanted - protected if name == Level.LOCAL else unwanted)
             protected |= kept
             try:
                 level.retire(dropped)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
+from deeppart.model import Level
 from deeppart.part import PartSummary
 from deeppart.pending import RUNNING
 from deeppart.save.compress import Compressing, PartEncoding, adds_to
@@ -75,11 +76,11 @@ class ShareWriter:
             StorageError: the level refused.
         """
         layout = _layout(job)
-        encoding = self._compressing.begin("local", layout)
+        encoding = self._compressing.begin(Level.LOCAL, layout)
         file = level.open_part(job.attempt, self._storage.rank)
         unchanged = Unchanged(digests)
         try:
-            unchanged = self._incremental.refer("local", job.due, digests, layout, file.path.parent)
+            unchanged = self._incremental.refer(Level.LOCAL, job.due, digests, layout, file.path.parent)
             return LocalPart(file, Relay(file, unchanged.names), encoding, unchanged)
         except BaseException:
             _abort(file, unchanged)
@@ -145,12 +146,12 @@ class ShareWriter:
 
     def _write_persistent_once(self, job: Job, opened: Opened) -> Written:
         layout = _layout(job)
-        encoding = self._compressing.begin("persistent", layout)
+        encoding = self._compressing.begin(Level.PERSISTENT, layout)
         file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
         unchanged = Unchanged(opened.digests)
         began = time.monotonic()
         try:
-            unchanged = self._incremental.refer("persistent", job.due, opened.digests, layout, file.path.parent)
+            unchanged = self._incremental.refer(Level.PERSISTENT, job.due, opened.digests, layout, file.path.parent)
             summary, remarks = self._fill(job, opened, file, encoding, unchanged)
             job.check_capture()
             file.commit()

@@ -27,7 +27,7 @@ from deeppart.errors import (
     as_error,
     warn_caller,
 )
-from deeppart.model import LEVELS, StepKey
+from deeppart.model import LEVELS, Level, StepKey
 from deeppart.nodes.erasure import check_available
 from deeppart.nodes.pairing import Protection, protect
 from deeppart.part import Signing
@@ -207,7 +207,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     mates = topology.mates(rank)
     limit = None if config.flush_bandwidth is None else RateLimit(config.flush_bandwidth / len(mates))
     committed = {StepKey(*key) for key in welcome["committed"]}
-    earlier["persistent"] = {StepKey(*key) for key in welcome["steps"]}
+    earlier[Level.PERSISTENT] = {StepKey(*key) for key in welcome["steps"]}
     session = Session(
         config,
         main,

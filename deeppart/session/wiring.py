@@ -7,6 +7,7 @@ from pathlib import Path
 from deeppart.cadence import AutoCadence, History
 from deeppart.config.checks import AUTO
 from deeppart.errors import DeeppartWarning, warn_caller
+from deeppart.model import Level
 from deeppart.plan.interval import DRAIN_SHARE
 from deeppart.repair.scrub import Ground, Scrubber
 from deeppart.save.compress import Compressing
@@ -37,7 +38,7 @@ def pipeline_for(session: Session, retention: Retention) -> Pipeline:
     config, rank = session.config, session.comm.rank
     return Pipeline(
         session.channels,
-        RankStorage(rank, session.node_levels.get("local"), session.persistent, session.owner),
+        RankStorage(rank, session.node_levels.get(Level.LOCAL), session.persistent, session.owner),
         Compressing(config.compression, session.processors, lower_priority, session.persistent.signing),
         Incremental(rank, on=config.incremental),
         retention,

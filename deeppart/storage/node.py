@@ -16,7 +16,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
-from deeppart.model import Attempt, ParityIdentity, StepKey
+from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
     FileSource,
     ParityReader,
@@ -39,7 +39,7 @@ from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside,
 from deeppart.storage.steps import list_steps, own_and_foreign_steps, remove_steps, step_directory
 
 #: Folder of a level below ``local_dir/<lineage>/``.
-NODE_FOLDERS = {"local": "", "partner": "partner", "parity": "parity"}
+NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level.PARITY: "parity"}
 
 
 def node_root(directory: Path, lineage: str, level: str) -> Path:

@@ -27,7 +27,7 @@ from deeppart import access
 from deeppart.access import PERMISSIONS
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, DirectoryInUseError, FormatError, StorageError
-from deeppart.model import Attempt, Manifest, StepKey
+from deeppart.model import Attempt, Level, Manifest, StepKey
 from deeppart.part import Signing, decode_manifest, part_file_name
 from deeppart.part.json_text import parse_json
 from deeppart.storage.files import DurableFile, make_directory, storage_error
@@ -59,7 +59,7 @@ class PersistentLevel:
         signing: what is written is signed with, and what is read must be; None for neither.
     """
 
-    name = "persistent"
+    name = Level.PERSISTENT
 
     def __init__(self, directory: Path, limit: RateLimit | None = None, signing: Signing | None = None) -> None:
         self.root, self.signing = directory, signing

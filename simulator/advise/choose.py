@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import MOST_EVERY, Cadence, LevelCost, best, waste
 
 from ..campaign.costs import Survival, level_costs, survival
@@ -129,11 +129,11 @@ def advise(job: Job, step_s: float = 0.0, progress: Callable[[str], None] = lamb
 def describe(job: Job) -> str:
     """The levels and the compression in a few words."""
     protection = job.protection
-    words = ["local"] if protection.local else []
-    words += ["partner"] if protection.partner else []
+    words: list[str] = [Level.LOCAL] if protection.local else []
+    words += [Level.PARTNER] if protection.partner else []
     if protection.parity_group:
         words.append(f"parity {protection.parity_group}/{protection.parity_tolerate}")
-    words += ["persistent"] if protection.persistent else []
+    words += [Level.PERSISTENT] if protection.persistent else []
     return " + ".join(words) + ("" if job.compression == "none" else ", compressed")
 
 
@@ -164,7 +164,7 @@ def _judge(job: Job, step_s: float) -> Choice | None:
         return None  # best left out: the same without that level is a candidate of its own
     world = planned.on(planned.nodes)
     daily = {cost.name: world.level_bytes[cost.name] * _DAY_S / cadence.interval_s(cost.name) for cost in costs}
-    on_nodes = [cost.name for cost in costs if cost.name != "persistent"]
+    on_nodes = [cost.name for cost in costs if cost.name != Level.PERSISTENT]
     return Choice(
         job,
         costs,
@@ -174,7 +174,7 @@ def _judge(job: Job, step_s: float) -> Choice | None:
         world.times.complete(),
         node_bytes=2 * sum(world.level_bytes[name] for name in on_nodes) / planned.nodes,
         node_daily_bytes=sum(daily[name] for name in on_nodes) / planned.nodes,
-        drained_daily_bytes=daily.get("persistent", 0.0),
+        drained_daily_bytes=daily.get(Level.PERSISTENT, 0.0),
     )
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 
-from deeppart.model import LEVELS
+from deeppart.model import LEVELS, Level
 from deeppart.model.units import show_bytes, show_seconds, show_share
 from deeppart.plan.interval import MOST_EVERY
 
 from ..campaign.failures import CLASSES
 from .choose import Advice, Choice, describe
 
-_FROM = {"local": "the node's own storage", "partner": "the copy on another node", "parity": "the parity of its group"}
-_FROM |= {"persistent": "the parallel file system"}
+_FROM: dict[str, str] = {
+    Level.LOCAL: "the node's own storage",
+    Level.PARTNER: "the copy on another node",
+    Level.PARITY: "the parity of its group",
+    Level.PERSISTENT: "the parallel file system",
+}
 _KINDS = {
     "process": "a process dies",
     "node": "a node is lost",
@@ -58,8 +62,8 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
         call += f", which is every {max(1, round(period / step_s))} steps of {show_seconds(step_s)}"
     counts = dict.fromkeys(LEVELS, 0)
     counts |= {level: count for level, count in cadence.every.items() if count < MOST_EVERY}
-    if cadence.every.get("persistent", 0) >= MOST_EVERY:
-        counts["persistent"] = math.ceil(_AT_LEAST_S / period)
+    if cadence.every.get(Level.PERSISTENT, 0) >= MOST_EVERY:
+        counts[Level.PERSISTENT] = math.ceil(_AT_LEAST_S / period)
     lines = [
         f"# Advice of deeppart-sim for {job.state.name} on {job.ranks} ranks of {job.machine.name}:",
         f"# {call}.",
@@ -110,7 +114,7 @@ def _drain_line(chosen: Choice) -> str:
     """What is written, and the share of the file system's time that it takes."""
     if not chosen.drained_daily_bytes:
         return ""
-    busy = chosen.complete_s["persistent"] / chosen.cadence.interval_s("persistent")
+    busy = chosen.complete_s[Level.PERSISTENT] / chosen.cadence.interval_s(Level.PERSISTENT)
     most = f", of at most {show_share(chosen.job.drain_share)}" if math.isinf(chosen.job.flush_bandwidth) else ""
     return (
         f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deeppart.model import LEVELS, REDUNDANT_LEVELS
+from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import LevelCost
 
 from .failures import CLASSES, Size, group_count, nodes_of_group, rates_per_s
@@ -66,11 +66,12 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         busy = max(0.0, done - before)
         # Training waits for the call itself once, and is slower while the background works.
         cost = (world.times.blocked_s if number == 0 else 0.0) + machine.interference * busy
-        lost = 1 if level in REDUNDANT_LEVELS else planned.nodes if level == "persistent" else 0
-        parts = {"local": planned.nodes - lost, level: lost} if lost < planned.nodes else {level: lost}
+        lost = 1 if level in REDUNDANT_LEVELS else planned.nodes if level == Level.PERSISTENT else 0
+        parts = {Level.LOCAL: planned.nodes - lost, level: lost} if lost < planned.nodes else {level: lost}
         coming_back = restart.detect + restart.relaunch + (restart.replace if lost else 0.0)
         coming_back += world.restore_s({name: count for name, count in parts.items() if count}, planned.nodes)
-        share = planned.job.drain_share if level == "persistent" and math.isinf(planned.job.flush_bandwidth) else 1.0
+        unlimited = level == Level.PERSISTENT and math.isinf(planned.job.flush_bandwidth)
+        share = planned.job.drain_share if unlimited else 1.0
         costs.append(LevelCost(level, cost, done, busy / share, coming_back, rate))
         before = max(before, done)
     return costs

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import DEFAULT_KEEP, LEVELS
+from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
 from ..timing.restores import restore_s
 from ..timing.sharing import FloatArray, by_node
@@ -144,7 +144,12 @@ class Planned:
         persistent = job.machine.persistent
         writers = int((times.encoded > 0).sum())
         node_rate = min(persistent.node_write, persistent.rank_write * job.ranks_per_node, job.flush_bandwidth)
-        bytes_of = {"local": written, "partner": written, "parity": _parity_bytes(job, written), "persistent": written}
+        bytes_of = {
+            Level.LOCAL: written,
+            Level.PARTNER: written,
+            Level.PARITY: _parity_bytes(job, written),
+            Level.PERSISTENT: written,
+        }
         return World(
             job=job,
             shares=shares,
@@ -156,7 +161,7 @@ class Planned:
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
             flush_latency_s=persistent.file + writers / persistent.files,
             level_bytes={level: round(count) for level, count in bytes_of.items()},
-            heal_s=stages["local"] + stages["partner"] + stages["parity"],
+            heal_s=stages[Level.LOCAL] + stages[Level.PARTNER] + stages[Level.PARITY],
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from deeppart.model import REDUNDANT_LEVELS
+from deeppart.model import REDUNDANT_LEVELS, Level
 
 from .survival import Stored
 
@@ -20,11 +20,11 @@ def retire(stored: Sequence[Stored], keep: Mapping[str, int]) -> list[Stored]:
         Those that are still on a level, in the order given.
     """
     newest = sorted(stored, key=lambda each: -each.sequence)
-    for level in (*REDUNDANT_LEVELS, "persistent"):
+    for level in (*REDUNDANT_LEVELS, Level.PERSISTENT):
         _drop(level, [each for each in newest if level in each.levels][keep[level] :] if keep[level] else [])
-    local = [each for each in newest if "local" in each.levels][keep["local"] :] if keep["local"] else []
+    local = [each for each in newest if Level.LOCAL in each.levels][keep[Level.LOCAL] :] if keep[Level.LOCAL] else []
     # What the redundant levels keep, the local level keeps too.
-    _drop("local", [each for each in local if not each.levels & set(REDUNDANT_LEVELS)])
+    _drop(Level.LOCAL, [each for each in local if not each.levels & set(REDUNDANT_LEVELS)])
     return [each for each in stored if each.levels]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from deeppart.model import LEVELS, MOST_IN_FLIGHT, REDUNDANT_LEVELS
+from deeppart.model import LEVELS, MOST_IN_FLIGHT, REDUNDANT_LEVELS, Level
 
 from .costs import NOTHING
 from .failures import Failure, Size, drawn, rates_per_s
@@ -172,12 +172,12 @@ class _Run:
         try:
             if self._world.times.lazy:
                 yield self.env.timeout(stages["capture"])
-            if "persistent" in due:
-                drain = self.env.process(self._flush(stored, "local" not in due))
+            if Level.PERSISTENT in due:
+                drain = self.env.process(self._flush(stored, Level.LOCAL not in due))
                 self._background.append(drain)
-            if "local" in due:
+            if Level.LOCAL in due:
                 yield self.env.timeout(self._world.local_s)
-                self._done(stored, "local")
+                self._done(stored, Level.LOCAL)
                 self._free_staging()
             redundant = [level for level in REDUNDANT_LEVELS if level in due and stages[level]]
             if redundant:
@@ -188,7 +188,7 @@ class _Run:
                         self._done(stored, level)
             if drain is not None:
                 yield drain
-            if "local" not in due:
+            if Level.LOCAL not in due:
                 self._free_staging()
             self._in_flight -= 1
             self._tell()
@@ -211,7 +211,7 @@ class _Run:
                 if not from_memory:
                     least = max(least, began + self._world.local_s - self.env.now)
                 yield self.env.timeout(least)
-                self._done(stored, "persistent")
+                self._done(stored, Level.PERSISTENT)
         except simpy.Interrupt:
             if transfer is not None:
                 self._file_system.give_up(transfer)

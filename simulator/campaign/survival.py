@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from deeppart.model import LEVELS, Attempt, ParityIdentity, ParityMember, PartRecord
+from deeppart.model import LEVELS, Attempt, Level, ParityIdentity, ParityMember, PartRecord
 from deeppart.plan.redundancy import Nodes, block_bytes_for, parity_groups, partner_nodes
 from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, survey
 
@@ -123,7 +123,7 @@ def recover(
         return None
     best = candidates[0]
     chosen = checkpoints[best.attempt.step]
-    on_nodes = "local" in chosen.levels
+    on_nodes = Level.LOCAL in chosen.levels
     parts: dict[str, int] = {}
     gone = {place for place in concerned[chosen.sequence] if _is_gone(chosen, place, here)}
     for part, place in enumerate(concerned[chosen.sequence]):
@@ -132,7 +132,7 @@ def recover(
             parts[level] = parts.get(level, 0) + 1
     others = len(chosen.nodes) - sum(parts.values())
     if others:
-        level = "local" if on_nodes else "persistent"
+        level = Level.LOCAL if on_nodes else Level.PERSISTENT
         parts[level] = parts.get(level, 0) + others
     return Recovery(chosen, parts)
 
@@ -177,12 +177,12 @@ def _add(
 
     for place in concerned:
         own = reader(place)
-        if "local" in stored.levels and own is not None:
-            found[own].append(part("local", place))
-        keeper = reader(places.partner[place]) if "partner" in stored.levels and places.partner else None
+        if Level.LOCAL in stored.levels and own is not None:
+            found[own].append(part(Level.LOCAL, place))
+        keeper = reader(places.partner[place]) if Level.PARTNER in stored.levels and places.partner else None
         if keeper is not None:
-            found[keeper].append(part("partner", place))
-    if "parity" in stored.levels and places.group:
+            found[keeper].append(part(Level.PARTNER, place))
+    if Level.PARITY in stored.levels and places.group:
         for members in {places.group[place] for place in concerned if set(places.group[place]) <= set(concerned)}:
             records = tuple(ParityMember(number_of[place], _PART_BYTES, digests[place]) for place in members)
             for number, place in enumerate(members):
@@ -192,7 +192,7 @@ def _add(
                         attempt, records, protection.parity_tolerate, block_bytes_for(len(members)), number
                     )
                     parity[keeper].append(StoredParity(identity, f"parity/{stored.sequence}/{place}", _PART_BYTES))
-    if "persistent" in stored.levels:
+    if Level.PERSISTENT in stored.levels:
         records_of = tuple(
             PartRecord(number, f"part-{number}", _PART_BYTES, _PART_BYTES, digests[place], digests[place])
             for place, number in number_of.items()

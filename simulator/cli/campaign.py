@@ -12,6 +12,7 @@ from rich.table import Table
 
 from deeppart.cli.commands import GOOD
 from deeppart.errors import ConfigError
+from deeppart.model import Level
 from deeppart.model.units import read_seconds, show_bytes, show_seconds, show_share
 from deeppart.plan.interval import best
 
@@ -39,7 +40,7 @@ from .options import (
 )
 from .scale import describe_state, heading
 
-_LEVEL_WORDS = {"parity": "rebuilt from parity", NOTHING: "nothing: from the beginning"}
+_LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
 
 @click.command(short_help="A run of weeks with failures.")

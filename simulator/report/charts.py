@@ -7,6 +7,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deeppart.model import Level
+
 from ..advise.choose import Advice, describe
 from ..campaign.costs import NOTHING
 from ..campaign.outcomes import Summary
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
 _INK = "#7a7f87"
 _COLOURS = ("#2f6fde", "#e0762c", "#2a9d6f", "#b3478f", "#8a6fd1", "#c9a227")
 _LEVELS = {
-    "local": "#2a9d6f",
-    "partner": "#2f6fde",
-    "parity": "#8a6fd1",
-    "persistent": "#e0762c",
+    Level.LOCAL: "#2a9d6f",
+    Level.PARTNER: "#2f6fde",
+    Level.PARITY: "#8a6fd1",
+    Level.PERSISTENT: "#e0762c",
     NOTHING: "#c0392b",
 }
 _SHARES = (
@@ -118,7 +120,7 @@ def advice_figure(advice: Advice) -> Figure:
 def validation_figure(validation: Validation) -> Figure:
     """Predicted against measured, on the diagonal where they agree."""
     figure, (axis,) = _figure(1)
-    for number, what in enumerate(("blocked", "local", "persistent")):
+    for number, what in enumerate(("blocked", Level.LOCAL, Level.PERSISTENT)):
         mine = [each for each in validation.comparisons if each.what == what]
         axis.plot(
             [each.measured_s for each in mine],

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from deeppart.model import Level
+
 from ..workload.states import Shares
 from .sharing import FloatArray, by_node, finish_times
 from .stages import Job, codec_of
@@ -27,20 +29,20 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
     per_rank = by_node(shares.nbytes, job.ranks_per_node) * ratio
     machine = job.machine
     read = 0.0
-    if parts.get("local"):
+    if parts.get(Level.LOCAL):
         read = float(finish_times(per_rank, machine.local.rank_read, machine.local.read).max())
     node_read = min(machine.local.read, machine.local.rank_read * job.ranks_per_node)
     link = machine.network.bandwidth
-    if parts.get("partner"):  # the partner's node reads its own and the lost node's parts
+    if parts.get(Level.PARTNER):  # the partner's node reads its own and the lost node's parts
         read = max(read, 2 * each / node_read)
-    if parts.get("parity"):
+    if parts.get(Level.PARITY):
         # The stripes' other blocks, k times what is lost, come over the network to where they are decoded.
         data = max(1, job.protection.parity_group - job.protection.parity_tolerate)
         read = max(read, each / node_read + max(data * each / link, each / machine.network.parity))
-    if parts.get("persistent"):
+    if parts.get(Level.PERSISTENT):
         persistent = machine.persistent
-        lost = parts["persistent"] * each
-        readers = min(job.nodes, parts["persistent"]) if parts.get("local") else job.nodes
+        lost = parts[Level.PERSISTENT] * each
+        readers = min(job.nodes, parts[Level.PERSISTENT]) if parts.get(Level.LOCAL) else job.nodes
         aggregate = persistent.read * (1 - persistent.others)
         reading = max(lost / aggregate, lost / readers / min(persistent.node_read, _rank_limit(job)))
         read = max(read, reading + persistent.file)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import REDUNDANT_LEVELS
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.plan.interval import DRAIN_SHARE
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
@@ -23,7 +23,7 @@ from ..workload.states import Shares, State
 from .sharing import FloatArray, by_node, finish_times
 
 #: Stages in the order in which tables and timelines show them.
-STAGES = ("plan", "capture", "encode", "local", "partner", "parity", "persistent")
+STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)
 COMPRESSIONS = ("none", "tensor", "auto")
 
 
@@ -158,18 +158,19 @@ class Times:
         captured = took["plan"] + took["capture"]
         done: dict[str, float] = {}
         ready = captured
-        if took["local"]:
+        if took[Level.LOCAL]:
             stored = np.maximum(self.encode, self.local) if overlapped else self.encode + self.local
-            ready = done["local"] = captured + float(stored.max())
+            ready = done[Level.LOCAL] = captured + float(stored.max())
         for level in REDUNDANT_LEVELS:
             if took[level]:
                 ready = done[level] = ready + took[level]
-        if took["persistent"]:
+        if took[Level.PERSISTENT]:
             if overlapped:
                 behind = np.maximum(np.maximum(self.encode, self.local), self.persistent)
-                done["persistent"] = captured + float(behind.max())
+                done[Level.PERSISTENT] = captured + float(behind.max())
             else:
-                done["persistent"] = ready + float((self.persistent + (0 if took["local"] else self.encode)).max())
+                encode = 0 if took[Level.LOCAL] else self.encode
+                done[Level.PERSISTENT] = ready + float((self.persistent + encode).max())
         return done
 
     def serial_s(self) -> float:

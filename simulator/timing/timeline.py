@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deeppart.model import Level
+
 from .sharing import by_node
 from .stages import Job, Times
 
@@ -61,10 +63,10 @@ def timeline(job: Job, times: Times) -> list[Bar]:
         if local[node].any():
             stored = begin + float(np.maximum(encode[node], local[node]).max())
             bars.append(Bar(node, "store", "write", begin, stored, bytes_out))
-        ready = done.get("local", captured)
-        for level, took in (("partner", times.partner), ("parity", times.parity)):
+        ready = done.get(Level.LOCAL, captured)
+        for level, took in ((Level.PARTNER, times.partner), (Level.PARITY, times.parity)):
             if took[node]:
-                what = "exchange copies" if level == "partner" else "exchange parity"
+                what = "exchange copies" if level == Level.PARTNER else "exchange parity"
                 bars.append(Bar(node, "protect", what, ready, ready + float(took[node]), bytes_out))
                 ready += float(took.max())
         if persistent[node].any():

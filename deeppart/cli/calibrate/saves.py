@@ -14,6 +14,7 @@ from deeppart.cli.calibrate.tasks import SaveTask
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
+from deeppart.model import LEVELS, Level
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
 #: fourth take twice as long until they are on the node as later ones.
@@ -22,7 +23,7 @@ _SEED = 1
 #: Seconds that a checkpoint, and waiting for the other ranks, may take.
 TIMEOUT_S = 300.0
 #: What is measured of every checkpoint, in seconds of the slowest rank.
-MEASURED = ("plan", "capture", "blocked", "local", "persistent", "restore")
+MEASURED = ("plan", "capture", "blocked", Level.LOCAL, Level.PERSISTENT, "restore")
 
 
 def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Path) -> dict[str, list[float]]:
@@ -40,8 +41,8 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
     config = Config(
         persistent_dir=str(persistent_dir),
         local_dir=str(local_dir) if task.local else None,
-        every={level: int(level in task.levels) for level in ("local", "persistent")} | {"partner": 0, "parity": 0},
-        keep={"local": 1, "persistent": 1},
+        every={level: int(level in task.levels) for level in LEVELS},
+        keep={Level.LOCAL: 1, Level.PERSISTENT: 1},
         compression="none",
         capture=task.capture,
         flush_bandwidth=task.flush_bandwidth,
@@ -63,7 +64,7 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
                 "blocked": blocked,
                 "restore": 0.0,
             }
-            for level in ("local", "persistent"):
+            for level in (Level.LOCAL, Level.PERSISTENT):
                 seconds = report.levels[level].seconds
                 row[level] = 0.0 if seconds is None else blocked + seconds
             if task.restore:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from deeppart.model import Level
+
 
 @dataclass(frozen=True, slots=True)
 class SaveTask:
@@ -33,7 +35,7 @@ class SaveTask:
     @property
     def levels(self) -> tuple[str, ...]:
         """To which the checkpoints go."""
-        return tuple(level for level in ("local", "persistent") if getattr(self, level))
+        return tuple(level for level in (Level.LOCAL, Level.PERSISTENT) if getattr(self, level))
 
 
 @dataclass(frozen=True, slots=True)

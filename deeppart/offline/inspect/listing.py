@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deeppart.errors import FormatError, RestoreError, StorageError
-from deeppart.model import Attempt, StepKey, SuspectLeaf
+from deeppart.model import Attempt, Level, StepKey, SuspectLeaf
 from deeppart.offline.inspect.examining import COMPLETE, DAMAGED, UNFINISHED_STATE, PersistentStep, examine
 from deeppart.offline.inspect.node_files import stock_of
 from deeppart.offline.inspect.ownership import Owner, read_owner
@@ -227,7 +227,7 @@ class _OnNodes:
                     if (part.level, part.attempt) == (level, attempt)
                     and part.index_digest in digests.get(part.rank, (part.index_digest,))
                 }
-                if level == "parity":
+                if level == Level.PARITY:
                     here = [each.identity for each in found.parity if each.identity.attempt == attempt]
                     own = (identity.members[identity.place].part for identity in here)
                     ranks |= {part for part in own if part is not None}
@@ -261,7 +261,7 @@ def _summary(
     root: Path, key: StepKey, attempt: Attempt | None, persistent: PersistentStep | None, local: _OnNodes
 ) -> StepSummary:
     manifest = persistent.manifest if persistent else None
-    places = [Place("persistent", str(root), persistent.parts)] if persistent and persistent.parts else []
+    places = [Place(Level.PERSISTENT, str(root), persistent.parts)] if persistent and persistent.parts else []
     state = persistent.state if persistent else UNFINISHED_STATE
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
     digests = {part.rank: part.index_digests for part in manifest.parts} if manifest else {}

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from deeppart.errors import FormatError, StorageError
-from deeppart.model import Attempt, ParityIdentity, ParityMember
+from deeppart.model import Attempt, Level, ParityIdentity, ParityMember
 from deeppart.part import FileSource, ParityReader
 from deeppart.plan.redundancy.stripes import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
@@ -108,6 +108,6 @@ def parts_without_parity(parity: Sequence[StoredParity], parts: Sequence[StoredP
         f"{part.path}: sound, but not as it was when its parity was computed, which does not protect it: the next "
         "checkpoint is protected again"
         for part in parts
-        if part.level == "local"
+        if part.level == Level.LOCAL
         and part.index_digest not in members.get((part.attempt, part.rank), {part.index_digest})
     ]

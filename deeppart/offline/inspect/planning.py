@@ -11,7 +11,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.errors import FormatError, StorageError
-from deeppart.model import Manifest
+from deeppart.model import Level, Manifest
 from deeppart.part import Signing, decode_manifest
 from deeppart.plan.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
 from deeppart.recovery.recover import take_inventory
@@ -175,7 +175,7 @@ def _without_missing(candidate: Candidate, size: int, look: Look) -> tuple[Candi
     while True:
         bad = []
         for read in assign(candidate, size):
-            if read.source.level == "persistent" and (problem := look(read.part, read.source.path)) is not None:
+            if read.source.level == Level.PERSISTENT and (problem := look(read.part, read.source.path)) is not None:
                 bad.append((read.part, read.source.location))
                 problems.append(f"part {read.part} on the persistent level {problem}")
         if not bad:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from deeppart.model import LEVELS, Attempt
+from deeppart.model import LEVELS, Attempt, Level
 from deeppart.plan.restart.inventory import Inventory, Location
 from deeppart.plan.restart.sources import Finding, Source, Stock
 
 _NOT_COMMITTED = "not committed to the persistent level"
-_LEVEL_WORDS = {"parity": "rebuilt from parity"}
+_LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity"}
 
 
 @dataclass(frozen=True, slots=True)

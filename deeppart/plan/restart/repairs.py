@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from deeppart.model import ParityIdentity, ParityMember
+from deeppart.model import Level, ParityIdentity, ParityMember
 from deeppart.plan.redundancy import Nodes, ParitySet, block_bytes_for, parity_sets, partner_nodes
 from deeppart.plan.restart.inventory import StoredParity
 from deeppart.plan.restart.planner import Candidate
@@ -156,11 +156,11 @@ def plan_healing(
             beside[part] = stored[part].bases
             if home not in files:
                 source = _rank(wish.nodes, first, part)
-                moves.append(Transfer(part, source, files[first].path, rank, "local", beside[part]))
+                moves.append(Transfer(part, source, files[first].path, rank, Level.LOCAL, beside[part]))
         held[home].append((part, rank))
         if wish.partner and partners[home] != home and partners[home] not in files:
             target = _rank(wish.nodes, partners[home], part)
-            copies.append(Transfer(part, rank, paths[part], target, "partner", beside[part]))
+            copies.append(Transfer(part, rank, paths[part], target, Level.PARTNER, beside[part]))
     refers = any(beside.values())
     encodes: tuple[Encode, ...] = ()
     if wish.group_size and not refers:

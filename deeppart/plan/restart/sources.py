@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from deeppart.model import Attempt, ParityIdentity, PartRecord
+from deeppart.model import Attempt, Level, ParityIdentity, PartRecord
 from deeppart.plan.redundancy.stripes import Stripes
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart
 
@@ -83,7 +83,7 @@ class Source:
     @property
     def is_on_a_node(self) -> bool:
         """Whether it is a file on some node's storage."""
-        return self.level in ("local", "partner")
+        return self.level in (Level.LOCAL, Level.PARTNER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Stock:
         """Whether the attempt was complete at some level once. Copies and parity are made of complete ones only."""
         copies = (each for files in self._parts.get(attempt, {}).values() for each in files)
         encoded = bool(self._parity.get(attempt))
-        return self.is_committed(attempt) or encoded or any(each.file.level == "partner" for each in copies)
+        return self.is_committed(attempt) or encoded or any(each.file.level == Level.PARTNER for each in copies)
 
     def findings(self, attempt: Attempt) -> list[Finding]:
         """What there is of every part, in part order."""
@@ -234,12 +234,12 @@ class Stock:
                     which = f" no. {number + 1}" if len(encoded) > 1 else ""
                     name = f"parity set{which} {_set_name(each.identity)}"
                     nbytes = each.identity.members[each.place].nbytes
-                    sources.append(Source("parity", name, self.everyone, nbytes, each.index_digest, rebuild))
+                    sources.append(Source(Level.PARITY, name, self.everyone, nbytes, each.index_digest, rebuild))
                 else:
                     remarks.append(problem)
         if committed is not None and record is not None:
             path = str(PurePath(committed.directory) / record.file)
-            sources.append(Source("persistent", path, self.everyone, record.nbytes, record.index_digest))
+            sources.append(Source(Level.PERSISTENT, path, self.everyone, record.nbytes, record.index_digest))
         return Finding(tuple(sources), tuple(remarks), tuple(contradictions))
 
     def _rebuild(self, wanted: _Encoded, placed: dict[int, list[_Placed]]) -> Rebuild:
@@ -312,4 +312,4 @@ def _mates(node_of: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def _by_level(part: StoredPart) -> int:
-    return 0 if part.level == "local" else 1
+    return 0 if part.level == Level.LOCAL else 1
