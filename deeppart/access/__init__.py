@@ -1,31 +1,32 @@
-"""How directories and files are reached, and what others may have had a hand in: see :mod:`deeppart.access.folders`."""
+"""How directories and files are reached without going through anything that others could have put in the way.
 
-from deeppart.access.folders import (
-    Folder,
-    ForeignAccessError,
-    Guards,
-    NotRegularError,
-    answers,
+The way to a directory begins at the root of the file system and goes from one open directory to the next
+(``openat(2)`` with ``O_NOFOLLOW``): :mod:`deeppart.access.way`. What each of them must be like is said by the rules of
+:mod:`deeppart.access.rules`; which rules hold below which directory is set by :func:`guard`, by whoever opens it: a
+running job, or a command that reads. Elsewhere, what is read may be anyone's; what is made must be in a directory that
+others cannot write to.
+"""
+
+from deeppart.access.folders import Folder, open_folder
+from deeppart.access.guards import Guards, guard, guarded, release
+from deeppart.access.operations import (
     check_found,
     create,
     directories_in,
     exists,
-    guard,
-    guarded,
     is_directory,
     link,
     look,
-    make_directory,
     make_folder,
     names_in,
     open_file,
-    open_folder,
-    release,
     remove,
     rename,
     sync_directory,
 )
+from deeppart.access.refusals import ForeignAccessError, NotRegularError, answers
 from deeppart.access.rules import PERMISSIONS, READING, Identity, Rules, node_place, node_rules, persistent_rules
+from deeppart.access.way import make_directory
 
 __all__ = [
     "PERMISSIONS",

@@ -1,0 +1,128 @@
+"""Single operations by path, each in the open directory that the path's parent leads to. Paths serve for messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deeppart.access.descriptors import who
+from deeppart.access.folders import Folder, open_folder
+from deeppart.access.refusals import ForeignAccessError, NotRegularError, refuse
+from deeppart.access.rules import READING, Rules, planted
+
+
+def _in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules = READING) -> Any:
+    try:
+        with open_folder(path.parent, otherwise) as folder:
+            return use(folder, path.name)
+    except (ForeignAccessError, NotRegularError):
+        raise
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+
+
+def open_file(path: Path | str, flags: int = os.O_RDONLY, *, over: bool = True) -> int:
+    """:meth:`Folder.open`."""
+    return int(_in_parent(Path(path), lambda folder, name: folder.open(name, flags, over=over)))
+
+
+def create(path: Path, flags: int = os.O_RDWR) -> int:
+    """:meth:`Folder.create`."""
+    return int(_in_parent(path, lambda folder, name: folder.create(name, flags), Rules()))
+
+
+def check_found(path: Path) -> None:
+    """A file that is about to be read because it lies in the working directory, not because somebody has named it.
+
+    Raises:
+        ForeignAccessError: everyone may write to the directory, and another user has put it there. OSError: it is gone.
+    """
+    status, directory = os.lstat(path), os.stat(path.absolute().parent)
+    refuse(str(path.absolute()), planted(status, directory, who()))
+
+
+def look(path: Path | str) -> os.stat_result:
+    """``lstat``."""
+    found: os.stat_result = _in_parent(Path(path), lambda folder, name: folder.look(name))
+    return found
+
+
+def exists(path: Path | str) -> bool:
+    """Whether there is anything of that name, if only a link to nothing.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    try:
+        look(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_directory(path: Path) -> bool:
+    """Whether it is there and a directory, and no link to one.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    try:
+        return stat.S_ISDIR(look(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def names_in(path: Path) -> list[str]:
+    """What is in a directory.
+
+    Raises:
+        OSError: as ``listdir``, and for what :func:`open_folder` raises it.
+    """
+    with open_folder(path) as folder:
+        return folder.names()
+
+
+def directories_in(path: Path) -> list[str]:
+    """The directories in a directory; no links to any. Errors as of :func:`names_in`."""
+    with open_folder(path) as folder:
+        return folder.directories()
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory in one that is there, if it is not there yet, and make its entry durable.
+
+    Raises:
+        OSError: it cannot be made; the directory above is not there.
+    """
+    try:
+        open_folder(path).close()
+    except FileNotFoundError:
+        with open_folder(path.parent, Rules()) as folder:
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                folder.make(path.name)
+            folder.sync()
+
+
+def remove(path: Path) -> None:
+    """``unlink``."""
+    _in_parent(path, lambda folder, name: folder.remove(name))
+
+
+def rename(path: Path, new: Path) -> None:
+    """``rename``."""
+    _in_parent(path, lambda here, name: _in_parent(new, lambda there, other: here.rename(name, there, other)))
+
+
+def link(path: Path, new: Path) -> None:
+    """``link``: a second name, which must be free."""
+    _in_parent(path, lambda here, name: _in_parent(new, lambda there, other: here.link(name, there, other)))
+
+
+def sync_directory(path: Path) -> None:
+    """:meth:`Folder.sync`."""
+    with open_folder(path) as folder:
+        folder.sync()
