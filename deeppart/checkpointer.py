@@ -32,7 +32,8 @@ from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import DONE, Pending
 from deeppart.plan.restart import Inventory
-from deeppart.recovery.apply import refusal_of_state, restore_state
+from deeppart.recovery.apply import restore_state
+from deeppart.recovery.live import refusal_of_state
 from deeppart.recovery.recover import Recovered, recover, take_inventory
 from deeppart.recovery.suspects import suspect_lines, warn_suspect
 from deeppart.repair.heal import Healer, heal_recovered, healing_for

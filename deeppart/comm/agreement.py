@@ -5,15 +5,20 @@ One reduction tells all ranks whether they agree; only when they do not is anyth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.errors import DeeppartError, RemoteRankError
+from deeppart.errors import DeeppartError, RemoteRankError, as_error
+
+T = TypeVar("T")
+
+_TODO = "mend what that rank reports; no rank has saved or changed anything"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def raise_together(
     error: DeeppartError | None,
     what: str,
     timeout: float,
-    todo: str = "mend what that rank reports; no rank has saved or changed anything",
+    todo: str = _TODO,
 ) -> None:
     """End a collective call with an error on every rank if it failed on any.
 
@@ -90,6 +95,31 @@ def raise_together(
             where=f"reported to rank {comm.rank}",
             todo=todo,
         )
+
+
+def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, float], todo: str | None = None) -> T:
+    """Do something on each rank, and go on when it was done on all (collective).
+
+    Args:
+        do: not collective itself.
+        failed: what an error that is not one of the library's is called.
+        within: what this is a part of, and its timeout in seconds.
+        todo: what the other ranks are told to do; None: as of :func:`raise_together`.
+
+    Returns:
+        What ``do`` returned.
+
+    Raises:
+        DeeppartError: what ``do`` raised here. RemoteRankError: it raised on another rank.
+    """
+    error: DeeppartError | None = None
+    try:
+        done = do()
+    except Exception as problem:  # of whatever kind: the other ranks wait to hear of it
+        error = as_error(problem, failed)
+    what, timeout = within
+    raise_together(comm, error, what, timeout, _TODO if todo is None else todo)
+    return done
 
 
 def _names(ranks: list[int]) -> str:

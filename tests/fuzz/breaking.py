@@ -34,7 +34,7 @@ def _without_aliases() -> None:
 def _without_places() -> None:
     import deeppart.offline.inspect.verifying as verifying
     import deeppart.offline.load as reading
-    import deeppart.recovery.apply as restoring
+    import deeppart.recovery.saved as restoring
 
     for module in (reading, restoring, verifying):
         module.check_places = _nothing  # type: ignore[attr-defined]

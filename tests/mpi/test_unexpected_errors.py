@@ -18,7 +18,7 @@ import torch
 import deeppart
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.part import PartSummary
-from deeppart.recovery import apply, recover
+from deeppart.recovery import apply, documents, matching, overlapping, recover
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
 from deeppart.save import complete, pipeline, protect, write
@@ -139,11 +139,11 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
         (recover, "read_manifests", 0, ["step 1", "step 1"]),
         (recover, "take_stock", 1, ["step 1", "step 1"]),
         (OpenedPart, "load", 1, ["step 1", "step 1"]),
-        (apply, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
-        (apply, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
+        (matching, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
+        (overlapping, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
         (apply, "put", 1, ["RemoteRankError", "CheckpointError"]),
-        (apply, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
-        (apply._Restoring, "__init__", 1, ["RemoteRankError", "CheckpointError"]),
+        (documents, "decode_meta", 1, ["RemoteRankError", "CheckpointError"]),
+        (apply, "saved_step", 1, ["RemoteRankError", "CheckpointError"]),
         (OpenedPart, "load", 0, ["step 1", "step 1"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

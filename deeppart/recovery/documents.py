@@ -1,0 +1,96 @@
+"""The documents of a step's parts: what all ranks share, and what each saved for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deeppart.comm import Comm, finish
+from deeppart.comm.agreement import together
+from deeppart.errors import CorruptFileError
+from deeppart.recovery.recover import Recovered
+from deeppart.state.apart import OwnTree
+from deeppart.state.document import OwnDocument, decode_meta
+from deeppart.state.flatten import ExactPath, Path, exact
+from deeppart.state.leaves import Array
+from deeppart.state.merge import build, tie
+from deeppart.state.structure import Structure
+from deeppart.state.target import Target
+
+_FAILED = "the documents of a step could not be taken in"
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of all parts.
+
+    Attributes:
+        structure: of rank 0's part.
+        own: per part, what is its rank's own.
+    """
+
+    structure: Structure
+    own: tuple[OwnDocument, ...]
+
+
+def share_documents(comm: Comm, recovered: Recovered, timeout: float) -> Documents:
+    """Rank 0's document goes to everyone; the other parts' only if any leaf or value is per rank (collective).
+
+    Raises:
+        CorruptFileError: a document is damaged. Whatever is raised on one rank is raised on all.
+    """
+    what = f"restore of step {recovered.attempt.step}, documents"
+
+    def fetch(part: int) -> bytes:
+        read = recovered.reads[part]
+        data = recovered.mine[part].reader.meta if part in recovered.mine else None
+        return finish(comm, comm.broadcast(data, root=read.reader), what, timeout)
+
+    text = fetch(0)
+    first, structure = together(comm, lambda: _decoded_first(text, what), _FAILED, (what, timeout))
+    texts: list[bytes] = []
+    if structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart:
+        texts = [fetch(part) for part in range(1, recovered.attempt.world_size)]
+    others = together(comm, lambda: _decoded_others(texts, structure, what), _FAILED, (what, timeout))
+    return Documents(structure, (first, *others))
+
+
+def _decoded_first(text: bytes, what: str) -> tuple[OwnDocument, Structure]:
+    """The document of part 0, and the structure that it carries for all."""
+    document = decode_meta(text, f"{what}, part 0")
+    if document.structure is None:
+        raise CorruptFileError("part 0 carries no structure document", where=what)
+    document.check(document.structure, f"{what}, part 0")
+    return document, document.structure
+
+
+def _decoded_others(texts: Sequence[bytes], structure: Structure, what: str) -> list[OwnDocument]:
+    """The documents of the parts from 1 on."""
+    found: list[OwnDocument] = []
+    for part, text in enumerate(texts, start=1):
+        document = decode_meta(text, f"{what}, part {part}")
+        document.check(structure, f"{what}, part {part}")
+        found.append(document)
+    return found
+
+
+def apart_paths(documents: Sequence[OwnDocument]) -> list[OwnTree]:
+    """The paths at which anything stands apart on any rank."""
+    found: dict[ExactPath, OwnTree] = {}
+    for document in documents:
+        for tree in document.trees:
+            found.setdefault(exact(tree.path), tree)
+    return list(found.values())
+
+
+def content_at(document: OwnDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
+    """What one rank had at a path that stands apart; None if nothing."""
+    tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)
+    if tree is None:
+        return None
+    values = [document.values.get(index) for index in range(len(structure.values))]
+    own = replace(structure, aliases=document.aliases)
+    target = Target(own, document.all_types(structure), values)
+    tie(target, arrays)
+    return build(target, arrays, tree.node)

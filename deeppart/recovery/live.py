@@ -1,0 +1,53 @@
+"""The live state that a restore fills: taken apart, and refused where it could not be filled or saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from deeppart._gc import collection_paused
+from deeppart.errors import DeeppartError, StateError
+from deeppart.state.flatten import FlatState, Path, flatten, readable
+from deeppart.state.leaves import overlaps_itself
+from deeppart.state.runs import encode_leaf_value
+from deeppart.state.target import Target
+
+
+def flatten_live(state: Any) -> FlatState:
+    """Take a live state apart, to be filled; whatever its objects raise becomes a StateError."""
+    try:
+        with collection_paused():
+            return flatten(state, live=True)
+    except DeeppartError:
+        raise
+    except Exception as error:  # from the caller's objects: the other ranks are waiting to hear of it
+        raise StateError("looking at the state failed", found=f"{type(error).__name__}: {error}") from error
+
+
+def refusal_of_state(state: Any) -> DeeppartError | None:
+    """Why a state could not be saved, where there is nothing to restore into it yet: now, not at the first save."""
+    try:
+        for leaf in flatten_live(state).values:
+            encode_leaf_value(leaf.value, readable(leaf.path))
+    except DeeppartError as error:
+        return error
+    return None
+
+
+def check_writable(target: Target, paths: list[Path]) -> None:
+    """Raise StateError for a live array that cannot be written in place."""
+    for index, data in target.live.items():
+        if index not in target.tied and overlaps_itself(data):
+            raise StateError(
+                "a live array has several elements at one place in memory and cannot be restored in place",
+                found=f"shape {list(data.shape)}, as expand() makes it",
+                where=f"path {readable(paths[index])}",
+                todo="give restore a contiguous one: clone() it",
+            )
+        if isinstance(data, np.ndarray) and not data.flags.writeable:
+            raise StateError(
+                "a live array is read-only and cannot be restored in place",
+                where=f"path {readable(paths[index])}",
+                todo="give restore a writable array",
+            )

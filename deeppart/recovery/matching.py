@@ -1,0 +1,140 @@
+"""The live state matched with a step: what goes where, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from deeppart.comm import Comm
+from deeppart.comm.agreement import unequal
+from deeppart.errors import (
+    DeeppartError,
+    DeeppartWarning,
+    LeafMismatchError,
+    PerRankNotice,
+    StructureMismatchError,
+)
+from deeppart.recovery.distribute import PartIndexView
+from deeppart.recovery.live import check_writable, flatten_live
+from deeppart.recovery.saved import SavedStep, check_spans
+from deeppart.state.advice import advice, exchanged_notice, exchanged_optimizers, unreached_notice, unreached_optimizers
+from deeppart.state.flatten import FlatState, readable
+from deeppart.state.per_rank import DROP, STRICT, PerRank, dropped_notice, strict_error, way_of
+from deeppart.state.structure import Structure
+from deeppart.state.target import DROPPED, Target, decode_values, find_targets
+from deeppart.state.ties import alias_digests
+from deeppart.state.units import Unit, units_of
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A live state, and the step that it is to get.
+
+    Attributes:
+        saved: the step.
+        flat: the live state, taken apart.
+        target: what is to be filled, and from which leaf.
+        way: what becomes of per-rank leaves on another world size.
+    """
+
+    saved: SavedStep
+    flat: FlatState
+    target: Target
+    way: str
+
+
+def match(
+    saved: SavedStep, indexes: Sequence[PartIndexView], state: Any, per_rank: PerRank, rank: int, size: int
+) -> Matched:
+    """Match the live state of a rank; touches nothing.
+
+    Raises:
+        StateError: the state does not match the checkpoint, or cannot be written to.
+        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
+        CorruptFileError: the parts' tables do not fit the structure.
+    """
+    way = way_of(per_rank)
+    if way == STRICT and not saved.same_world and saved.any_own:
+        raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
+    check_spans(saved, indexes)
+    flat = flatten_live(state)
+    matched = Matched(saved, flat, _target(saved, way, rank), way)
+    try:
+        find_targets(matched.target, flat)
+    except (StructureMismatchError, LeafMismatchError) as error:
+        _advise(error, saved.structure, flat)
+        raise
+    check_writable(matched.target, saved.paths())
+    return matched
+
+
+def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> DeeppartError | None:
+    """Ties that all ranks have, but the checkpoint has not, are an error of the state (collective).
+
+    Those that only some ranks have were not saved as ties either: if what they tie holds the same bytes, it can be
+    restored.
+    """
+    leaves = len(matched.saved.documents.structure.types)
+    aliases = {index: alias for index, (alias, _) in matched.target.mistied.items() if index < leaves}
+    digests = alias_digests(aliases, leaves)
+    everywhere = np.flatnonzero((digests != 0) & ~unequal(comm, digests, what, timeout))
+    if not len(everywhere):
+        return None
+    _, error = matched.target.mistied[int(everywhere[0])]
+    _advise(error, matched.saved.structure, matched.flat)
+    return error
+
+
+def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
+    """What did not get to where it was perhaps meant to be."""
+    saved, target = matched.saved, matched.target
+    attempt, found = saved.attempt, list[DeeppartWarning]()
+    if matched.way == DROP and not saved.same_world and saved.any_own:
+        notice = dropped_notice(_dropped_names(saved), attempt.world_size, size, attempt.step)
+        found.append(PerRankNotice(notice))
+    tree, root = target.structure.tree, matched.flat.root
+    if unreached := unreached_optimizers(tree, root, target.values):
+        found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))
+    if exchanged := exchanged_optimizers(tree, root):
+        found.append(DeeppartWarning(f"restored step {attempt.step}: {exchanged_notice(exchanged)}"))
+    return found
+
+
+def _advise(error: DeeppartError, structure: Structure, flat: FlatState) -> None:
+    error.todo = advice(structure.tree, flat.root) or error.todo
+
+
+def _target(saved: SavedStep, way: str, rank: int) -> Target:
+    structure = saved.structure
+    values = decode_values(structure, f"step {saved.attempt.step}")
+    types = list(structure.types)
+    dropped: frozenset[int] = frozenset()
+    if saved.same_world:
+        own = saved.documents.own
+        mine = own[rank] if len(own) > rank else own[0]
+        types = mine.all_types(structure)
+        for index, value in mine.values.items():
+            values[index] = value
+    else:
+        leaves = set(saved.own_leaves)
+        for unit in _dropped_units(saved) if way == DROP else ():
+            leaves |= unit.arrays
+            for index in unit.values:
+                values[index] = DROPPED
+        leaves |= {index for index, alias in structure.aliases.items() if alias.owner in leaves}
+        dropped = frozenset(leaves)
+    return Target(structure, types, values, dropped=dropped)
+
+
+def _dropped_units(saved: SavedStep) -> list[Unit]:
+    """What is left alone as a whole, since a part of it is not restored."""
+    return units_of(saved.structure.tree, set(saved.own_leaves), set(saved.own_values))
+
+
+def _dropped_names(saved: SavedStep) -> list[str]:
+    units = [readable(unit.path) for unit in _dropped_units(saved)]
+    inside = tuple(f"{name}/" for name in units)
+    return [name for name in saved.own_names() if not name.startswith(inside)] + units

@@ -1,0 +1,171 @@
+"""Per-rank leaves on another world size: rank 0's values for all, or what the caller's function makes of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.comm import Comm
+from deeppart.errors import DeeppartError, LeafMismatchError, StateError
+from deeppart.recovery.distribute import PartIndexView, distribute_all_own
+from deeppart.recovery.documents import content_at
+from deeppart.recovery.matching import Matched
+from deeppart.recovery.recover import Recovered
+from deeppart.recovery.saved import SavedStep
+from deeppart.state.apart import OwnTree, insert
+from deeppart.state.filling import detached
+from deeppart.state.flatten import Path, flatten, readable
+from deeppart.state.leaves import Array, leaf_type, new_array
+from deeppart.state.per_rank import MAP, RANK0, PerRank
+from deeppart.state.scatter import Scatter
+from deeppart.state.structure import SavedArray, SavedValue, check_aliases, decode_tree, encode_tree
+from deeppart.state.target import find_targets
+
+#: Per old rank, its per-rank leaves by number.
+OldLeaves = list[dict[int, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What per-rank leaves became on another world size.
+
+    Attributes:
+        arrays: leaf number -> what it gets; {} where nothing was mapped.
+        own_leaves: numbers of the leaves that are per rank, with those that the function has made.
+    """
+
+    arrays: dict[int, Any]
+    own_leaves: frozenset[int]
+
+
+def memory_for_old_leaves(saved: SavedStep, way: str) -> OldLeaves:
+    """Arrays for the per-rank leaves of the old ranks that are asked for; [] where none are."""
+    if saved.same_world or not saved.any_own or way not in (MAP, RANK0):
+        return []
+    own = saved.documents.own
+    ranks = 1 if way == RANK0 else len(own)
+    return [
+        {
+            index: new_array(document.types[index])
+            for index in np.flatnonzero(structure.per_rank).tolist()
+            if index not in structure.aliases
+        }
+        for document, structure in zip(own[:ranks], saved.of_ranks[:ranks], strict=True)
+    ]
+
+
+def bring_old_leaves(
+    comm: Comm, recovered: Recovered, indexes: Sequence[PartIndexView], old: OldLeaves, timeout: float
+) -> None:
+    """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective)."""
+    asked = [index for index in indexes if index.part < len(old)]
+    distribute_all_own(comm, recovered, asked, lambda part: Scatter(old[part]), timeout)
+
+
+def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: int, size: int) -> Mapped:
+    """Ask what this rank gets, and make it what the target expects; the live state is not touched.
+
+    Raises:
+        StateError: the caller's function failed.
+        LeafMismatchError: what it returned does not fit.
+    """
+    mapping = _Mapping(matched, old, per_rank, (rank, size))
+    try:
+        return mapping.run()
+    except DeeppartError:
+        raise
+    except Exception as error:
+        raise StateError(
+            "the per_rank function failed",
+            found=f"{type(error).__name__}: {error}",
+            where=f"rank {rank}",
+            todo="it is called as function(path, values of the old ranks, new rank, new world size)",
+        ) from error
+
+
+class _Mapping:
+    """The values of one rank being asked for, and put into its target."""
+
+    def __init__(self, matched: Matched, old: OldLeaves, per_rank: PerRank, place: tuple[int, int]) -> None:
+        self._saved, self._flat, self._target = matched.saved, matched.flat, matched.target
+        self._way, self._old, self._per_rank = matched.way, old, per_rank
+        self._place = place
+        self._arrays: dict[int, Any] = {}
+        self._own_leaves = set(matched.saved.own_leaves)
+
+    def run(self) -> Mapped:
+        structure, documents = self._saved.structure, self._saved.documents.own[: len(self._old)]
+        # What is a view of another leaf follows that one.
+        asked = self._own_leaves - structure.aliases.keys()
+        for path, node in structure.walk():
+            if isinstance(node, SavedArray) and node.index in asked:
+                self._arrays[node.index] = self._ask(path, [entry[node.index] for entry in self._old])
+            elif isinstance(node, SavedValue) and node.index in self._saved.own_values:
+                values = [document.values[node.index] for document in documents]
+                self._target.values[node.index] = self._ask(path, values)
+        self._map_apart()
+        self._take()
+        return Mapped(self._arrays, frozenset(self._own_leaves))
+
+    def _ask(self, path: Path, old: list[Any]) -> Any:
+        """What this rank gets, of what the old ranks had: rank 0 alone, where its values are meant for all."""
+        if callable(self._per_rank):
+            return detached(self._per_rank(readable(path), old, *self._place))
+        return old[0]
+
+    def _map_apart(self) -> None:
+        """Ask for what stands apart: the function gets what each old rank had there, None where it had nothing."""
+        trees = []
+        for tree in self._asked_apart():
+            contents = [
+                content_at(document, structure, arrays, tree.path)
+                for document, structure, arrays in zip(
+                    self._saved.documents.own, self._saved.of_ranks, self._old, strict=False
+                )
+            ]
+            made = flatten(self._ask(tree.path, contents))
+            first = len(self._target.types), len(self._target.values)
+            most = first[1] + len(made.values)
+            node, _, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
+            trees.append(OwnTree(tree.path, tree.place, node))
+            self._target.types += [leaf_type(data) for data in made.data]
+            self._target.values += [leaf.value for leaf in made.values]
+            added = range(first[0], first[0] + len(made.data))
+            self._arrays |= dict(zip(added, made.data, strict=True))
+            self._own_leaves |= set(added)
+        if trees:
+            count = len(self._target.types)
+            self._target.structure = replace(
+                self._saved.documents.structure,
+                tree=insert(self._saved.structure.tree, trees, whole=False),
+                types=tuple(self._target.types),
+                per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
+            )
+
+    def _asked_apart(self) -> list[OwnTree]:
+        """What stands apart and is restored; what rank 0 has not stays as it is here, where its values are for all."""
+        return list(self._saved.documents.own[0].trees if self._way == RANK0 else self._saved.apart)
+
+    def _take(self) -> None:
+        """The mapped arrays become what is restored: their types are the types wanted from now on."""
+        paths = self._target.structure.array_paths()
+        for index, value in self._arrays.items():
+            if not isinstance(value, (torch.Tensor, np.ndarray)):
+                raise LeafMismatchError(
+                    "the per_rank function must return an array for an array",
+                    found=type(value).__name__,
+                    where=f"path {readable(paths[index])}",
+                )
+            self._target.types[index] = leaf_type(value)
+        try:
+            check_aliases(self._target.types, self._target.structure.aliases)
+        except ValueError as error:
+            raise LeafMismatchError(
+                "what the per_rank function returned has no room for a leaf that shares its memory", found=str(error)
+            ) from error
+        self._target.dropped = frozenset()
+        find_targets(self._target, self._flat)
