@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +13,6 @@ from deeppart._gc import collection_paused
 from deeppart.access.hanging import hanging
 from deeppart.cadence import CadenceReport
 from deeppart.comm.agreement import raise_together
-from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.config.arguments import check_state, check_step, refuse_in_fork, resolve_config
@@ -23,30 +20,26 @@ from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
     DeeppartError,
-    DeeppartWarning,
-    StepExistsError,
     warn_caller,
     warns_at_the_end,
 )
 from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
-from deeppart.pending import DONE, Pending
-from deeppart.plan.restart import Inventory
+from deeppart.pending import Pending
 from deeppart.recovery.apply import restore_state
 from deeppart.recovery.live import refusal_of_state
-from deeppart.recovery.recover import Recovered, recover, take_inventory
-from deeppart.recovery.suspects import suspect_lines, warn_suspect
-from deeppart.repair.heal import Healer, heal_recovered, healing_for
+from deeppart.recovery.recover import recover, take_inventory
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.foreground import Saver
 from deeppart.save.job import Job
-from deeppart.save.lease import Reader, StagingLease
-from deeppart.save.pipeline import Repair
 from deeppart.save.suspects import SuspicionWriter
 from deeppart.save.transfer import Staged
 from deeppart.session.end import close_at_the_end
+from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
 from deeppart.session.open import open_session
+from deeppart.session.rebuilding import rebuild_redundancy
+from deeppart.session.telling import tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
 from deeppart.state.capture import Staging
 from deeppart.state.deferred import DeferredCopy
@@ -100,11 +93,8 @@ class Checkpointer:
         close_at_the_end(self, self._background)
         self._auto = cadence_for(self._session)
         self._sequence = 0
-        self._known_steps = {key.step for key in self._session.committed}
-        self._used_steps: set[int] = set()
-        self._largest_step = -1  # restored, or saved since
-        self._told_counting_down = False
-        self._closed, self._restored = False, False
+        self._steps = StepHistory(self._session, self._recent)
+        self._closed = False
         self.failures = 0
         self.explanation: tuple[str, ...] = ()
 
@@ -164,9 +154,9 @@ class Checkpointer:
         due = self._due(step, force=force)
         if self._auto is not None and not due:
             return Pending(step, due, self._pipeline.poll)
-        refusal = None if force and step == self._last_step() else self._refusal_of(step)
-        self._warn_not_restored(step)
-        self._warn_counting_down(step)
+        refusal = None if force and step == self._steps.last() else self._steps.refusal_of(step)
+        self._steps.warn_not_restored(step)
+        self._steps.warn_counting_down(step)
         pending = Pending(step, due, self._pipeline.poll)
         waited = self._make_room() if due else 0.0
         looking = time.monotonic()
@@ -242,36 +232,21 @@ class Checkpointer:
         what = (inventory, step, self._staging, self._arena, timeout, session.persistent.signing)
         recovered, self.explanation = recover(self._comm, *what, session.processors.threads)
         if recovered is None:
-            self._warn_unfinished(self.explanation)
+            warn_unfinished(session, self.explanation)
             raise_together(self._comm, refusal_of_state(state), "restore", timeout)
-            self._restored = True
+            self._steps.went_on_from(None)
             return None
         notices = restore_state(self._comm, recovered, state, per_rank, timeout)
-        self._restored = True  # not before: who goes on after a restore that failed begins anew
+        self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:
             self._auto.restored(recovered.dearest_level)
-        self._heal(recovered, inventory)
-        self._known_steps.add(recovered.attempt.step)
-        self._largest_step = recovered.attempt.step
-        newer = sorted(each.attempt.step for each in inventory.committed if each.attempt.step > recovered.attempt.step)
-        unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > recovered.attempt.step]
+        self.explanation += rebuild_redundancy(
+            session, self._pipeline, self._retention, self._arena, recovered, inventory
+        )
         # From here on, where warnings are errors, no other rank waits for this one.
-        self._tell_suspects(recovered.attempt)
-        for notice in notices if self.rank == 0 else ():
-            warn_caller(str(notice), type(notice))
-        if newer and self.rank == 0:
-            warn_caller(
-                f"restored step {recovered.attempt.step}, but step {newer[-1]} is in the directory too and will be "
-                "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
-                DeeppartWarning,
-            )
-        if unusable and step is None and self.rank == 0:
-            warn_caller(
-                f"restored step {recovered.attempt.step}; newer in the directory, but of no use as they are: step "
-                f"{', step '.join(unusable)}. A later restore that can use one goes on from there",
-                DeeppartWarning,
-            )
+        self.explanation += tell_suspects(session, recovered.attempt)
+        tell_restored(session, recovered.attempt, inventory, notices, named=step is not None)
         return recovered.attempt.step
 
     def poll(self) -> None:
@@ -296,7 +271,7 @@ class Checkpointer:
             self._report_failures()
             if self._auto is not None:
                 self._auto.end(failed=False)
-                self._warn_unsaved(self._auto.unsaved_step)
+                warn_unsaved(self._session, self._auto.unsaved_step)
         finally:
             self._background.give_back()
         if not finished:
@@ -325,35 +300,6 @@ class Checkpointer:
             if self._auto is not None:
                 self._auto.end(failed=True)
 
-    def _heal(self, recovered: Recovered, inventory: Inventory) -> None:
-        """Begin to rebuild, in the background, what the restored step has lost of its copies and parity."""
-        healing = healing_for(self._session.protection, recovered, inventory)
-        if healing and recovered.attempt.lineage != self._session.lineage:
-            # Its files say whose they are, and on nodes only those of this lineage count.
-            reason = (
-                "it was saved under another lineage; it is in persistent_dir, the next checkpoint is protected again"
-            )
-            self.explanation += (f"step {recovered.attempt.step}: its redundancy is not rebuilt: {reason}",)
-            return
-        if healing.lacks_parity:
-            reason = "its parts refer to older files; the next checkpoint of that level is protected again"
-            self.explanation += (f"step {recovered.attempt.step}: its parity is not rebuilt: {reason}",)
-        if not healing:
-            self._pipeline.ledger.restored(recovered.attempt)
-            return
-        step, session = recovered.attempt.step, self._session
-        self._retention.adopt(recovered.attempt.key)
-        self.explanation += (f"step {step}: rebuilding redundancy in the background: {healing.describe()}",)
-
-        def run(channel: Comm, drive: Any, release: Callable[[], None]) -> None:
-            healer = Healer(channel, drive, session.node_levels, session.limit, self._arena)
-            heal_recovered(healer, healing, recovered, inventory, session.protection, release)
-            self._pipeline.ledger.restored(recovered.attempt)
-
-        mine = [write.part for write in healing.writes if write.rank == self.rank]
-        lease = StagingLease(mine or None, (Reader.REBUILD,))
-        self._pipeline.submit_repair(Repair(recovered.attempt, f"rebuilding the redundancy of step {step}", run, lease))
-
     # --- the steps of checkpoint() ---
 
     def _undrained(self) -> DeeppartError | None:
@@ -372,22 +318,6 @@ class Checkpointer:
             todo = "checkpoint inside the `with` block; handlers of atexit that are older than it come too late"
             raise CheckpointError("this checkpointer is closed", todo=todo)
         return number
-
-    def _refusal_of(self, step: int) -> DeeppartError | None:
-        """Why there cannot be a checkpoint of that step, or None."""
-        active = [pending for pending in self._recent if pending.step == step]
-        used = step in self._used_steps or any(_counts(pending) for pending in active)
-        if used or step in self._known_steps:
-            return StepExistsError(
-                f"step {step} was already saved in this run" if used else f"step {step} is already in the directory",
-                expected="a step that has not been committed",
-                where=f"step {step}, {self._session.persistent.root}",
-                todo=("" if self._restored else "call restore(state) before the loop, and ")
-                + "count on from the restored step; or give the job a directory of its own. To go back on purpose, end "
-                "the job, remove newer steps with `deeppart prune --after` (and --local, for the copies on nodes), and "
-                "start it again",
-            )
-        return None
 
     def _due(self, step: int, *, force: bool) -> frozenset[str]:
         """Levels that a call goes to (with "auto", collective)."""
@@ -447,72 +377,10 @@ class Checkpointer:
                     warn_caller(str(failure.error), BackgroundFailureWarning)
         for note, category in self._pipeline.ledger.take_notes():
             warn_caller(note, category)
-        self._recent[:] = [pending for pending in self._recent if pending not in finished]
-        counted = [pending.step for pending in finished if _counts(pending)]
-        self._used_steps.update(counted)
-        self._largest_step = max([self._largest_step, *counted])
-
-    def _warn_not_restored(self, step: int) -> None:
-        """Training that has begun anew beside what an earlier run has left, once."""
-        newest = max((key.step for key in self._session.committed), default=-1)
-        if self._restored or step >= newest:
-            return
-        self._restored = True
-        if self.rank == 0:
-            warn_caller(
-                f"checkpoint(step={step}), but step {newest} of an earlier run is in the directory and nothing was "
-                "restored: that step stays, and the next restore takes it. Call restore(state) before the loop; or "
-                "give this run a directory of its own, or remove the old steps with `deeppart prune --after`",
-                DeeppartWarning,
-            )
-
-    def _last_step(self) -> int:
-        """The largest step that was restored, or saved since; -1 if there is none."""
-        return max([self._largest_step, *(pending.step for pending in self._recent if _counts(pending))])
-
-    def _warn_counting_down(self, step: int) -> None:
-        """``restore`` and ``load`` take the largest step number, which is not the newest checkpoint then; once."""
-        last = self._last_step()
-        if step >= last or self._told_counting_down:
-            return
-        self._told_counting_down = True
-        if self.rank == 0:
-            warn_caller(
-                f"checkpoint(step={step}) after step {last}: of the checkpoints in the directory, restore takes that "
-                "with the largest step number, not the one that was made last. Count steps up",
-                DeeppartWarning,
-            )
+        self._steps.settle(finished)
 
     def _suspicion_writer(self) -> SuspicionWriter:
         session = self._session
         job = Attempt(session.lineage, session.session, 0, 0, self._comm.size)
         patience_s = min(_SUSPICION_PATIENCE_S, self.config.timeout / 4)  # the other ranks are waiting for rank 0
         return SuspicionWriter(session.persistent.root, job, patience_s, self._pipeline.ledger)
-
-    def _tell_suspects(self, attempt: Attempt) -> None:
-        """Say whether a restored step is suspect (collective)."""
-        lines = suspect_lines(self._session.persistent.root, attempt) if self.rank == 0 else []
-        message = json.dumps(lines).encode() if self.rank == 0 else None
-        what = "restore, looking for records of suspect steps"
-        lines = json.loads(finish(self._comm, self._comm.broadcast(message), what, self.config.timeout))
-        self.explanation += tuple(lines)
-        if self.rank == 0:
-            warn_suspect(attempt.step, lines)
-
-    def _warn_unsaved(self, step: int | None) -> None:
-        if step is not None and self.rank == 0:
-            warn_caller(
-                f"closed after step {step}, which is not saved: every='auto' had no checkpoint due there. "
-                "checkpoint(state, step, force=True) saves the last state",
-                DeeppartWarning,
-            )
-
-    def _warn_unfinished(self, problems: tuple[str, ...]) -> None:
-        if problems and self.rank == 0:
-            warn_caller(f"no checkpoint to restore; passed over: {'; '.join(problems)}", DeeppartWarning)
-
-
-def _counts(pending: Pending) -> bool:
-    """Whether a checkpoint is under way or complete at some level, so that its step is taken."""
-    states = [level.state for level in pending.report.levels.values()]
-    return not pending.finished or DONE in states

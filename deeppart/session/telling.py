@@ -1,0 +1,69 @@
+"""What rank 0 tells the user after a restore, and at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from deeppart.comm import finish
+from deeppart.errors import DeeppartWarning, warn_caller
+from deeppart.model import Attempt
+from deeppart.plan.restart import Inventory
+from deeppart.recovery.suspects import suspect_lines, warn_suspect
+from deeppart.session.open import Session
+
+
+def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:
+    """Say whether a restored step is suspect (collective); the lines about it, on every rank."""
+    comm, first = session.comm, session.comm.rank == 0
+    lines = suspect_lines(session.persistent.root, attempt) if first else []
+    message = json.dumps(lines).encode() if first else None
+    what = "restore, looking for records of suspect steps"
+    lines = json.loads(finish(comm, comm.broadcast(message), what, session.config.timeout))
+    if first:
+        warn_suspect(attempt.step, lines)
+    return tuple(lines)
+
+
+def tell_restored(
+    session: Session, attempt: Attempt, inventory: Inventory, notices: Sequence[DeeppartWarning], *, named: bool
+) -> None:
+    """Warn of what did not get where it was perhaps meant to be, and of newer steps than the restored one.
+
+    Args:
+        named: the caller has said which step; what is of no use among newer ones is not news then.
+    """
+    if session.comm.rank:
+        return
+    for notice in notices:
+        warn_caller(str(notice), type(notice))
+    newer = sorted(each.attempt.step for each in inventory.committed if each.attempt.step > attempt.step)
+    if newer:
+        warn_caller(
+            f"restored step {attempt.step}, but step {newer[-1]} is in the directory too and will be "
+            "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
+            DeeppartWarning,
+        )
+    unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > attempt.step]
+    if unusable and not named:
+        warn_caller(
+            f"restored step {attempt.step}; newer in the directory, but of no use as they are: step "
+            f"{', step '.join(unusable)}. A later restore that can use one goes on from there",
+            DeeppartWarning,
+        )
+
+
+def warn_unfinished(session: Session, problems: Sequence[str]) -> None:
+    """There was nothing to restore, but something that is not a checkpoint."""
+    if problems and session.comm.rank == 0:
+        warn_caller(f"no checkpoint to restore; passed over: {'; '.join(problems)}", DeeppartWarning)
+
+
+def warn_unsaved(session: Session, step: int | None) -> None:
+    """``every="auto"`` had no checkpoint due at the last steps."""
+    if step is not None and session.comm.rank == 0:
+        warn_caller(
+            f"closed after step {step}, which is not saved: every='auto' had no checkpoint due there. "
+            "checkpoint(state, step, force=True) saves the last state",
+            DeeppartWarning,
+        )
