@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deeppart.errors import DeeppartError, DeeppartWarning, StepExistsError, warn_caller
 from deeppart.pending import DONE, Pending
-from deeppart.session.open import Session
+from deeppart.session.record import Session
 
 
 class StepHistory:

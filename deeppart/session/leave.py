@@ -21,7 +21,7 @@ from deeppart.errors import BackgroundFailureWarning, warn_now
 from deeppart.pending import Pending
 from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
-from deeppart.session.open import Session
+from deeppart.session.record import Session
 from deeppart.state.capture import Staging
 
 #: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the

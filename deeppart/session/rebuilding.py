@@ -13,7 +13,7 @@ from deeppart.repair.heal import Healer, heal_recovered, healing_for
 from deeppart.save.lease import Reader, StagingLease
 from deeppart.save.pipeline import Pipeline, Repair
 from deeppart.save.retention import Retention
-from deeppart.session.open import Session
+from deeppart.session.record import Session
 
 
 def rebuild_redundancy(

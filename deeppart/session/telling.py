@@ -10,7 +10,7 @@ from deeppart.errors import DeeppartWarning, warn_caller
 from deeppart.model import Attempt
 from deeppart.plan.restart import Inventory
 from deeppart.recovery.suspects import suspect_lines, warn_suspect
-from deeppart.session.open import Session
+from deeppart.session.record import Session
 
 
 def tell_suspects(session: Session, attempt: Attempt) -> tuple[str, ...]:

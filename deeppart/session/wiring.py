@@ -17,7 +17,7 @@ from deeppart.save.protect import Protector
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.retention import Retention
 from deeppart.save.workers import lower_priority
-from deeppart.session.open import Session
+from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit
 
 

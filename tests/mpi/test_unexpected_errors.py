@@ -26,7 +26,7 @@ from deeppart.save import foreground as saving_module
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Opened
 from deeppart.save.lease import StagingLease
-from deeppart.session import open as session
+from deeppart.session import directories, handshake
 from deeppart.storage import node
 from tests.mpi.test_suspect_steps import TIMEOUT_S, checkpointer
 
@@ -134,8 +134,8 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "outcomes"),
     [
-        (session, "committed_steps", 0, ["CheckpointError", "RemoteRankError"]),
-        (session, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
+        (handshake, "committed_steps", 0, ["CheckpointError", "RemoteRankError"]),
+        (directories, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
         (recover, "read_manifests", 0, ["step 1", "step 1"]),
         (recover, "take_stock", 1, ["step 1", "step 1"]),
         (OpenedPart, "load", 1, ["step 1", "step 1"]),

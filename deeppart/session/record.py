@@ -1,0 +1,84 @@
+"""One run of a job: the ranks, their channels, the open directories."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deeppart import access
+from deeppart.comm import Comm
+from deeppart.config import Config
+from deeppart.model import StepKey
+from deeppart.nodes.pairing import Protection
+from deeppart.save.compress import Processors
+from deeppart.session.topology import Topology
+from deeppart.storage.mapped import forget_all
+from deeppart.storage.node import NodeLevel
+from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+from deeppart.storage.rate import RateLimit
+
+
+@dataclass(slots=True)
+class Session:
+    """One run of a job.
+
+    Attributes:
+        config: as given.
+        comm: channel of the training thread.
+        channels: level name -> channel of its exchanges; also "scrub", where that is on.
+        topology: ranks and nodes.
+        lineage, session: identities, 32 hex digits each.
+        owner: lock of the persistent directory, on rank 0.
+        node_levels: the levels on this node's storage that are on, by name; {} without a ``local_dir``.
+        persistent: the persistent level.
+        protection: which nodes protect each other.
+        limit: of what leaves this rank in the background, or None.
+        committed: steps committed on the persistent level at start-up.
+        earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
+            session may ever remove.
+        processors: what there is to encode chunks with.
+        guards: of the directories: what may be done in them, and whose they may be.
+        shared: pairs of nodes whose local directory is one and the same.
+    """
+
+    config: Config
+    comm: Comm
+    channels: dict[str, Comm]
+    topology: Topology
+    lineage: str
+    session: str
+    owner: DirectoryOwner | None
+    node_levels: dict[str, NodeLevel]
+    persistent: PersistentLevel
+    protection: Protection
+    limit: RateLimit | None
+    committed: set[StepKey]
+    earlier: dict[str, set[StepKey]]
+    processors: Processors
+    guards: access.Guards
+    shared: tuple[tuple[int, int], ...]
+
+    @property
+    def leads_directory(self) -> bool:
+        """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
+        return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
+
+    @property
+    def straightens(self) -> bool:
+        """Whether it is also the first one of all nodes that have this directory: it may rename files there."""
+        node = self.topology.node_of[self.comm.rank]
+        return self.leads_directory and all(other != node for _, other in self.shared)
+
+    def drop_spares(self) -> None:
+        """Give back storage and mappings on this node that were kept for the next checkpoint."""
+        forget_all()
+        if self.leads_directory:
+            for level in self.node_levels.values():
+                level.drop_spares()
+
+    def close(self) -> None:
+        """Give the directory and the channels back: nothing of this session is in the background any more."""
+        if self.owner is not None:
+            self.owner.close()
+        self.guards.release()
+        for channel in (*self.channels.values(), self.comm):
+            channel.give_back()

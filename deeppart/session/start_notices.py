@@ -1,0 +1,54 @@
+"""What rank 0 tells at start-up: less protection than asked for, files of others, a copied directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, warn_caller
+from deeppart.nodes.pairing import Protection
+from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.reduced import note_protection
+from deeppart.storage.steps import foreign_steps
+
+
+def tell_foreign(directory: Path) -> None:
+    """On rank 0: step directories that others have put there are not used, and may be what somebody looks for."""
+    try:
+        foreign = foreign_steps(directory)
+    except DeeppartError:
+        return  # what is wrong there is told by whoever needs it
+    if foreign:
+        text = f"{len(foreign)} step directories of other users are not used, such as {foreign[0]}"
+        warn_caller(f"{text}: anybody may make directories there (sticky bit)", DeeppartWarning)
+
+
+def tell_copy(directory: Path, owner: DirectoryOwner | None) -> None:
+    """On rank 0: what lies on nodes belongs to the directory that this one is a copy of."""
+    if owner is not None and owner.copy_of:
+        former = f", nor are those below {owner.former}, which it had before it was copied over" if owner.former else ""
+        warn_caller(
+            f"{directory} is a copy of a checkpoint directory, or was brought back: it has lineage {owner.lineage} "
+            f"from now on, and parts on nodes that lie below {owner.copy_of} are not used{former}. If it takes the "
+            "place of the original and they are wanted, end the job, put that lineage back into deeppart.json and "
+            "remove .deeppart.lock",
+            DeeppartWarning,
+        )
+
+
+def tell_protection(root: Path, session: str, protection: Protection) -> None:
+    """Say what the nodes cannot give of what was asked for; and once, when they can again."""
+    lines = protection.shortfalls
+    problem = ""
+    recovered = False
+    try:
+        recovered = note_protection(root, session, lines)
+    except StorageError as error:
+        problem = f" (`deeppart ls` will not know: {error.summary})"
+    if lines:
+        warn_caller(
+            f"less protection than asked for: {'; '.join(lines)}{problem}. Checkpoints go on with that; "
+            "protection='strict' refuses to start instead",
+            ReducedProtectionWarning,
+        )
+    elif recovered:
+        warn_caller("this run has all the protection that it asks for; the one before had less", DeeppartWarning)

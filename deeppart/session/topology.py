@@ -1,0 +1,120 @@
+"""Which rank is on which node, found out while all ranks compare what they were given."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from deeppart.comm import Comm, finish, rank_names
+from deeppart.config import Config
+from deeppart.config.job import expand_directory, failure_domain, job_name, node_name
+from deeppart.errors import ConfigError
+from deeppart.part import Signing
+from deeppart.plan.redundancy import Nodes
+from deeppart.save.compress import Processors
+
+#: Each takes about as much memory as two chunks, for each level that is being written.
+MOST_ENCODE_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Which rank is on which node.
+
+    Attributes:
+        names: node name of each rank.
+        node_of: node number of each rank, in order of first appearance.
+        directories: local directory of each rank, "" without one.
+        domains: of each node, what it shares with others (a switch); "" where nothing is known.
+    """
+
+    names: tuple[str, ...]
+    node_of: tuple[int, ...]
+    directories: tuple[str, ...]
+    domains: tuple[str, ...]
+
+    def mates(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the same node, ascending."""
+        return tuple(other for other, node in enumerate(self.node_of) if node == self.node_of[rank])
+
+    def first_in_directory(self, rank: int) -> int:
+        """The first rank of the same node with the same local directory."""
+        return self.sharing_directory(rank)[0]
+
+    def sharing_directory(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the same node with the same local directory, ascending."""
+        return tuple(mate for mate in self.mates(rank) if self.directories[mate] == self.directories[rank])
+
+    @property
+    def nodes(self) -> Nodes:
+        """Ranks and domains by node."""
+        return Nodes.of(self.node_of, self.domains)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The name of each node."""
+        return tuple(self.names[ranks[0]] for ranks in self.nodes.ranks)
+
+
+def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: str) -> tuple[Topology, Processors]:
+    """Every rank must have been given the same settings; returns who is where, and what this rank can encode with.
+
+    Of keys, keyed digests of a constant are compared, and only that they differ is told.
+    """
+    name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
+    settings = {key: repr(value) for key, value in config.shared_settings().items()}
+    directory = _local_directory(config, name, comm.rank)
+    processors = [os.uname().nodename, hex(sum(1 << number for number in os.sched_getaffinity(0)))]
+    keys = [] if signing is None else list(signing.fingerprints)
+    message = json.dumps([name, settings, directory, failure_domain(), processors, keys]).encode()
+    texts = finish(comm, comm.allgather(message), what, config.timeout)
+    told = zip(*(json.loads(text) for text in texts), strict=True)
+    names, all_settings, directories, domains, all_processors, all_keys = told
+    if others := [rank for rank, theirs in enumerate(all_keys) if theirs != all_keys[0]]:
+        raise ConfigError(
+            "ranks were given different keys in sign_key_file",
+            expected=f"the {len(all_keys[0])} of rank 0, in the same order",
+            found=f"{len(all_keys[others[0]])}, or another one, on {rank_names(others)}",
+            where=f"rank {comm.rank}",
+            todo="give every rank the same key files",
+        )
+    for key, value in all_settings[0].items():
+        others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
+        if others:
+            raise ConfigError(
+                f"ranks were given different values for {key}",
+                expected=f"{value}, as on rank 0",
+                found=f"{all_settings[others[0]].get(key)} on {rank_names(others)}",
+                where=f"rank {comm.rank}",
+                todo="give every rank the same configuration, environment and deeppart.toml",
+            )
+    numbers: dict[str, int] = {}
+    node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
+    domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
+    node_domains = tuple(domain_of[node] for node in range(len(numbers)))
+    idle = _idle_processors(processors, all_processors)
+    threads = config.encode_threads or max(1, min(MOST_ENCODE_THREADS, idle))
+    topology = Topology(tuple(names), node_of, tuple(directories), node_domains)
+    return topology, Processors(threads, spare=idle >= threads)
+
+
+def _idle_processors(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
+    """Of the processors that this rank may use, its share less one for training.
+
+    Args:
+        mine: host, and a mask of its processors that this rank may use. all_processors: those of all ranks.
+    """
+    host, usable = mine[0], int(mine[1], 16)
+    sharing = sum(other == host and int(mask, 16) & usable != 0 for other, mask in all_processors)
+    return usable.bit_count() // max(1, sharing) - 1
+
+
+def _local_directory(config: Config, node: str, rank: int) -> str:
+    """Where this rank's local level will be; "" without one, or where it cannot be told (which is an error later)."""
+    if config.local_dir is None:
+        return ""
+    try:
+        return str(expand_directory(config.local_dir, node=node, rank=rank, job=job_name()))
+    except ConfigError:
+        return ""
