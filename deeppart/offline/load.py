@@ -28,13 +28,14 @@ from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.recovery.suspects import suspect_lines, warn_suspect
 from deeppart.state.columns import CONTAINERS
 from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.flatten import ROOT, readable
 from deeppart.state.leaves import Array
 from deeppart.state.merge import build, tie
+from deeppart.state.paths import ROOT, readable
 from deeppart.state.patterns import covers, may_match_below
 from deeppart.state.runs import make_run, run_items, run_kind
 from deeppart.state.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
-from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure, decode_structure
+from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
+from deeppart.state.structure_decoding import decode_structure
 from deeppart.state.target import Target, decode_values
 from deeppart.storage.key_files import KeyFiles, read_key_files
 from deeppart.storage.persistent import CommittedStep, committed_steps, read_manifest, read_manifests, unusable

@@ -12,9 +12,9 @@ from deeppart.errors import CorruptFileError
 from deeppart.recovery.recover import Recovered
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.flatten import ExactPath, Path, exact
 from deeppart.state.leaves import Array
 from deeppart.state.merge import build, tie
+from deeppart.state.paths import ExactPath, Path, exact
 from deeppart.state.structure import Structure
 from deeppart.state.target import Target
 

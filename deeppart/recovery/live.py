@@ -8,8 +8,10 @@ import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart.errors import DeeppartError, StateError
-from deeppart.state.flatten import FlatState, Path, flatten, readable
+from deeppart.state.flat import FlatState
+from deeppart.state.flatten import flatten
 from deeppart.state.leaves import overlaps_itself
+from deeppart.state.paths import Path, readable
 from deeppart.state.runs import encode_leaf_value
 from deeppart.state.target import Target
 

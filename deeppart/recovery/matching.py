@@ -21,10 +21,12 @@ from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.live import check_writable, flatten_live
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.state.advice import advice, exchanged_notice, exchanged_optimizers, unreached_notice, unreached_optimizers
-from deeppart.state.flatten import FlatState, readable
+from deeppart.state.flat import FlatState
+from deeppart.state.matching import find_targets
+from deeppart.state.paths import readable
 from deeppart.state.per_rank import DROP, STRICT, PerRank, dropped_notice, strict_error, way_of
 from deeppart.state.structure import Structure
-from deeppart.state.target import DROPPED, Target, decode_values, find_targets
+from deeppart.state.target import DROPPED, Target, decode_values
 from deeppart.state.ties import alias_digests
 from deeppart.state.units import Unit, units_of
 

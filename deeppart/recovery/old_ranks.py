@@ -18,12 +18,15 @@ from deeppart.recovery.recover import Recovered
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.apart import OwnTree, insert
 from deeppart.state.filling import detached
-from deeppart.state.flatten import Path, flatten, readable
+from deeppart.state.flatten import flatten
 from deeppart.state.leaves import Array, leaf_type, new_array
+from deeppart.state.matching import find_targets
+from deeppart.state.paths import Path, readable
 from deeppart.state.per_rank import MAP, RANK0, PerRank
 from deeppart.state.scatter import Scatter
-from deeppart.state.structure import SavedArray, SavedValue, check_aliases, decode_tree, encode_tree
-from deeppart.state.target import find_targets
+from deeppart.state.structure import SavedArray, SavedValue
+from deeppart.state.structure_decoding import check_aliases, decode_tree
+from deeppart.state.structure_encoding import encode_tree
 
 #: Per old rank, its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]

@@ -12,7 +12,7 @@ from deeppart.part import SHARED_TABLE
 from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.documents import Documents, apart_paths
 from deeppart.state.apart import OwnTree, without_apart
-from deeppart.state.flatten import Path, readable
+from deeppart.state.paths import Path, readable
 from deeppart.state.scatter import check_cover, check_places
 from deeppart.state.structure import SavedValue, Structure
 

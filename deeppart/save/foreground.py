@@ -36,14 +36,15 @@ from deeppart.state.deferred import DeferredCopy
 from deeppart.state.derived import Layout
 from deeppart.state.divergence import Divergence
 from deeppart.state.document import Own, PartDocument
-from deeppart.state.flatten import Cuts, ExactPath, FlatState, readable
+from deeppart.state.flat import Cuts, FlatState
 from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.lazy import LazyCapture
 from deeppart.state.naming import Naming, pattern_of, some_names
 from deeppart.state.owners import trained_leaves
+from deeppart.state.paths import ExactPath, readable
 from deeppart.state.per_rank import WAYS
 from deeppart.state.reconciling import reconcile
-from deeppart.state.structure import encode_path
+from deeppart.state.structure_encoding import encode_path
 from deeppart.state.template import Template
 from deeppart.state.trailing import TrailingSlices
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from deeppart.state.flatten import Branch, Key, Node, Path, ValueLeaf, id_key, readable
+from deeppart.state.flat import Branch, Node, ValueLeaf
+from deeppart.state.paths import Key, Path, id_key, readable
 from deeppart.state.structure import DICTS, SavedBranch, SavedNode, SavedValue
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).

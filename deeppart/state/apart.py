@@ -13,21 +13,12 @@ from typing import Any
 import numpy as np
 
 from deeppart.errors import CorruptFileError
-from deeppart.state.flatten import FlatState, Path, id_key, readable
+from deeppart.state.flat import FlatState
 from deeppart.state.leaves import LeafType
-from deeppart.state.structure import (
-    DICTS,
-    Alias,
-    SavedApart,
-    SavedBranch,
-    SavedNode,
-    Structure,
-    check_nesting,
-    decode_path,
-    decode_tree,
-    encode_path,
-    encode_tree,
-)
+from deeppart.state.paths import Path, id_key, readable
+from deeppart.state.structure import DICTS, Alias, SavedApart, SavedBranch, SavedNode, Structure
+from deeppart.state.structure_decoding import check_nesting, decode_path, decode_tree
+from deeppart.state.structure_encoding import encode_path, encode_tree
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ import torch
 
 from deeppart.errors import FreedMemoryError
 from deeppart.state.fingerprint import copy_tensors
-from deeppart.state.flatten import FlatState, readable
+from deeppart.state.flat import FlatState
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
 from deeppart.state.memory import HeldMemory, storage_address
+from deeppart.state.paths import readable
 
 #: Device-to-host copies are issued in pieces of this size, so that other copies can get in between.
 DEVICE_PIECE_BYTES = 64 << 20

@@ -28,9 +28,10 @@ from deeppart.state.derived import Flags, Layout, derive, refresh
 from deeppart.state.divergence import Divergence, describe, find_groups
 from deeppart.state.earlier import Earlier
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
-from deeppart.state.flatten import ArrayLeaf, FlatState, readable
+from deeppart.state.flat import ArrayLeaf, FlatState
 from deeppart.state.leaves import leaf_type
 from deeppart.state.ordering import in_order
+from deeppart.state.paths import readable
 from deeppart.state.replication import ALL, NONE, VERIFY, Replication
 from deeppart.state.runs import encode_leaf_value
 from deeppart.state.ties import alias_digests

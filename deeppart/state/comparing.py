@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
-from deeppart.state.flatten import FlatState
+from deeppart.state.flat import FlatState
 from deeppart.state.leaves import LeafType
 from deeppart.state.owners import holds_alone
 from deeppart.state.remembered import Remembered

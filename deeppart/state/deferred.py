@@ -26,8 +26,8 @@ import torch
 from deeppart.errors import CheckpointError
 from deeppart.state.capture import CallCopy, HostCopy
 from deeppart.state.careful import copy_memory, gather_memory
-from deeppart.state.flatten import Path, readable
 from deeppart.state.memory import Holder, place_of, without_memory
+from deeppart.state.paths import Path, readable
 from deeppart.state.trailing import TrailingSlices
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.

@@ -13,10 +13,11 @@ import numpy.typing as npt
 from deeppart.state.compared import ComparedRecord
 from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import hash63, hash_json
-from deeppart.state.flatten import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, ValueLeaf
+from deeppart.state.flat import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, ValueLeaf
 from deeppart.state.leaves import LeafType, leaf_type
 from deeppart.state.replication import ALL, AUTO, NONE, VERIFY, Replication
-from deeppart.state.structure import Alias, encode_path, encode_tree
+from deeppart.state.structure import Alias
+from deeppart.state.structure_encoding import encode_path, encode_tree
 from deeppart.state.ties import find_aliases, memory_groups
 from deeppart.state.values import Encoded, encode_key
 

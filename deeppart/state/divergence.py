@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from deeppart.comm.base import rank_names
 from deeppart.state.compared import Interval
 from deeppart.state.fingerprint import full_digest
-from deeppart.state.flatten import FlatState, readable
+from deeppart.state.flat import FlatState
 from deeppart.state.leaves import leaf_type
+from deeppart.state.paths import readable
 
 #: Leaves that have come to differ whose ranks are found out.
 MOST_NAMED = 64

@@ -23,7 +23,9 @@ from deeppart.part.json_text import parse_json
 from deeppart.state.apart import OwnTree, decode_own, of_rank
 from deeppart.state.leaves import LeafType
 from deeppart.state.runs import decode_leaf_value
-from deeppart.state.structure import Alias, Structure, check_aliases, decode_alias, decode_structure, encode_structure
+from deeppart.state.structure import Alias, Structure
+from deeppart.state.structure_decoding import check_aliases, decode_alias, decode_structure
+from deeppart.state.structure_encoding import encode_structure
 from deeppart.state.values import Encoded
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from deeppart.state.compared import NEVER
 from deeppart.state.derived import Flags, Layout
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES
-from deeppart.state.flatten import Path
 from deeppart.state.leaves import LeafType
+from deeppart.state.paths import Path
 
 #: Leaves that have left the state, of which it is remembered. Small ones go first: all of each was compared at the last
 #: checkpoint that has it, so that none is suspect for it.

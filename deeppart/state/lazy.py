@@ -17,11 +17,12 @@ from deeppart.errors import LazyCaptureNotice, warn_caller
 from deeppart.state.capture import CallCopy, HostCopy
 from deeppart.state.deferred import DeferredCopy, Guard
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, Sampler
-from deeppart.state.flatten import FlatState, Path, readable
+from deeppart.state.flat import FlatState
 from deeppart.state.layout import ShareLayout
 from deeppart.state.leaves import LeafType, lies_flat_on_host
 from deeppart.state.memory import place_of
 from deeppart.state.owners import OwnedTensors, holds_alone
+from deeppart.state.paths import Path, readable
 from deeppart.state.trailing import TrailingSlices
 
 #: A notice is given where more than this much that is large belongs to no optimizer.

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.flatten import Branch, Path, ValueLeaf, readable
+from deeppart.state.flat import Branch, ValueLeaf
+from deeppart.state.paths import Path, readable
 from deeppart.state.structure import SavedBranch, SavedValue
 
 

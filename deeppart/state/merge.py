@@ -12,10 +12,12 @@ import torch
 
 from deeppart.errors import StateError
 from deeppart.state.filling import fill
-from deeppart.state.flatten import Apart, ArrayLeaf, Branch, FlatState, Node, Path, ValueLeaf, exact, id_key, readable
+from deeppart.state.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
 from deeppart.state.leaves import Array, LeafType, in_a_row
+from deeppart.state.meeting import both_plain, is_lacking, meet
+from deeppart.state.paths import Path, exact, id_key, readable
 from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.target import DROPPED, Target, both_plain, is_lacking, meet
+from deeppart.state.target import DROPPED, Target
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:

@@ -25,7 +25,7 @@ class Naming:
         """Those of the names that were not said yet; many that differ in numbers only as one glob pattern.
 
         Args:
-            names: paths as :func:`deeppart.state.flatten.readable` gives them.
+            names: paths as :func:`deeppart.state.paths.readable` gives them.
         """
         new = [name for name in dict.fromkeys(names) if name not in self._said and pattern_of(name) not in self._said]
         counts = Counter(map(pattern_of, new))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from deeppart.state.flatten import canonical_order
+from deeppart.state.paths import canonical_order
 from deeppart.state.runs import encode_leaf_value, make_run, run_kind
 from deeppart.state.values import Encoded
 

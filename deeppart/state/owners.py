@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from deeppart.state.flatten import FlatState
+from deeppart.state.flat import FlatState
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.

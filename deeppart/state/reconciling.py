@@ -14,11 +14,14 @@ from typing import Any
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import StructureMismatchError
-from deeppart.state.flatten import Apart, ArrayLeaf, ExactPath, Node, Path, ValueLeaf, exact, id_key, readable
+from deeppart.state.flat import Apart, ArrayLeaf, Node, ValueLeaf
 from deeppart.state.naming import name_kind
+from deeppart.state.paths import ExactPath, Path, exact, id_key, readable
 from deeppart.state.replication import ALL, NONE, Replication
 from deeppart.state.runs import run_kind
-from deeppart.state.structure import DICTS, decode_path, encode_path
+from deeppart.state.structure import DICTS
+from deeppart.state.structure_decoding import decode_path
+from deeppart.state.structure_encoding import encode_path
 from deeppart.state.values import encode_key
 
 #: Kinds of what is described for other ranks, besides those of containers: [kind, items].

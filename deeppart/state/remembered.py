@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from deeppart.state.fingerprint import full_digest
-from deeppart.state.flatten import ArrayLeaf, Branch, FlatState, Node
+from deeppart.state.flat import ArrayLeaf, Branch, FlatState, Node
 from deeppart.state.identity import TensorIdentity
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deeppart.state.flatten import Path, component, readable
+from deeppart.state.paths import Path, component, readable
 from deeppart.state.patterns import covers, may_match_below
 
 AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"

@@ -16,22 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.flatten import (
-    DICT_KINDS,
-    NUMPY,
-    PLAIN_TENSORS,
-    Apart,
-    ArrayLeaf,
-    Branch,
-    Cuts,
-    FlatState,
-    Node,
-    ValueLeaf,
-    flatten,
-    hold_memory,
-    readable,
-)
+from deeppart.state.flat import DICT_KINDS, NUMPY, Apart, ArrayLeaf, Branch, Cuts, FlatState, Node, ValueLeaf
+from deeppart.state.flatten import PLAIN_TENSORS, flatten, hold_memory
 from deeppart.state.memory import Extents, HeldMemory
+from deeppart.state.paths import readable
 from deeppart.state.runs import LEAST_ROWS, RUN_KINDS, run_levels
 from deeppart.state.state_dicts import state_dict_of
 from deeppart.state.values import is_value

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from deeppart.state.fingerprint import hash63
-from deeppart.state.flatten import FlatState
+from deeppart.state.flat import FlatState
 from deeppart.state.leaves import Array, LeafType, is_flat
 from deeppart.state.structure import Alias
 

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from deeppart.state.fingerprint import hash63
-from deeppart.state.flatten import FlatState, Path
+from deeppart.state.flat import FlatState
 from deeppart.state.memory import Holder, place_of, without_memory
+from deeppart.state.paths import Path
 from deeppart.state.turns import Digests, Turns
 
 #: Bytes of slices that are read at a time: little enough to be hashed in the processor's cache.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deeppart.state.flatten import Path
+from deeppart.state.paths import Path
 from deeppart.state.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
 
 _TUPLES = ("tuple", "namedtuple")

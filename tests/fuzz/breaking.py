@@ -9,7 +9,7 @@ import deeppart.part.format as fmt
 from deeppart.part import parity, reader
 from deeppart.part.reader import PartReader
 from deeppart.part.signing import Signing
-from deeppart.state import document, structure
+from deeppart.state import document, structure_decoding
 from deeppart.state.leaves import LeafType
 
 
@@ -28,7 +28,7 @@ def _without_types() -> None:
 
 
 def _without_aliases() -> None:
-    structure.check_aliases = document.check_aliases = _nothing  # type: ignore[attr-defined]
+    structure_decoding.check_aliases = document.check_aliases = _nothing  # type: ignore[attr-defined]
 
 
 def _without_places() -> None:

@@ -48,7 +48,8 @@ def training_state(rank: int, steps: int) -> dict[str, Any]:
 
 
 def flat_bytes(state: Any) -> dict[str, Any]:
-    from deeppart.state.flatten import flatten, readable
+    from deeppart.state.flatten import flatten
+    from deeppart.state.paths import readable
 
     flat = flatten(state)
     leaves = {readable(leaf.path): flat.data[leaf.index].detach().clone() for leaf in flat.arrays}

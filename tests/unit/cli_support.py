@@ -22,7 +22,7 @@ from deeppart.state.document import PartDocument
 from deeppart.state.flatten import flatten
 from deeppart.state.layout import lay_out
 from deeppart.state.leaves import flat_bytes, leaf_type
-from deeppart.state.structure import encode_tree
+from deeppart.state.structure_encoding import encode_tree
 from deeppart.state.values import encode_value
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel

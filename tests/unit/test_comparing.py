@@ -14,7 +14,8 @@ from deeppart.state import comparing, fingerprint
 from deeppart.state.compared import NEVER, Calls, ComparedRecord, compared_earlier
 from deeppart.state.comparing import Comparison
 from deeppart.state.fingerprint import device_digests, full_digest
-from deeppart.state.flatten import FlatState, flatten
+from deeppart.state.flat import FlatState
+from deeppart.state.flatten import flatten
 from deeppart.state.leaves import leaf_type
 from deeppart.state.remembered import Remembered
 from deeppart.state.template import Template

@@ -28,7 +28,7 @@ from deeppart.part.json_text import parse_json
 from deeppart.plan.restart import Inventory, StoredPart, survey
 from deeppart.state.leaves import LeafType
 from deeppart.state.runs import decode_leaf_value
-from deeppart.state.structure import decode_structure
+from deeppart.state.structure_decoding import decode_structure
 from deeppart.state.values import decode_value
 from deeppart.storage.persistent import DirectoryOwner
 from tests.fuzz.edits import RUNS

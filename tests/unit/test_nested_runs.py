@@ -21,8 +21,10 @@ from deeppart.errors import CorruptFileError, NewerFormatError, StateError, Stru
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.columns import MOST_LEVELS
 from deeppart.state.filling import fill, places
-from deeppart.state.flatten import Cuts, flatten, readable
+from deeppart.state.flat import Cuts
+from deeppart.state.flatten import flatten
 from deeppart.state.ordering import in_order
+from deeppart.state.paths import readable
 from deeppart.state.replication import Replication
 from deeppart.state.runs import (
     LEAST_ROWS,
@@ -33,7 +35,8 @@ from deeppart.state.runs import (
     run_levels,
     same_leaf_value,
 )
-from deeppart.state.structure import STRUCTURE_VERSION, decode_structure
+from deeppart.state.structure_decoding import decode_structure
+from deeppart.state.structure_encoding import STRUCTURE_VERSION
 from deeppart.state.template import Template
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import keys, values

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.state.flatten import Apart, Cuts, exact, flatten
+from deeppart.state.flat import Apart, Cuts
+from deeppart.state.flatten import flatten
+from deeppart.state.paths import exact
 from deeppart.state.patterns import covers, may_match_below
 from deeppart.state.replication import Replication
 from deeppart.state.template import Template

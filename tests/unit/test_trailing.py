@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES
-from deeppart.state.flatten import FlatState, flatten
+from deeppart.state.flat import FlatState
+from deeppart.state.flatten import flatten
 from deeppart.state.leaves import leaf_type
 from deeppart.state.owners import OwnedTensors
 from deeppart.state.trailing import TrailingSlices

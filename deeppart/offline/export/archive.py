@@ -18,7 +18,7 @@ from deeppart.errors import StateError, StorageError
 from deeppart.model.version import VERSION
 from deeppart.offline.export.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.offline.load import Chosen, OpenCheckpoint, with_checkpoint
-from deeppart.state.flatten import readable
+from deeppart.state.paths import readable
 from deeppart.state.structure import SavedApart, SavedArray, SavedNode, SavedValue
 from deeppart.state.ties import contiguous_strides
 from deeppart.storage.files import storage_error

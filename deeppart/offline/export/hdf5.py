@@ -14,8 +14,8 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from deeppart.state.flatten import component
 from deeppart.state.leaves import Array, LeafType, flat_bytes
+from deeppart.state.paths import component
 from deeppart.state.runs import encode_leaf_value, run_kind
 from deeppart.state.values import encode_key
 

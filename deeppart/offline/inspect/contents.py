@@ -22,9 +22,9 @@ from deeppart.offline.load import find_step
 from deeppart.part import OWN_TABLE, Signing
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument
-from deeppart.state.flatten import ROOT, exact, readable
-from deeppart.state.flatten import Path as KeyPath
 from deeppart.state.leaves import LeafType
+from deeppart.state.paths import ROOT, exact, readable
+from deeppart.state.paths import Path as KeyPath
 from deeppart.state.patterns import covers, may_match_below
 from deeppart.state.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from deeppart.offline.inspect.cover import Fault
 from deeppart.state.document import OwnDocument
-from deeppart.state.flatten import readable
+from deeppart.state.paths import readable
 from deeppart.state.structure import Alias, SavedArray, Structure
 
 

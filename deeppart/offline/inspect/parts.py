@@ -15,7 +15,8 @@ from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document import OwnDocument, decode_meta
 from deeppart.state.leaves import LeafType
-from deeppart.state.structure import Structure, decode_structure
+from deeppart.state.structure import Structure
+from deeppart.state.structure_decoding import decode_structure
 
 
 @dataclass(frozen=True, slots=True)
