@@ -38,8 +38,9 @@ from deeppart.plan.restart import (
 )
 from deeppart.recovery.load_part import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.state.capture import Staging, staging_bytes
+from deeppart.storage.manifests import read_manifests, unusable
 from deeppart.storage.node import Found, one_line, take_stock
-from deeppart.storage.persistent import PersistentLevel, read_manifests, unusable
+from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.straightening import straighten
 
 #: Lines of an error about a step that cannot be recovered.

@@ -33,7 +33,7 @@ from deeppart.save.job import Job, Outcome, Written
 from deeppart.save.ledger import Ledger
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.retention import Retention
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 
 
 class Completer:

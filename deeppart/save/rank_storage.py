@@ -7,7 +7,8 @@ from pathlib import Path
 
 from deeppart.model import Attempt, Level
 from deeppart.storage.node import NodeLevel
-from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.persistent import PersistentLevel
 
 
 @dataclass(frozen=True, slots=True)

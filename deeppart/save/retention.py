@@ -24,7 +24,8 @@ from deeppart.errors import StorageError
 from deeppart.model import REDUNDANT_LEVELS, Level, StepKey
 from deeppart.storage.keeping import Keeping
 from deeppart.storage.node import NodeLevel
-from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.persistent import PersistentLevel
 
 
 class Retention:

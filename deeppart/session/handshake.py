@@ -13,7 +13,8 @@ from deeppart.config import Config
 from deeppart.config.job import scheduled_job
 from deeppart.errors import ConfigError
 from deeppart.model import StepKey
-from deeppart.storage.persistent import DirectoryOwner, committed_steps
+from deeppart.storage.manifests import committed_steps
+from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.recognizing import recognize
 from deeppart.storage.steps import list_steps
 

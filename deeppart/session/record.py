@@ -13,7 +13,8 @@ from deeppart.save.compress import Processors
 from deeppart.session.topology import Topology
 from deeppart.storage.mapped import forget_all
 from deeppart.storage.node import NodeLevel
-from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
 
 

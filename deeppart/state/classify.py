@@ -22,10 +22,10 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
-from deeppart.state.compared import NEVER, Calls, Interval, compared_earlier
+from deeppart.state.compared import NEVER, Calls, compared_earlier
 from deeppart.state.comparing import COMPARED, TRAILING, UNREAD
 from deeppart.state.derived import Flags, Layout, derive, refresh
-from deeppart.state.divergence import Divergence, describe, find_groups
+from deeppart.state.divergence import Divergence, describe, find_groups, suspect_intervals
 from deeppart.state.earlier import Earlier
 from deeppart.state.fingerprint import SMALL_LEAF_BYTES, hash63, hash_json
 from deeppart.state.flat import ArrayLeaf, FlatState
@@ -321,7 +321,7 @@ class Classifier:
         news = layout.per_rank & ~before[0]
         healed = np.zeros(len(news), dtype=np.bool_) if differed is None else differed & ~layout.per_rank
         news |= healed
-        intervals = self._since(layout, news, least, now)
+        intervals = suspect_intervals(layout, news, least, self._calls, now)
         diverged = list(intervals)
         own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
         own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]
@@ -339,33 +339,6 @@ class Classifier:
             [again[at] for at in differ],
         )
         return Classified(tuple(readable(path) for path in own), told)
-
-    def _since(
-        self, layout: Layout, news: Flags, least: npt.NDArray[np.int64], now: tuple[int, int]
-    ) -> dict[int, Interval | None]:
-        """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending.
-
-        Args:
-            news: leaves that are found to differ for the first time; of those that are tied, the owner.
-            least: of each leaf, twice the turn at which it was last found alike, and 1 more if its type is the same.
-        """
-        found: dict[int, Interval | None] = {}
-        intervals: dict[int, Interval | None] = {}
-        # What is tied to another leaf may have a longer history than that one: it may have been tied just now.
-        tied = [leaf for leaf, alias in layout.aliases.items() if news[alias.owner] and leaf < layout.shared[0]]
-        for leaf in (*np.flatnonzero(news).tolist(), *tied):
-            after, same_type = divmod(int(least[leaf]), 2)
-            if after == NEVER:
-                continue
-            if after not in found:
-                found[after] = self._calls.interval(after, *now)
-            if found[after] is not None or same_type:
-                intervals[leaf] = found[after]
-        for leaf in tied:
-            owner = layout.aliases[leaf].owner
-            if leaf not in intervals and owner in intervals:
-                intervals[leaf] = intervals[owner]
-        return dict(sorted(intervals.items()))
 
     def _agree_on_ties(self, layout: Layout, what: str) -> None:
         """Find which ties are the state's, and how leaves are treated (collective).

@@ -6,8 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from deeppart.comm.base import rank_names
-from deeppart.state.compared import Interval
+from deeppart.state.compared import NEVER, Calls, Interval
+from deeppart.state.derived import Flags, Layout
 from deeppart.state.fingerprint import full_digest
 from deeppart.state.flat import FlatState
 from deeppart.state.leaves import leaf_type
@@ -86,3 +90,33 @@ def describe(
     """One record per leaf."""
     paths = [readable(flat.arrays[leaf].path) for leaf in leaves]
     return tuple(Divergence(*each) for each in zip(paths, groups, since, healed, strict=True))
+
+
+def suspect_intervals(
+    layout: Layout, news: Flags, least: npt.NDArray[np.int64], calls: Calls, now: tuple[int, int]
+) -> dict[int, Interval | None]:
+    """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending.
+
+    Args:
+        news: leaves that are found to differ for the first time; of those that are tied, the owner.
+        least: of each leaf, twice the turn at which it was last found alike, and 1 more if its type is the same.
+        calls: the checkpoints of this job.
+        now: turn and step.
+    """
+    found: dict[int, Interval | None] = {}
+    intervals: dict[int, Interval | None] = {}
+    # What is tied to another leaf may have a longer history than that one: it may have been tied just now.
+    tied = [leaf for leaf, alias in layout.aliases.items() if news[alias.owner] and leaf < layout.shared[0]]
+    for leaf in (*np.flatnonzero(news).tolist(), *tied):
+        after, same_type = divmod(int(least[leaf]), 2)
+        if after == NEVER:
+            continue
+        if after not in found:
+            found[after] = calls.interval(after, *now)
+        if found[after] is not None or same_type:
+            intervals[leaf] = found[after]
+    for leaf in tied:
+        owner = layout.aliases[leaf].owner
+        if leaf not in intervals and owner in intervals:
+            intervals[leaf] = intervals[owner]
+    return dict(sorted(intervals.items()))

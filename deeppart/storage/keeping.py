@@ -23,7 +23,7 @@ from deeppart import access
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import StepKey
 from deeppart.part import Signing
-from deeppart.storage.persistent import CommittedStep, committed_among, read_manifest
+from deeppart.storage.manifests import CommittedStep, committed_among, read_manifest
 from deeppart.storage.presence import first_problem
 from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
 

@@ -27,7 +27,7 @@ import deeppart
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import verify
-from deeppart.storage import persistent
+from deeppart.storage import owner as owner_module
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.storage.steps import parse_step_directory_name
 
@@ -42,8 +42,8 @@ STAGES = {
     "persistent part: being written": ("deeppart.storage.files.DurableFile.write", False, "/p/"),
     "persistent part: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/p/"),
     "persistent part: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/p/"),
-    "commit: before the first check": ("deeppart.storage.persistent.DirectoryOwner.check", False, ""),
-    "commit: after the first check": ("deeppart.storage.persistent.DirectoryOwner.check", True, ""),
+    "commit: before the first check": ("deeppart.storage.owner.DirectoryOwner.check", False, ""),
+    "commit: after the first check": ("deeppart.storage.owner.DirectoryOwner.check", True, ""),
     "manifest: before its name": ("deeppart.storage.files.DurableFile.commit", False, "/manifest"),
     "manifest: after its name": ("deeppart.storage.files.DurableFile.commit", True, "/manifest"),
     "retiring: before": ("deeppart.storage.persistent.PersistentLevel.remove", False, ""),
@@ -182,7 +182,7 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         def no_locks(*arguments: Any) -> None:
             raise OSError(errno.ENOLCK, "no locks here")
 
-        monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+        monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
     return str(request.param)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import deeppart
-from deeppart.storage import lineage, persistent, timestamps
+from deeppart.storage import lineage, owner, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.unit import cli_support
 
@@ -190,7 +190,7 @@ def make_seeds() -> Mapping[str, Seed]:
     known = mock.Mock(uuid4=lambda: uuid.UUID(int=next(numbers)))
     try:
         with (
-            mock.patch.object(persistent, "uuid", known),
+            mock.patch.object(owner, "uuid", known),
             mock.patch.object(lineage, "uuid", known),
             mock.patch.object(timestamps, "time", clock),
         ):

@@ -18,7 +18,7 @@ import torch
 
 import deeppart
 from deeppart.errors import PerRankError, StructureMismatchError
-from deeppart.offline.load import find_step
+from deeppart.offline.find import find_step
 from deeppart.testing.states import blank, difference
 
 pytestmark = pytest.mark.mpi(min_size=4)

@@ -19,10 +19,12 @@ from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
 from deeppart.save.retention import Retention
-from deeppart.storage import keeping, persistent
+from deeppart.storage import keeping
+from deeppart.storage import owner as owner_module
 from deeppart.storage.files import DurableFile
 from deeppart.storage.node import NODE_FOLDERS, NodeLevel, node_root
-from deeppart.storage.persistent import DirectoryOwner, PersistentLevel
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, parse_step_directory_name
 from deeppart.storage.timestamps import timestamp
 
@@ -169,7 +171,7 @@ def test_no_session_touches_what_another_has_written_since(
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
     monkeypatch.setattr(keeping, "first_problem", lambda *arguments: None)
     dice = random.Random(seed)
     sessions = [Session(memory, dice)]

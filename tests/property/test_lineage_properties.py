@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME, is_copy, read_lineage
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 
 NAMES = "abc"
 

@@ -25,9 +25,10 @@ from deeppart.errors import (
     DirectoryInUseError,
     LaunchError,
 )
+from deeppart.storage import owner as owner_module
 from deeppart.storage import persistent
 from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 
 HOLDER = """
     import sys, deeppart
@@ -223,7 +224,7 @@ def test_a_takeover_between_the_check_and_the_manifest(
 
     others: list[DirectoryOwner] = []
     real_commit, real_remove = persistent.PersistentLevel.commit, persistent.access.remove
-    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
     monkeypatch.setattr(persistent.PersistentLevel, "commit", commit)
     monkeypatch.setattr(persistent.access, "remove", remove)
     with deeppart.Checkpointer(config(tmp_path)) as ck:
@@ -252,7 +253,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
     with pytest.warns(BackgroundFailureWarning, match="taken this directory over"):
         with deeppart.Checkpointer(config(tmp_path)) as early:
             early.checkpoint({"a": 1}, 1).wait(timeout=200)
@@ -269,7 +270,7 @@ def test_a_lock_that_is_refused_is_a_storage_error(tmp_path: Path, monkeypatch: 
     def refuse(*arguments: Any) -> None:
         raise OSError(getattr(errno, code), "refused")
 
-    monkeypatch.setattr(persistent.fcntl, "flock", refuse)
+    monkeypatch.setattr(owner_module.fcntl, "flock", refuse)
     with pytest.raises(deeppart.StorageError, match="not writable"):
         DirectoryOwner(tmp_path, "me")
 

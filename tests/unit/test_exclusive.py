@@ -15,7 +15,7 @@ from deeppart.errors import StorageError
 from deeppart.storage import exclusive
 from deeppart.storage.exclusive import rename_new
 from deeppart.storage.files import DurableFile
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.small_files import create_file
 
 WAYS = ("rename", "link", "claim")
@@ -170,9 +170,9 @@ def _start(way: str, root: Path, go: Any, found: Any) -> None:
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    from deeppart.storage import persistent
+    from deeppart.storage import owner as owner_module
 
-    persistent.fcntl.flock = no_locks  # type: ignore[assignment]
+    owner_module.fcntl.flock = no_locks  # type: ignore[assignment]
     go.wait(60)
     owner = DirectoryOwner(root, "me")
     found.put((owner.lineage, owner.session))

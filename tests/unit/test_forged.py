@@ -30,7 +30,7 @@ from deeppart.state.leaves import LeafType
 from deeppart.state.runs import decode_leaf_value
 from deeppart.state.structure_decoding import decode_structure
 from deeppart.state.values import decode_value
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 from tests.fuzz.edits import RUNS
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge

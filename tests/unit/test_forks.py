@@ -14,7 +14,7 @@ import pytest
 
 from deeppart.errors import DirectoryInUseError
 from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ from deeppart import access
 from deeppart.errors import DeeppartWarning, StorageError
 from deeppart.storage import exclusive, lineage
 from deeppart.storage.lineage import LINEAGE_NAME, LOCK_NAME
-from deeppart.storage.persistent import DirectoryOwner
+from deeppart.storage.owner import DirectoryOwner
 from tests.unit import cli_support
 
 

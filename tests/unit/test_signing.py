@@ -22,7 +22,7 @@ from deeppart.model import Attempt
 from deeppart.offline.export.archive import export
 from deeppart.part import FileSource, MemorySource, PartReader, Signing, decode_manifest
 from deeppart.storage.key_files import read_key_files
-from deeppart.storage.persistent import committed_steps, read_manifest
+from deeppart.storage.manifests import committed_steps, read_manifest
 from tests.copying import copy_as_original
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge, make_signed, make_v1

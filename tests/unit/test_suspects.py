@@ -15,7 +15,7 @@ from deeppart.errors import CorruptFileError, FormatError, NewerFormatError, Sto
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.offline.export import export
 from deeppart.part import decode_suspicion, encode_suspicion
-from deeppart.storage.persistent import committed_steps, read_manifest
+from deeppart.storage.manifests import committed_steps, read_manifest
 from deeppart.storage.suspects import read_suspicions, write_suspicion
 from tests.unit.cli_support import call, call_json, save
 

@@ -17,7 +17,8 @@ from deeppart import access
 from deeppart.errors import StateError, StorageError
 from deeppart.model.version import VERSION
 from deeppart.offline.export.hdf5 import exact_key, link_name, type_name, write_array, write_value
-from deeppart.offline.load import Chosen, OpenCheckpoint, with_checkpoint
+from deeppart.offline.find import Chosen, with_checkpoint
+from deeppart.offline.load import OpenCheckpoint
 from deeppart.state.paths import readable
 from deeppart.state.structure import SavedApart, SavedArray, SavedNode, SavedValue
 from deeppart.state.ties import contiguous_strides

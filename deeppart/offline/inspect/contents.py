@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.model import Manifest, SuspectLeaf
+from deeppart.offline.find import find_step
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
-from deeppart.offline.load import find_step
 from deeppart.part import OWN_TABLE, Signing
 from deeppart.state.apart import OwnTree
 from deeppart.state.document import OwnDocument

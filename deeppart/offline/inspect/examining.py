@@ -12,7 +12,7 @@ from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, SignatureError, StorageError
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, parse_part_file_name
-from deeppart.storage.persistent import UNFINISHED, read_manifest
+from deeppart.storage.manifests import UNFINISHED, read_manifest
 from deeppart.storage.presence import file_length, part_problem
 from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
 from deeppart.storage.steps import list_steps, step_directory

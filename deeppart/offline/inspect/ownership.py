@@ -1,6 +1,6 @@
 """Whose a checkpoint directory is: asked without disturbing a job, or taken for as long as something is changed in it.
 
-The lock is the running job's (:class:`deeppart.storage.persistent.DirectoryOwner`): ``flock`` on one file, whose text
+The lock is the running job's (:class:`deeppart.storage.owner.DirectoryOwner`): ``flock`` on one file, whose text
 names the session that may commit. Nothing here ever changes that text.
 """
 
@@ -19,7 +19,7 @@ from deeppart import access
 from deeppart.errors import DirectoryInUseError, StorageError
 from deeppart.storage.files import storage_error
 from deeppart.storage.lineage import LOCK_NAME
-from deeppart.storage.persistent import lock_record, open_lock_file
+from deeppart.storage.owner import lock_record, open_lock_file
 
 _RECORD_BYTES = 64 << 10
 #: The file system has no locks at all, or the lock manager is away: nobody can tell whether a job runs.

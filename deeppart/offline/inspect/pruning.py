@@ -19,8 +19,8 @@ from deeppart.offline.inspect.listing import name_ranks, require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.part import Signing
 from deeppart.storage.keeping import in_order_of_commits
+from deeppart.storage.manifests import CommittedStep
 from deeppart.storage.node import NODE_FOLDERS, node_root
-from deeppart.storage.persistent import CommittedStep
 from deeppart.storage.steps import list_steps, remove_step, step_directory
 
 

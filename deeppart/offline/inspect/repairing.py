@@ -42,8 +42,8 @@ from deeppart.part import (
 from deeppart.plan.restart import Committed, Inventory, Read, Source, Stock
 from deeppart.recovery.load_part import LoadedPart, load_part, sound_pieces
 from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.manifests import read_manifests
 from deeppart.storage.node import one_line
-from deeppart.storage.persistent import read_manifests
 from deeppart.storage.steps import list_steps, parse_step_directory_name
 
 _TIMEOUT_S = 3600.0

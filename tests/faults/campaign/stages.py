@@ -79,7 +79,7 @@ STAGES: dict[str, Stage] = {
     "retiring: one step removed": Stage("deeppart.storage.steps.remove_step", after=True, needs="retire", who=ROOT),
     "restore: listing a node": Stage("deeppart.recovery.recover.take_stock", "restore", needs="local", who=LEADER),
     "restore: reading a part": Stage("deeppart.recovery.load_part.OpenedPart.load", "restore", after=True),
-    "restore: checking blocks": Stage("deeppart.nodes.exchange.rebuild._good_blocks", "restore", needs="rebuild"),
+    "restore: checking blocks": Stage("deeppart.nodes.exchange.set_files._good_blocks", "restore", needs="rebuild"),
     "restore: rebuilding": Stage("deeppart.nodes.exchange.rebuild._Moving._start", "restore", needs="rebuild"),
     "restore: scattering": Stage("deeppart.recovery.distribute._Flight.__init__", "restore"),
     "healing: writing parts": Stage("deeppart.repair.heal.Healer._write", "restore", after=True, needs="heal"),

@@ -1,0 +1,234 @@
+"""The files of parity sets that a rebuild may use: which there are, who reads them, which blocks of them are good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.errors import DeeppartError
+from deeppart.model import ParityIdentity
+from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.nodes.exchange.memory import Bytes
+from deeppart.part import ParityReader, set_id, stripes_of
+from deeppart.plan.redundancy import Stripes
+from deeppart.plan.restart import Piece, Rebuild
+
+_DIGEST_BYTES = 16
+#: A block that cannot be read, for whatever of these reasons, is not good; the other ranks wait to hear of it.
+READ_ERRORS = (DeeppartError, OSError, MemoryError)
+Bits = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class ParitySet:
+    """What is known of one parity set.
+
+    Attributes:
+        identity: of the set; its place does not matter.
+        data, parity: place -> files; there may be several copies of a part.
+        digests: stripe -> digests of its blocks, (rows, k + m, 16).
+        good: ("data" or "parity", place, which file) -> which blocks are good, (rows, k or m); None before anyone has
+            looked.
+        doubtful: places whose parts are being rebuilt: their files, if there are any, are not taken for good.
+    """
+
+    identity: ParityIdentity
+    data: dict[int, list[Piece]] = field(default_factory=dict)
+    parity: dict[int, list[Piece]] = field(default_factory=dict)
+    digests: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    good: dict[tuple[str, int, int], Bits] | None = None
+    doubtful: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def stripes(self) -> Stripes:
+        return stripes_of(self.identity)
+
+    def add(self, rebuild: Rebuild) -> None:
+        for pieces, files in ((self.data, rebuild.data), (self.parity, rebuild.parity)):
+            for piece in files:
+                if piece not in pieces.setdefault(piece.place, []):
+                    pieces[piece.place].append(piece)
+
+    def pieces(self) -> Iterator[tuple[str, int, Piece]]:
+        """Every file: (kind, which of its place, file)."""
+        for kind, pieces in (("parity", self.parity), ("data", self.data)):
+            for place in sorted(pieces):
+                for which, piece in enumerate(pieces[place]):
+                    yield kind, which, piece
+
+    def piece(self, kind: str, place: int, which: int) -> Piece:
+        """One of them."""
+        return (self.data if kind == "data" else self.parity)[place][which]
+
+    def which_is_good(self, kind: str, place: int, row: int, index: int) -> int | None:
+        """A file of a place that has a good copy of a block, or None."""
+        files = (self.data if kind == "data" else self.parity).get(place, ())
+        if self.good is None:
+            return 0 if files and (kind, place) not in self.doubtful else None
+        for which in range(len(files)):
+            bits = self.good.get((kind, place, which))
+            if bits is not None and bits[row, index]:
+                return which
+        return None
+
+    def is_empty(self, kind: str, place: int, row: int, index: int) -> bool:
+        """Whether a block lies behind the end of its part: zeros, for which nobody need be asked."""
+        return kind == "data" and not self.stripes.filled(row, index, self.identity.members[place].nbytes)
+
+
+def holder_of(piece: Piece) -> int:
+    """The rank that reads a file, of those that can: spread over a node's ranks."""
+    return piece.readers[piece.place % len(piece.readers)]
+
+
+class SetFiles:
+    """Files of the sets that this rank reads, open."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._sources: dict[str, Blocks] = {}
+        self._readers: dict[str, ParityReader] = {}
+
+    def mine(self, piece: Piece) -> bool:
+        """Whether this rank reads it."""
+        return holder_of(piece) == self._rank
+
+    def _open(self, piece: Piece) -> Blocks:
+        if piece.path not in self._sources:
+            self._sources[piece.path] = Blocks(piece.path)
+        return self._sources[piece.path]
+
+    def parity(self, piece: Piece) -> ParityReader:
+        if piece.path not in self._readers:
+            self._readers[piece.path] = ParityReader(self._open(piece).source, where=piece.path)
+        return self._readers[piece.path]
+
+    def close(self) -> None:
+        for source in self._sources.values():
+            source.close()
+
+    def get(self, entry: ParitySet, kind: str, piece: Piece, row: int, index: int, memory: Bytes) -> Bytes:
+        """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros.
+
+        Raises:
+            StorageError, FormatError: it cannot be read.
+        """
+        length = entry.stripes.length(row)
+        if kind == "parity":
+            return self._open(piece).get(self.parity(piece).offset(row, index), length, memory)
+        filled = entry.stripes.filled(row, index, entry.identity.members[piece.place].nbytes)
+        if filled == length:
+            return self._open(piece).get(entry.stripes.start(row, index), length, memory)
+        block = memory[:length]
+        if filled:
+            self._open(piece).source.read_into(entry.stripes.start(row, index), block[:filled].data)
+        block[filled:] = 0
+        return block
+
+
+def _tell_digests(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
+    """The digest tables of the parity files that this rank reads."""
+    heads: list[Any] = []
+    tables: list[bytes] = []
+    for name, entry in sets.items():
+        for kind, _, piece in entry.pieces():
+            if kind == "parity" and files.mine(piece):
+                try:
+                    reader = files.parity(piece)
+                except READ_ERRORS:
+                    continue  # its blocks will not be good either
+                if set_id(reader.identity) == name and reader.identity.place == piece.place:
+                    heads.append([name, piece.place])
+                    tables.append(reader.digests.tobytes())
+    return _pack(heads, tables)
+
+
+def _learn_digests(text: bytes, sets: dict[str, ParitySet]) -> None:
+    heads, tables = _unpack(text)
+    for (name, place), table in zip(heads, tables, strict=True):
+        entry = sets[name]
+        stripes = entry.stripes
+        digests = np.frombuffer(table, dtype=np.uint8)
+        digests = digests.reshape(stripes.rows, stripes.tolerate, stripes.members, _DIGEST_BYTES)
+        for j in range(stripes.tolerate):
+            entry.digests.setdefault(stripes.kept_stripe(place, j), digests[:, j])
+
+
+def _check_pieces(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
+    """Which blocks of the files that this rank reads are good."""
+    heads: list[Any] = []
+    tables: list[bytes] = []
+    for name, entry in sets.items():
+        for kind, which, piece in entry.pieces():
+            if files.mine(piece):
+                heads.append([name, kind, piece.place, which])
+                tables.append(np.packbits(_good_blocks(files, entry, kind, piece)).tobytes())
+    return _pack(heads, tables)
+
+
+def _good_blocks(files: SetFiles, entry: ParitySet, kind: str, piece: Piece) -> Bits:
+    stripes, place = entry.stripes, piece.place
+    count = stripes.data_blocks if kind == "data" else stripes.tolerate
+    good = np.zeros((stripes.rows, count), dtype=np.bool_)
+    memory = np.empty(stripes.block_bytes, dtype=np.uint8)
+    for row in range(stripes.rows):
+        for index in range(count):
+            if kind == "data":
+                stripe, column = stripes.stripe_of(place, index), index
+            else:
+                stripe, column = stripes.kept_stripe(place, index), stripes.data_blocks + index
+            if stripe not in entry.digests:
+                continue  # nobody has parity of it: it takes no part in any rebuild
+            try:
+                block = files.get(entry, kind, piece, row, index, memory)
+            except READ_ERRORS:
+                continue
+            good[row, index] = xxhash.xxh3_128_digest(block.data) == entry.digests[stripe][row, column].tobytes()
+    return good
+
+
+def _learn_bits(text: bytes, sets: dict[str, ParitySet]) -> None:
+    heads, tables = _unpack(text)
+    for (name, kind, place, which), table in zip(heads, tables, strict=True):
+        stripes = sets[name].stripes
+        count = stripes.data_blocks if kind == "data" else stripes.tolerate
+        bits = np.unpackbits(np.frombuffer(table, dtype=np.uint8), count=stripes.rows * count)
+        good = sets[name].good
+        assert good is not None
+        good[kind, place, which] = bits.astype(np.bool_).reshape(stripes.rows, count)
+
+
+def _pack(heads: list[Any], tables: list[bytes]) -> bytes:
+    head = json.dumps([heads, [len(table) for table in tables]]).encode()
+    return len(head).to_bytes(8, "little") + head + b"".join(tables)
+
+
+def _unpack(text: bytes) -> tuple[list[Any], list[bytes]]:
+    start = 8 + int.from_bytes(text[:8], "little")
+    heads, lengths = json.loads(text[8:start])
+    tables = []
+    for length in lengths:
+        tables.append(text[start : start + length])
+        start += length
+    return heads, tables
+
+
+def find_good_blocks(comm: Comm, files: SetFiles, sets: dict[str, ParitySet]) -> Operation[None]:
+    """Every rank checks the blocks that it can read, and tells the others which are good (collective)."""
+    told = yield from comm.allgather(_tell_digests(files, sets))
+    yield True
+    for text in told:
+        _learn_digests(text, sets)
+    checked = yield from comm.allgather(_check_pieces(files, sets))
+    yield True
+    for entry in sets.values():
+        entry.good = {}
+    for text in checked:
+        _learn_bits(text, sets)

@@ -1,0 +1,151 @@
+"""Finding a committed step in a directory that a job may be writing to."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from deeppart import access
+from deeppart.config.arguments import check_step
+from deeppart.errors import DeeppartWarning, FormatError, RestoreError, StorageError, warn_caller
+from deeppart.model import Manifest
+from deeppart.part import Signing
+from deeppart.recovery.suspects import suspect_lines, warn_suspect
+from deeppart.storage.manifests import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
+from deeppart.storage.recognizing import recognize
+from deeppart.storage.retired import MOST_LOOKS, step_is_retired
+from deeppart.storage.steps import list_steps
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The committed step that is read.
+
+    Attributes:
+        directory, manifest: of the step.
+        passed_over: lines about newer steps that cannot be used.
+        suspect: lines about leaves that ranks may not have held alike.
+    """
+
+    directory: Path
+    manifest: Manifest
+    passed_over: tuple[str, ...]
+    suspect: tuple[str, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that whoever reads it should know."""
+        return self.passed_over + self.suspect
+
+    def tell(self) -> None:
+        """Warn the caller of it."""
+        step = self.manifest.attempt.step
+        if self.passed_over:
+            warn_caller(f"step {step} is read; {'; '.join(self.passed_over)}", DeeppartWarning)
+        warn_suspect(step, self.suspect)
+
+
+def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
+    """Do something with a committed step; with the next newest, if the newest was asked for and a job removes it.
+
+    Args:
+        root: the persistent directory.
+        step: which one; None for the newest whose manifest is sound.
+        use: gets the step; may be called again, with another one.
+        signing: what the manifest must be signed with; None: not checked.
+
+    Raises:
+        RestoreError: no such checkpoint.
+        FormatError: its manifest is damaged.
+        StorageError: from ``use``.
+    """
+    step = None if step is None else check_step(step, "load(path, step)")
+    with access.guarded(root, access.READING):
+        return _with_checkpoint(root, step, use, signing)
+
+
+def _with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], signing: Signing | None) -> T:
+    for look in range(MOST_LOOKS):
+        found, passed_over = find_step(root, step, signing)
+        suspect = suspect_lines(root, found.manifest.attempt)
+        try:
+            return use(Chosen(found.directory, found.manifest, passed_over, tuple(suspect)))
+        except StorageError as error:
+            # a job that is running may have committed the next step and removed this one
+            retired = error.errno == errno.ENOENT and step_is_retired(found.directory)
+            if step is not None or not retired or look == MOST_LOOKS - 1:
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[CommittedStep, tuple[str, ...]]:
+    """A committed step, or the newest that has a sound manifest. Of several commits of one step, the last.
+
+    Returns:
+        The step, and a line about each newer one that cannot be used, where the newest was asked for.
+
+    Args:
+        signing: what the manifest must be signed with; None: not checked.
+
+    Raises:
+        RestoreError: there is none; the reasons are listed.
+        FormatError, StorageError: the step asked for has a damaged manifest.
+    """
+    if not root.is_dir():
+        _check_place(root)
+        raise _nothing(root, "there is no such checkpoint directory", [])
+    if step is not None:
+        return _find_exactly(root, step, signing), ()
+    for _ in range(MOST_LOOKS):
+        found, problems = read_manifests(root, signing)
+        if found:
+            newer = {key: why for key, why in unusable(problems).items() if key.step > found[-1].key.step}
+            return found[-1], tuple(
+                f"step {key.step} is newer, and cannot be used: {why}" for key, why in newer.items()
+            )
+        if list_steps(root).keys() == problems.keys():  # otherwise a running job has moved on meanwhile
+            break
+    _check_place(root)
+    reasons = "; ".join(f"step {key.step}: {reason}" for key, reason in sorted(problems.items()))
+    raise _nothing(root, "there is no committed checkpoint", [], reasons or "no step directory")
+
+
+def _check_place(root: Path) -> None:
+    """Where there is nothing to load: say what was given instead of a checkpoint directory."""
+    mistaken = recognize(root)
+    if mistaken is not None:
+        raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)
+
+
+def _find_exactly(root: Path, step: int, signing: Signing | None) -> CommittedStep:
+    found: list[CommittedStep] = []
+    refusal: FormatError | StorageError | None = None
+    for key, directory in list_steps(root).items():
+        if key.step == step:
+            try:
+                found.append(CommittedStep(key, directory, read_manifest(root, key, signing)))
+            except FileNotFoundError:
+                continue
+            except (FormatError, StorageError) as error:
+                refusal = error
+    if found:
+        return max(found, key=lambda each: each.order)
+    if refusal is not None:
+        raise refusal
+    _check_place(root)
+    committed = sorted({key.step for key in committed_steps(root)})
+    raise _nothing(root, f"step {step} is not a committed checkpoint", committed)
+
+
+def _nothing(root: Path, summary: str, committed: list[int], found: str | None = None) -> RestoreError:
+    return RestoreError(
+        summary,
+        found=found or f"committed steps: {committed[-8:] if committed else 'none'}",
+        where=str(root.absolute()),
+        todo="`deeppart ls DIR` shows what is there",
+    )

@@ -1,0 +1,289 @@
+"""One job at a time in a persistent directory: the lock file, what it says, and who has it.
+
+The directory is locked (``flock``) for as long as the job lives, and every commit checks before and after that the lock
+file still names this session, for file systems on which locks do not reach other nodes. That is for order, not for
+safety: no session can replace or remove what another has committed, whatever it takes itself for
+(docs/decisions/0010-fencing.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+import uuid
+import weakref
+from dataclasses import asdict
+from pathlib import Path
+
+from deeppart import access
+from deeppart.access import PERMISSIONS
+from deeppart.access.hanging import storage_operation
+from deeppart.errors import CorruptFileError, DirectoryInUseError, StorageError
+from deeppart.model import StepKey
+from deeppart.part.json_text import parse_json
+from deeppart.storage.files import make_directory, storage_error
+from deeppart.storage.lineage import LOCK_NAME, SMALL_FILE_BYTES, take_lineage
+from deeppart.storage.manifests import committed_steps
+from deeppart.storage.small_files import read_file
+from deeppart.storage.timestamps import CommitClock, now
+
+#: Length of the lock file, and how many sessions' commits it names at most.
+_RECORD_BYTES, _MOST_FOUND = 16 << 10, 200
+#: `deeppart ls` holds the lock for microseconds to see whether a job does.
+_LOCK_PATIENCE_S = 0.5
+_LOCK_PAUSE_S = 0.02
+_LOOKS = 5
+#: The file system has no locks at all: the check at commit must do.
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+class DirectoryOwner:
+    """Holds a persistent directory for one job (rank 0 only).
+
+    Args:
+        directory: created if missing.
+        who: what to tell a second job: job name, host, process.
+        permissions: as ``Config.permissions``.
+
+    Raises:
+        DirectoryInUseError: a running job has it.
+        StorageError: the directory cannot be created or written, or others could write to it too.
+
+    Attributes:
+        directory: as given.
+        session: 32 hex digits that name this run of the job.
+        lineage: 32 hex digits that name the directory.
+        copy_of: the lineage of the directory that this one turned out to be a copy of; "" if it is none.
+        former: the lineage that it had before a copy's record took the place of its own; "" if none did.
+        clock: gives the times of commits.
+    """
+
+    def __init__(self, directory: Path, who: str, permissions: str = PERMISSIONS[0]) -> None:
+        self.directory = directory
+        self.clock = CommitClock()
+        self._fd = -1
+        self.session = uuid.uuid4().hex
+        make_directory(directory, access.persistent_rules(permissions))
+        self._path = directory / LOCK_NAME
+        try:
+            self._fd = open_lock_file(self._path)
+        except OSError as error:
+            raise storage_error("persistent_dir is not writable", error, self._path) from error
+        _owners.add(self)
+        try:
+            self._lock()
+            if permissions == PERMISSIONS[0]:
+                self._keep_others_from_locking()
+            lineage = take_lineage(directory, self._fd)
+            self.lineage, self.copy_of, self.former = lineage.name, lineage.copy_of, lineage.former
+            owner = {"session": self.session, "who": who, "since": now(), "place": asdict(lineage.place)}
+            owner["found"] = _newest_commits(directory)
+            # All of one length: of two jobs that write at once, where there are no locks, the last one has written it.
+            # Never empty in between: whoever copies the directory meanwhile would have no place to be told by.
+            with storage_operation("write", self._path):
+                os.ftruncate(self._fd, os.pwrite(self._fd, json.dumps(owner).encode().ljust(_RECORD_BYTES), 0))
+                os.fsync(self._fd)
+        except OSError as error:
+            self.close()
+            raise storage_error("persistent_dir is not writable", error, directory) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self) -> None:
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    time.sleep(_LOCK_PAUSE_S)
+                    continue
+                raise self._in_use() from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                return
+
+    def _in_use(self) -> DirectoryInUseError:
+        expected = "one job at a time on a persistent_dir"
+        found = "; ".join([f"owned by {self._recorded().get('who', 'an unknown process')}", *_holders(self._path)])
+        if any(other is not self and other._holds(self._fd) for other in list(_owners)):
+            what = "this process checkpoints into this directory already"
+            todo = "use its Checkpointer (deeppart.checkpoint() has one too), or close that, as `with` does"
+        else:
+            what = "another running job checkpoints into this directory"
+            todo = "end that job (or let `deeppart prune` end), or give this one another persistent_dir"
+        return DirectoryInUseError(what, expected=expected, found=found, where=str(self.directory), todo=todo)
+
+    def _holds(self, lock_fd: int) -> bool:
+        """Whether this one has the lock file that is open there."""
+        with contextlib.suppress(OSError):
+            return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.fstat(lock_fd))
+        return False
+
+    def _keep_others_from_locking(self) -> None:
+        """Whoever can read a file can lock it; only a group that may write keeps what it may."""
+        mode = stat.S_IMODE(os.fstat(self._fd).st_mode)
+        group = stat.S_IRGRP | stat.S_IWGRP if mode & stat.S_IWGRP else 0
+        with contextlib.suppress(OSError):  # there are no such permissions here
+            os.fchmod(self._fd, stat.S_IRUSR | stat.S_IWUSR | group)
+
+    def _recorded(self) -> dict[str, str]:
+        try:
+            return lock_record(os.pread(self._fd, SMALL_FILE_BYTES, 0))
+        except OSError:
+            return {}
+
+    def check(self) -> None:
+        """Raise if another job has taken the directory over since.
+
+        Raises:
+            DirectoryInUseError: naming it.
+            StorageError: the lock file is gone or cannot be read.
+        """
+        owner, _ = self._read()
+        if owner.get("session") != self.session:
+            raise DirectoryInUseError(
+                "another job has taken this directory over; nothing is committed to it from here",
+                expected=f"session {self.session}",
+                found=f"{owner.get('who', 'an unknown process')}, since {owner.get('since', 'unknown')}",
+                where=str(self.directory),
+                todo="end one of the two jobs; the other goes on from the last commit",
+            )
+        if self._is_exchanged():
+            raise DirectoryInUseError(
+                "another directory lies where this job's persistent_dir was; nothing is committed to it from here",
+                expected="the lock file that this job has locked",
+                found="another file with the same text, as a copy of the directory has",
+                where=str(self.directory),
+                todo="bring the directory back under its name, or end this job and start it again: it goes on from "
+                "what is there then",
+            )
+
+    def _is_exchanged(self) -> bool:
+        """Whether the lock file that is open here is another one than that which has its name."""
+        with contextlib.suppress(OSError):  # whoever reads it says what is wrong
+            return access.look(self._path).st_ino != os.fstat(self._fd).st_ino
+        return False
+
+    def check_commit(self, key: StepKey) -> None:
+        """After a commit: see that it stands. It does not if another job took the directory over before it was there.
+
+        Raises:
+            DirectoryInUseError: it does not stand; naming that job.
+        """
+        try:
+            self.check()
+        except DirectoryInUseError:
+            _, found = self._read()
+            if found.get(key.session, -1) < key.sequence:
+                raise
+        except StorageError:
+            pass  # nobody is known to have taken it over: the next commit will find out
+
+    def _read(self) -> tuple[dict[str, str], dict[str, int]]:
+        """What the lock file says now, and the commits that its writer found; empty if that cannot be understood for
+        longer than it takes to be written.
+        """
+        try:
+            for _ in range(_LOOKS):
+                data = read_file(self._path, SMALL_FILE_BYTES)
+                if record := lock_record(data):
+                    return record, _found_commits(data)
+                time.sleep(_LOCK_PAUSE_S)
+        except FileNotFoundError as error:
+            raise storage_error("persistent_dir has lost its lock file", error, self._path) from error
+        except CorruptFileError as error:
+            raise StorageError(
+                "the lock file is not one of this library", found=error.summary, where=error.where
+            ) from error
+        return {}, {}
+
+    def close(self) -> None:
+        """Let the next job in."""
+        descriptor, self._fd = self._fd, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):  # the lock is gone with the descriptor, whatever close returns
+                os.close(descriptor)
+
+
+#: Of this process. Processes forked by it, such as data loader workers, must not hold the lock when it has ended.
+_owners: weakref.WeakSet[DirectoryOwner] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for owner in list(_owners):
+        owner.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _holders(path: Path) -> list[str]:
+    """A line that names the processes of this host that have a file open, as far as this user may see them."""
+    found = []
+    with contextlib.suppress(OSError):
+        wanted = os.stat(path)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                same = any(os.path.samestat(os.stat(each), wanted) for each in (process / "fd").iterdir())
+                if same and int(process.name) != os.getpid():
+                    found.append(f"{process.name} ({(process / 'comm').read_text().strip()})")
+    return [f"on this host the lock file is open in process {', '.join(found)}"] if found else []
+
+
+def open_lock_file(path: Path) -> int:
+    """Open the lock file for reading and writing; it is made if there is none.
+
+    Raises:
+        OSError: the operating system refused, or it is not a file of this user's own.
+    """
+    for _ in range(_LOOKS):
+        with contextlib.suppress(FileNotFoundError):
+            return access.open_file(path, os.O_RDWR)
+        with contextlib.suppress(FileExistsError):  # another job made it meanwhile
+            return access.create(path)
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def lock_record(data: bytes) -> dict[str, str]:
+    """What a lock file says, as texts that a terminal can show; {} if nothing that can be read."""
+    try:
+        document = parse_json(data)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    texts = {name: text for name, text in document.items() if isinstance(text, str)}
+    return {name: (text if text.isprintable() else ascii(text)[1:-1])[:200] for name, text in texts.items()}
+
+
+def _found_commits(data: bytes) -> dict[str, int]:
+    """What :func:`_newest_commits` found when the lock file was written; {} if nothing that can be read."""
+    try:
+        found = parse_json(data)["found"]
+        return {session: sequence for session, sequence in found.items() if type(sequence) is int}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _newest_commits(root: Path) -> dict[str, int]:
+    """Session -> the last of its checkpoints that is committed, by sequence. A session commits in that order.
+
+    An overtaken session finds here which of its commits its successor knows of, and goes on from.
+
+    Raises:
+        StorageError: the directory cannot be listed.
+    """
+    newest: dict[str, int] = {}
+    for key in sorted(committed_steps(root), reverse=True):
+        if key.session and (key.session in newest or len(newest) < _MOST_FOUND):
+            newest[key.session] = max(key.sequence, newest.get(key.session, 0))
+    return newest
