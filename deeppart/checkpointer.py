@@ -76,6 +76,15 @@ class Checkpointer:
 
     Raises:
         LaunchError, ConfigError, StorageError, DirectoryInUseError, RemoteRankError, PeerTimeoutError: at start-up.
+
+    Example:
+        >>> import deeppart, torch
+        >>> state = {"weights": torch.zeros(1000), "epoch": 0}
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     first = checkpointer.restore(state)  # None: there is no checkpoint yet
+        ...     pending = checkpointer.checkpoint(state, step=100)
+        ...     print(first, checkpointer.restore(state))
+        None 100
     """
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:

@@ -75,6 +75,13 @@ def load(
         SignatureError: or not signed with the key. ConfigError: a key file is not used.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"epoch": 1, "best": {"loss": 0.5}}, step=100)
+        >>> deeppart.load("ckpt", keys="best/*")
+        {'best': {'loss': 0.5}}
     """
     signing = read_key_files(sign_key_file)
 
