@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 
 class DeeppartError(Exception):
-    """Base of all deeppart errors.
-
-    Args:
-        summary: one sentence saying what went wrong.
-        expected, found, where, tried, todo: the five answers; the ones that are None are left out of the text.
+    """Base of all deeppart errors. Their text is the summary and those of the five answers that are not None.
 
     Attributes:
         summary: one sentence saying what went wrong.
-        expected, found, where, tried, todo: the answers, each a text or None.
+        expected: what would have been right; a text or None, as all five are.
+        found: what there was instead.
+        where: step, level, rank or path.
+        tried: what was done about it.
+        todo: what the reader can do next.
 
     Example:
         >>> import deeppart

@@ -65,14 +65,7 @@ class _Costs:
 
 
 class Pending:
-    """Handle of one ``checkpoint()`` call.
-
-    Methods may be called from any thread; the pipeline reports progress through the ``note_*`` ones.
-
-    Args:
-        step: the user's step.
-        due: levels this checkpoint goes to.
-        poll: called while waiting; advances the exchange where the MPI library leaves that to the training thread.
+    """Handle of one ``checkpoint()`` call. Methods may be called from any thread.
 
     Attributes:
         step: the user's step.
@@ -87,6 +80,13 @@ class Pending:
     """
 
     def __init__(self, step: int, due: frozenset[str], poll: Callable[[], None]) -> None:
+        """Made by ``checkpoint()``.
+
+        Args:
+            step: the user's step.
+            due: levels this checkpoint goes to.
+            poll: called while waiting; advances the exchange where the MPI library leaves that to the training thread.
+        """
         self.step = step
         self._poll = poll
         self._returned_at = time.monotonic()
@@ -201,7 +201,7 @@ class Pending:
                 () if self.finished else hanging(),
             )
 
-    # --- for the checkpointer and the pipeline ---
+    # --- for the checkpointer and the pipeline, which reports progress through the ``note_*`` ones ---
 
     def failures(self) -> list[Failure]:
         """What has failed since the last call; each failure is returned once."""

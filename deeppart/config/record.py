@@ -77,7 +77,7 @@ class Config:
             Both may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
         every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
             ``partner``, if left out, is as often as ``local`` where there are two nodes or more. "auto": call
-            ``checkpoint()`` at every training step; it saves when that is worth its costs (:mod:`deeppart.cadence`).
+            ``checkpoint()`` at every training step; it saves when that is worth its costs (``Checkpointer.cadence``).
         keep: level -> how many committed steps stay there; 0 keeps all.
         compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
             dtypes and at those levels where it makes a checkpoint complete sooner.
