@@ -43,7 +43,6 @@ myst_heading_anchors = 4
 highlight_language = "text"
 smartquotes_action = "D"  # dashes, but quotes as they are written
 
-
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
