@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PEERS  := $(VENV)/.peers
+SPHINX := $(VENV)/.sphinx
 RANKS  ?= 4
 # The other one: make test MPI=openmpi VENV=.venv-openmpi
 MPI    ?= mpich
@@ -21,7 +22,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu docs check lint types imports format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +73,13 @@ bench-gpu: $(STAMP) ## the same for a state on a GPU, where there is one
 
 bench-nodes: $(STAMP) ## time of copies and parity between nodes, and of restores after lost ones
 	$(BIN)/python benchmarks/nodes.py $(ARGS)
+
+$(SPHINX): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+docs: $(SPHINX) ## guide and API reference as pages, build/docs/index.html; warnings are errors
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 
 check: lint types imports ## lint, types and import directions
 

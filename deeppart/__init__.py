@@ -29,7 +29,10 @@ from deeppart.errors import (
     DeeppartWarning,
     DirectoryInUseError,
     FormatError,
+    FreedMemoryError,
+    KeepNotice,
     LaunchError,
+    LazyCaptureNotice,
     LeafMismatchError,
     LevelNotRunError,
     NewerFormatError,
@@ -49,17 +52,25 @@ from deeppart.errors import (
     StructureMismatchError,
     SuspectStepWarning,
     UnsupportedLeafError,
+    WaitingNotice,
 )
+from deeppart.model.reports import LevelReport, Report
 from deeppart.model.version import VERSION as __version__
-from deeppart.pending import LevelReport, Pending, Report
+from deeppart.pending import Pending
+from deeppart.plan.interval import Cadence, LevelCost, Waste
 
 if TYPE_CHECKING:
+    from deeppart.cadence import CadenceReport
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
-    from deeppart.state.per_rank import PerRank
+    from deeppart.repair.scrub import ScrubReport
+    from deeppart.state.per_rank import PerRank, PerRankFunction
+    from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
     "BackgroundFailureWarning",
+    "Cadence",
+    "CadenceReport",
     "CheckpointError",
     "Checkpointer",
     "CommError",
@@ -70,14 +81,21 @@ __all__ = [
     "DeeppartWarning",
     "DirectoryInUseError",
     "FormatError",
+    "FreedMemoryError",
+    "KeepNotice",
+    "KeyFiles",
     "LaunchError",
+    "LazyCaptureNotice",
     "LeafMismatchError",
+    "LevelCost",
     "LevelNotRunError",
     "LevelReport",
     "NewerFormatError",
     "PeerTimeoutError",
     "Pending",
+    "PerRank",
     "PerRankError",
+    "PerRankFunction",
     "PerRankNotice",
     "RanksDisagreeError",
     "ReducedProtectionWarning",
@@ -86,6 +104,7 @@ __all__ = [
     "Report",
     "RestoreError",
     "ScrubNotice",
+    "ScrubReport",
     "SignatureError",
     "StateError",
     "StepExistsError",
@@ -93,6 +112,8 @@ __all__ = [
     "StructureMismatchError",
     "SuspectStepWarning",
     "UnsupportedLeafError",
+    "WaitingNotice",
+    "Waste",
     "__version__",
     "checkpoint",
     "close",
@@ -101,7 +122,15 @@ __all__ = [
 ]
 
 #: Name -> module, imported at first use: with torch, which `deeppart ls` need not wait for.
-_LATER = {"Checkpointer": "deeppart.checkpointer", "load": "deeppart.offline.load"}
+_LATER = {
+    "CadenceReport": "deeppart.cadence",
+    "Checkpointer": "deeppart.checkpointer",
+    "KeyFiles": "deeppart.storage.key_files",
+    "PerRank": "deeppart.state.per_rank",
+    "PerRankFunction": "deeppart.state.per_rank",
+    "ScrubReport": "deeppart.repair.scrub",
+    "load": "deeppart.offline.load",
+}
 
 _default: Checkpointer | None = None
 _inherited: Checkpointer | None = None  # of the parent, in a forked process
@@ -118,12 +147,27 @@ def __dir__() -> list[str]:
 
 
 def checkpoint(state: Any, step: int, *, force: bool = False) -> Pending:
-    """Save a state with the default Checkpointer (collective). See :meth:`Checkpointer.checkpoint`."""
+    """Save a state with the default Checkpointer (collective). See :meth:`Checkpointer.checkpoint`.
+
+    Example:
+        >>> import deeppart
+        >>> pending = deeppart.checkpoint({"epoch": 1}, step=100)
+        >>> deeppart.close()
+        >>> pending.done("persistent")
+        True
+    """
     return _checkpointer().checkpoint(state, step, force=force)
 
 
 def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
-    """Restore a state with the default Checkpointer (collective). See :meth:`Checkpointer.restore`."""
+    """Restore a state with the default Checkpointer (collective). See :meth:`Checkpointer.restore`.
+
+    Example:
+        >>> import deeppart
+        >>> state = {"epoch": 0}
+        >>> step = deeppart.restore(state)  # None where there is no checkpoint
+        >>> deeppart.close()
+    """
     return _checkpointer().restore(state, step, per_rank)
 
 

@@ -64,12 +64,22 @@ class Checkpointer:
         settings: instead of a ``config``, its settings by name: ``Checkpointer(every="auto")``.
 
     Attributes:
+        config: the settings in use.
         failures: how many levels of earlier checkpoints failed in the background, as of the last ``checkpoint()`` or
             ``close()``.
         explanation: lines about how the last restore found its parts.
 
     Raises:
         LaunchError, ConfigError, StorageError, DirectoryInUseError, RemoteRankError, PeerTimeoutError: at start-up.
+
+    Example:
+        >>> import deeppart, torch
+        >>> state = {"weights": torch.zeros(1000), "epoch": 0}
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     first = checkpointer.restore(state)  # None: there is no checkpoint yet
+        ...     pending = checkpointer.checkpoint(state, step=100)
+        ...     print(first, checkpointer.restore(state))
+        None 100
     """
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
@@ -115,7 +125,7 @@ class Checkpointer:
 
     @property
     def cadence(self) -> CadenceReport | None:
-        """With ``every="auto"``, on rank 0, once a checkpoint is complete: how often, and why. Otherwise None."""
+        """How often, and why, with ``every="auto"``, on rank 0, once a checkpoint is complete. Otherwise None."""
         return None if self._auto is None else self._auto.report
 
     @property
@@ -128,7 +138,8 @@ class Checkpointer:
         """Save a state; returns as soon as it may change again.
 
         With ``every="auto"`` call it at every training step: most calls return at once and go to no level
-        (``Pending.levels``).
+        (``Pending.levels``). Storage errors never come from here: they show in ``wait``, in ``report`` and as a warning
+        at the next call.
 
         Args:
             state: any nesting of dicts, lists, tuples and objects with ``state_dict()``, over tensors, arrays and
@@ -145,7 +156,6 @@ class Checkpointer:
             StepExistsError: the step is committed already.
             CheckpointError: an earlier checkpoint left no room within 0.8 of ``timeout`` (``on_busy="wait"``).
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
-            Storage errors never come from here: they show in ``wait``, in ``report`` and as a warning at the next call.
         """
         began = time.monotonic()
         refuse_in_fork(self._process, self.rank)
@@ -203,7 +213,8 @@ class Checkpointer:
         Raises:
             RestoreError: there are checkpoints, but none (or not ``step``) can be recovered; or there may be one where
                 something on a node could not be listed or read.
-            StateError: the live state does not match; it is unchanged. PerRankError: see ``per_rank``.
+            StateError: the live state does not match; it is unchanged.
+            PerRankError: see ``per_rank``.
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         session, timeout = self._session, self.config.timeout

@@ -24,11 +24,25 @@ T = TypeVar("T")
 
 
 class DeeppartError(Exception):
-    """Base of all deeppart errors.
+    """Base of all deeppart errors. Their text is the summary and those of the five answers that are not None.
 
-    Args:
+    Attributes:
         summary: one sentence saying what went wrong.
-        expected, found, where, tried, todo: the five answers; the ones that are None are left out of the text.
+        expected: what would have been right; a text or None, as all five are.
+        found: what there was instead.
+        where: step, level, rank or path.
+        tried: what was done about it.
+        todo: what the reader can do next.
+
+    Example:
+        >>> import deeppart
+        >>> try:
+        ...     deeppart.Config(timeout=-1)
+        ... except deeppart.DeeppartError as error:
+        ...     print(error)  # and error.expected, error.found, error.where... by themselves
+        impossible value for timeout
+          expected: a finite number above 0
+          found: -1
     """
 
     def __init__(
@@ -118,7 +132,20 @@ class RemoteRankError(CommError):
 
 
 class StorageError(DeeppartError):
-    """The operating system refused a storage operation."""
+    """The operating system refused a storage operation.
+
+    Attributes:
+        errno: the number of the system's error, or None.
+
+    Example:
+        >>> import deeppart, errno, pathlib
+        >>> _ = pathlib.Path("file").write_text("no directory")
+        >>> try:
+        ...     deeppart.Checkpointer(persistent_dir="file/ckpt")
+        ... except deeppart.StorageError as error:
+        ...     print(errno.errorcode[error.errno], error.where)
+        ENOTDIR ...file/ckpt
+    """
 
     def __init__(self, summary: str, *, errno: int | None = None, **answers: str | None) -> None:
         super().__init__(summary, **answers)
@@ -168,7 +195,14 @@ class RestoreError(DeeppartError):
 
 
 class DeeppartWarning(UserWarning):
-    """Base of all deeppart warnings."""
+    """Base of all deeppart warnings.
+
+    Example:
+        >>> import deeppart, warnings
+        >>> warnings.simplefilter("error", deeppart.DeeppartWarning)  # each becomes an exception,
+        >>> warnings.simplefilter("ignore", deeppart.PerRankNotice)  # but for those of this kind
+        >>> warnings.warn("these leaves differ between ranks", deeppart.PerRankNotice)
+    """
 
 
 class PerRankNotice(DeeppartWarning):

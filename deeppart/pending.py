@@ -4,75 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deeppart.access.hanging import hanging
 from deeppart.errors import CheckpointError, LevelNotRunError, PeerTimeoutError
 from deeppart.model import LEVELS, Level
+from deeppart.model.reports import LevelReport, Report
 
 OFF, SKIPPED, WAITING, RUNNING, DONE, FAILED = "off", "skipped", "waiting", "running", "done", "failed"
 _FINAL = frozenset({OFF, SKIPPED, DONE, FAILED})
-
-
-@dataclass(frozen=True, slots=True)
-class LevelReport:
-    """How one level of one checkpoint went.
-
-    Attributes:
-        state: "off" (not due), "skipped" (``on_busy``), "waiting", "running", "done" or "failed".
-        seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
-        nbytes: bytes this rank wrote there.
-        error: why it failed, or None.
-        referenced_bytes: bytes that were there already, unchanged, and were not written again.
-    """
-
-    state: str
-    seconds: float | None = None
-    nbytes: int = 0
-    error: str | None = None
-    referenced_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a checkpoint cost this rank; a snapshot, complete once every level is.
-
-    Attributes:
-        step: the user's step.
-        raw_bytes: bytes of this rank's share.
-        per_rank_bytes: those of them that only this rank has.
-        encoded_bytes: bytes of the share after encoding; 0 while not known.
-        blocked_s: seconds ``checkpoint()`` took, waiting included.
-        waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
-        stages_s: stage -> seconds of this rank: flatten, agree, capture, local, partner, parity, persistent.
-        levels: level -> how it went.
-        retire_error: why old checkpoints could not be removed, or None.
-        retries: how often the persistent part was written again after an error that passed.
-        diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
-        held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).
-        compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
-        reduced: lines about what was asked for of partner and parity and could not be given; see
-            ``ReducedProtectionWarning``.
-        hanging: operations on storage that this rank has been in for more than a second: which, on which path, for how
-            long; of all checkpoints under way, while this one is not finished.
-    """
-
-    step: int
-    raw_bytes: int
-    per_rank_bytes: int
-    encoded_bytes: int
-    blocked_s: float
-    waited_s: float
-    stages_s: Mapping[str, float]
-    levels: Mapping[str, LevelReport]
-    retire_error: str | None = None
-    retries: int = 0
-    diverged: tuple[str, ...] = ()
-    compression: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    held_s: float = 0.0
-    reduced: tuple[str, ...] = ()
-    hanging: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +65,28 @@ class _Costs:
 
 
 class Pending:
-    """Handle of one ``checkpoint()`` call.
+    """Handle of one ``checkpoint()`` call. Methods may be called from any thread.
 
-    Methods may be called from any thread; the pipeline reports progress through the ``note_*`` ones.
-
-    Args:
+    Attributes:
         step: the user's step.
-        due: levels this checkpoint goes to.
-        poll: called while waiting; advances the exchange where the MPI library leaves that to the training thread.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"epoch": 1}, step=100)  # training goes on here
+        ...     pending.wait("persistent", timeout=600)
+        ...     print(*pending.levels, pending.done("persistent"))
+        persistent True
     """
 
     def __init__(self, step: int, due: frozenset[str], poll: Callable[[], None]) -> None:
+        """Made by ``checkpoint()``.
+
+        Args:
+            step: the user's step.
+            due: levels this checkpoint goes to.
+            poll: called while waiting; advances the exchange where the MPI library leaves that to the training thread.
+        """
         self.step = step
         self._poll = poll
         self._returned_at = time.monotonic()
@@ -148,6 +100,10 @@ class Pending:
         errors = [progress.error for progress in self._levels.values()]
         reasons = [f"{error.summary:.100}" for error in errors if error is not None]
         return f"<Pending step {self.step}: {'; '.join([', '.join(states) or 'not due', *reasons])}>"
+
+    def __str__(self) -> str:
+        """For people: what it cost so far."""
+        return str(self.report)
 
     @property
     def levels(self) -> frozenset[str]:
@@ -245,6 +201,8 @@ class Pending:
                 () if self.finished else hanging(),
             )
 
+    # --- for the checkpointer and the pipeline, which reports progress through the ``note_*`` ones ---
+
     def failures(self) -> list[Failure]:
         """What has failed since the last call; each failure is returned once."""
         fresh = []
@@ -253,8 +211,6 @@ class Pending:
                 progress.counted = True
                 fresh.append(Failure(progress.error, progress.told, progress.agreed))
         return fresh
-
-    # --- for the checkpointer and the pipeline ---
 
     def note_cost(self, **costs: int | float | str | tuple[str, ...]) -> None:
         """Set figures of :class:`Report` by name."""

@@ -18,7 +18,7 @@ from deeppart.cadence.history import History
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.model import LEVELS
-from deeppart.model.units import show_seconds
+from deeppart.model.units import show_seconds, show_share
 from deeppart.pending import Pending
 from deeppart.plan.interval import Cadence, LevelCost, best
 
@@ -38,6 +38,16 @@ class CadenceReport:
         failures: that earlier runs in this directory ended in.
         observed_s: that those runs lasted.
         slowdown: share by which training is slower while the background works.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt", every="auto") as checkpointer:
+        ...     checkpointer.checkpoint({"epoch": 1}, step=1).wait()  # the first tells what checkpoints cost
+        ...     pending = checkpointer.checkpoint({"epoch": 2}, step=2, force=True)
+        ...     print(checkpointer.cadence)
+        persistent every ...
+          expected to be lost: ...
+          a failure every ... (no earlier run seen); training is 3 % slower while the background works
     """
 
     cadence: Cadence
@@ -47,16 +57,11 @@ class CadenceReport:
     slowdown: float
 
     def __str__(self) -> str:
-        """A line for a log."""
-        levels = ", ".join(
-            f"{cost.name} every {show_seconds(self.cadence.interval_s(cost.name))}" for cost in self.costs
-        )
         rate = sum(cost.failures_per_s for cost in self.costs)
+        often = f"a failure every {show_seconds(1 / rate)}" if rate else "no failures"
         seen = f"{self.failures} seen in {show_seconds(self.observed_s)}" if self.observed_s else "no earlier run seen"
-        return (
-            f"{levels}: {self.cadence.waste.total:.2%} of the time is expected to be lost, with a failure every "
-            f"{show_seconds(1 / rate)} ({seen})"
-        )
+        slower = f"training is {show_share(self.slowdown)} slower while the background works"
+        return f"{self.cadence}\n  {often} ({seen}); {slower}"
 
 
 @dataclass(slots=True)

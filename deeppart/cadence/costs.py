@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from statistics import median
 
 from deeppart.model import LEVELS, Level
-from deeppart.pending import DONE, FAILED, Pending, Report
+from deeppart.model.reports import Report
+from deeppart.pending import DONE, FAILED, Pending
 from deeppart.plan.interval import LevelCost
 
 #: Share by which training is slower while the background works, until so many steps of each kind were seen

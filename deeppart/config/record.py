@@ -30,6 +30,7 @@ from deeppart.config.checks import (
 )
 from deeppart.config.misspelt import settings_by_name
 from deeppart.config.sources import configured, kappa_of
+from deeppart.config.text import show_settings
 from deeppart.model import DEFAULT_KEEP
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ T = TypeVar("T")
 
 def _setting(name: str, default: Any) -> Any:
     """A dataclass field that asks the environment and the file when the argument is left out."""
-    return field(default_factory=lambda: _reading.found.get(name, default))
+    return field(default_factory=lambda: _reading.found.get(name, default), metadata={"default": default})
 
 
 class _Reading(threading.local):
@@ -76,7 +77,7 @@ class Config:
             Both may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
         every: level -> a checkpoint goes to the level every that many ``checkpoint()`` calls; 0 switches it off.
             ``partner``, if left out, is as often as ``local`` where there are two nodes or more. "auto": call
-            ``checkpoint()`` at every training step; it saves when that is worth its costs (:mod:`deeppart.cadence`).
+            ``checkpoint()`` at every training step; it saves when that is worth its costs (``Checkpointer.cadence``).
         keep: level -> how many committed steps stay there; 0 keeps all.
         compression: "none"; "tensor", the codec made for tensors; "zstd" or "zstd:LEVEL"; "auto", "tensor" for those
             dtypes and at those levels where it makes a checkpoint complete sooner.
@@ -113,6 +114,16 @@ class Config:
     Raises:
         ConfigError: a setting that does not exist, an impossible value, or one that needs a feature this version does
             not have.
+
+    Example:
+        >>> import deeppart
+        >>> config = deeppart.Config(persistent_dir="ckpt", every={"persistent": 4}, flush_bandwidth=500e6)
+        >>> print(config)
+        persistent_dir: ckpt
+        every: persistent 4 (in checkpoints)
+        keep: persistent 3 (in steps)
+        flush_bandwidth: 500 MB/s per node
+        all others as by default
     """
 
     persistent_dir: str = _setting("persistent_dir", "ckpt")
@@ -162,6 +173,11 @@ class Config:
         check_positive("scrub_bandwidth", self.scrub_bandwidth, optional=True)
         check_parity(self.parity_group, self.parity_tolerate)
         object.__setattr__(self, "sign_key_file", check_key_files(self.sign_key_file))
+
+    def __str__(self) -> str:
+        """What is not as by default, a line for each setting, with units."""
+        defaults = {each.name: each.metadata["default"] for each in fields(self)}
+        return show_settings({name: getattr(self, name) for name in defaults}, defaults)
 
     def shared_settings(self) -> dict[str, Any]:
         """The settings that must be equal on every rank (directories may differ through their placeholders)."""

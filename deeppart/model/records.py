@@ -41,6 +41,11 @@ class LeafSpec:
         nbytes: size of the leaf's elements in bytes, >= 0.
         itemsize: element size in bytes, >= 1; spans of the leaf begin and end at multiples of it.
         replicas: ranks that hold an identical copy, ascending; None means every rank of the world.
+
+    Example:
+        >>> from deeppart.partition import LeafSpec
+        >>> LeafSpec("model/weight", nbytes=4000, itemsize=4)
+        LeafSpec(path='model/weight', nbytes=4000, itemsize=4, replicas=None)
     """
 
     path: str
@@ -57,6 +62,11 @@ class Span:
         leaf: index of the leaf in the list given to the partitioner.
         start: first byte, a multiple of the leaf's element size.
         length: number of bytes, a multiple of the leaf's element size.
+
+    Example:
+        >>> from deeppart.partition import LeafSpec, partition
+        >>> partition([LeafSpec("weight", 400_000, itemsize=4)], ranks=2, kappa=0).share(1).spans
+        (Span(leaf=0, start=200000, length=200000),)
     """
 
     leaf: int
@@ -66,7 +76,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The spans one rank saves, in ascending (leaf, start) order."""
+    """The spans one rank saves, in ascending (leaf, start) order.
+
+    Attributes:
+        rank: whose share it is.
+        spans: the byte ranges of leaves.
+
+    Example:
+        >>> from deeppart.partition import LeafSpec, partition
+        >>> plan = partition([LeafSpec("a", 3000), LeafSpec("b", 1000)], ranks=2, kappa=0)
+        >>> [share.nbytes for share in plan.shares()]
+        [2000, 2000]
+    """
 
     rank: int
     spans: tuple[Span, ...]
@@ -87,6 +108,12 @@ class Attempt:
         sequence: count of checkpoints in this session, from 0.
         step: the user's step number.
         world_size: number of ranks, and so of parts.
+
+    Example:
+        >>> from deeppart.testing import attempt
+        >>> made = attempt(100, ranks=4)
+        >>> made.step, made.world_size
+        (100, 4)
     """
 
     lineage: str

@@ -38,24 +38,32 @@ def load(
     Args:
         path: the persistent directory.
         step: which one; None for the newest whose manifest is sound.
-        keys: globs over paths ("model", "model/*.bias", "optimizer/state/0/*"); only the leaves that they cover, and
-            the chunks that hold them, are read. None for everything. One that matches a container covers all below it,
-            and one that ends in ``/*`` the container before it too. Components of a path are joined by ``/``; inside a
-            component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
+        keys: globs over paths (``model``, ``model/*.bias``, ``optimizer/state/0/*``); only the leaves that they cover,
+            and the chunks that hold them, are read. None for everything. One that matches a container covers all below
+            it, and one that ends in ``/*`` the container before it too. Components of a path are joined by ``/``;
+            inside a component ``~`` is written ``~0`` and ``/`` is written ``~1`` (RFC 6901). ``*`` also matches ``/``.
         rank: whose values to take for leaves that each rank saved for itself.
         sign_key_file: file, or files, with the key that the checkpoint must be signed with (``Config.sign_key_file``);
             None: signatures are not checked.
 
     Returns:
-        The nested state: containers as saved, objects as what their ``state_dict()`` returned, tensors on the CPU,
-        tied where they were tied. With ``keys``, containers hold only what matched.
+        The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
+        CPU, tied where they were tied. With ``keys``, containers hold only what matched.
 
     Raises:
         RestoreError: no such checkpoint.
         FormatError: a file that is needed is damaged.
-        SignatureError: or not signed with the key. ConfigError: a key file is not used.
+        SignatureError: or not signed with the key.
+        ConfigError: a key file is not used.
         StructureMismatchError: ``keys`` match nothing.
         StorageError: a file cannot be read.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"epoch": 1, "best": {"loss": 0.5}}, step=100)
+        >>> deeppart.load("ckpt", keys="best/*")
+        {'best': {'loss': 0.5}}
     """
     signing = read_key_files(sign_key_file)
 

@@ -8,9 +8,21 @@ Nothing here knows of torch, MPI, clocks, files or the environment. Reading orde
 proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the answer).
 """
 
+from deeppart.model import LeafSpec, Share, Span
 from deeppart.partition.cost import DEFAULT_KAPPA_BYTES
 from deeppart.partition.leaves import Leaves, ReplicaSet
 from deeppart.partition.plan import Plan, SpanTable, partition
 from deeppart.partition.strategies import STRATEGIES
 
-__all__ = ["DEFAULT_KAPPA_BYTES", "STRATEGIES", "Leaves", "Plan", "ReplicaSet", "SpanTable", "partition"]
+__all__ = [
+    "DEFAULT_KAPPA_BYTES",
+    "STRATEGIES",
+    "LeafSpec",
+    "Leaves",
+    "Plan",
+    "ReplicaSet",
+    "Share",
+    "Span",
+    "SpanTable",
+    "partition",
+]

@@ -25,7 +25,17 @@ _TODO = "this is a fault of the code that describes the state; please report it 
 
 
 class ReplicaSet(NamedTuple):
-    """A run of ``leaves`` leaves that the same ``ranks`` hold identically, ascending; None means every rank."""
+    """A run of ``leaves`` leaves that the same ``ranks`` hold identically, ascending; None means every rank.
+
+    Attributes:
+        ranks: who holds them.
+        leaves: how many leaves.
+
+    Example:
+        >>> from deeppart.partition import Leaves, LeafSpec
+        >>> Leaves.of([LeafSpec("a", 8), LeafSpec("b", 8, replicas=(0, 1))], ranks=4).sets
+        (ReplicaSet(ranks=(0, 1), leaves=1), ReplicaSet(ranks=None, leaves=1))
+    """
 
     ranks: tuple[int, ...] | None
     leaves: int
@@ -46,6 +56,12 @@ class Leaves:
 
     Raises:
         StateError: sizes are impossible, or arrays differ in length.
+
+    Example:
+        >>> from deeppart.partition import Leaves, LeafSpec
+        >>> leaves = Leaves.of([LeafSpec("layer/10", 8), LeafSpec("layer/2", 4)], ranks=2)
+        >>> leaves.nbytes.tolist(), leaves.index.tolist()  # layer 2 precedes layer 10
+        ([4, 8], [1, 0])
     """
 
     nbytes: IntArray

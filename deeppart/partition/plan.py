@@ -11,6 +11,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError, StateError
 from deeppart.model import LeafSpec, Share, Span
+from deeppart.model.units import show_bytes
 from deeppart.partition.cost import (
     DEFAULT_KAPPA_BYTES,
     LARGEST_TOTAL,
@@ -25,7 +26,20 @@ from deeppart.partition.strategies import STRATEGIES, Strategy, strategy_named
 
 
 class SpanTable(NamedTuple):
-    """Every span of a plan as columns of int64[spans]: who saves it, of which leaf, from where, how many bytes."""
+    """Every span of a plan as columns of int64[spans]: who saves it, of which leaf, from where, how many bytes.
+
+    Attributes:
+        rank: who saves it.
+        leaf: index of the leaf in the caller's list.
+        start: first byte.
+        length: number of bytes.
+
+    Example:
+        >>> from deeppart.partition import LeafSpec, partition
+        >>> table = partition([LeafSpec("a", 3000), LeafSpec("b", 1000)], ranks=2, kappa=0).table()
+        >>> table.rank.tolist(), table.leaf.tolist(), table.length.tolist()
+        ([0, 1, 1], [0, 0, 1], [2000, 1000, 1000])
+    """
 
     rank: IntArray
     leaf: IntArray
@@ -94,6 +108,12 @@ class Plan:
         ranks: number of ranks.
         kappa: cost of a span in whole bytes.
         preload: int64[ranks], the cost that each rank carried before.
+
+    Example:
+        >>> from deeppart.partition import LeafSpec, partition
+        >>> plan = partition([LeafSpec("embedding", 600_000, itemsize=4), LeafSpec("head", 200_000)], ranks=2)
+        >>> print(plan)
+        800 kB on 2 ranks: 400 kB to 400 kB each, leaves that are split: 1
     """
 
     __slots__ = ("_bytes", "_member", "_member_set", "_sets", "_spans", "kappa", "preload", "ranks", "strategy")
@@ -157,6 +177,11 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self.strategy}, {self.ranks} ranks, {int(self._bytes.sum())} bytes)"
+
+    def __str__(self) -> str:
+        total, least, most = (show_bytes(int(value)) for value in (self._bytes.sum(), *np.sort(self._bytes)[[0, -1]]))
+        split = self.split_leaves()
+        return f"{total} on {self.ranks} ranks: {least} to {most} each, leaves that are split: {split}"
 
     def _columns(self, rank: int) -> tuple[IntArray, IntArray, IntArray]:
         """(leaf, start, length) of a rank's spans in ascending order."""

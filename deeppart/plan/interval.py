@@ -29,6 +29,7 @@ from itertools import product
 from types import MappingProxyType
 
 from deeppart.errors import ConfigError
+from deeppart.model.units import show_seconds, show_share
 
 #: A level whose interval is longer than so many periods is written that often all the same.
 MOST_EVERY = 10_000
@@ -37,6 +38,8 @@ MOST_EVERY = 10_000
 DRAIN_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
+#: A part of the waste that is smaller than this is not worth a word.
+_LEAST_SHOWN = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class LevelCost:
         busy_s: time in the background that one checkpoint of this level takes, in which the next cannot begin.
         restart_s: from a failure that needs it until training goes on from it.
         failures_per_s: rate of the failures that need it.
+
+    Example:
+        >>> import deeppart
+        >>> print(deeppart.LevelCost("local", 0.2, latency_s=1.5, restart_s=3, failures_per_s=1 / 86400))
+        local: costs 200 ms, complete after 1.5 s, back after 3 s, needed once in 24 h
     """
 
     name: str
@@ -70,6 +78,14 @@ class LevelCost:
                     where=f"level {self.name}",
                 )
 
+    def __str__(self) -> str:
+        known = [f"costs {show_seconds(self.cost_s)}"]
+        known += [f"complete after {show_seconds(self.latency_s)}"] if self.latency_s else []
+        known += [f"busy for {show_seconds(self.busy_s)}"] if self.busy_s else []
+        known += [f"back after {show_seconds(self.restart_s)}"] if self.restart_s else []
+        known += [f"needed once in {show_seconds(1 / self.failures_per_s)}"] if self.failures_per_s else []
+        return f"{self.name}: {', '.join(known)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Waste:
@@ -79,6 +95,11 @@ class Waste:
         cost: writing checkpoints.
         rework: doing again what was lost.
         restart: coming back.
+
+    Example:
+        >>> import deeppart
+        >>> print(deeppart.Waste(cost=0.005, rework=0.006, restart=0.001))
+        1.2 % of the time: 0.5 % saving, 0.6 % done again, 0.1 % coming back
     """
 
     cost: float
@@ -90,6 +111,13 @@ class Waste:
         """Share of the time that is not new training; 1 where nothing gets done."""
         return min(1.0, self.cost + self.rework + self.restart)
 
+    def __str__(self) -> str:
+        parts = ((self.cost, "saving"), (self.rework, "done again"), (self.restart, "coming back"))
+        shown = [f"{show_share(share)} {what}" for share, what in parts if share >= _LEAST_SHOWN]
+        if not shown:
+            return f"less than {show_share(_LEAST_SHOWN)} of the time"
+        return f"{show_share(self.total)} of the time: {', '.join(shown)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
@@ -99,6 +127,15 @@ class Cadence:
         period_s: from one call to the next.
         every: level -> at every how many-th call.
         waste: what the model expects of it.
+
+    Example:
+        >>> import deeppart
+        >>> cadence = deeppart.Cadence(20.0, {"local": 1, "persistent": 15}, deeppart.Waste(0.005, 0.006, 0.001))
+        >>> cadence.interval_s("persistent")
+        300.0
+        >>> print(cadence)
+        local every 20 s, persistent every 5 min
+          expected to be lost: 1.2 % of the time: 0.5 % saving, 0.6 % done again, 0.1 % coming back
     """
 
     period_s: float
@@ -108,6 +145,10 @@ class Cadence:
     def interval_s(self, level: str) -> float:
         """Time between two checkpoints of a level."""
         return self.period_s * self.every[level]
+
+    def __str__(self) -> str:
+        levels = ", ".join(f"{level} every {show_seconds(self.interval_s(level))}" for level in self.every)
+        return f"{levels}\n  expected to be lost: {self.waste}"
 
 
 def young(cost_s: float, mtbf_s: float) -> float:

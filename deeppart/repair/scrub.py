@@ -18,6 +18,7 @@ from deeppart import access
 from deeppart.comm.base import Comm, Operation
 from deeppart.errors import CheckpointError, CommError, ScrubNotice
 from deeppart.model import Attempt
+from deeppart.model.units import show_bytes
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.nodes.pairing import Protection
 from deeppart.plan.restart import Inventory, Location, on_node, survey
@@ -42,12 +43,25 @@ class ScrubReport:
         nbytes: bytes read.
         damaged: files found damaged, by this rank.
         repaired: times that copies or parity were rebuilt, by all ranks together.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     print(checkpointer.scrubbed)  # scrub_bandwidth is not set
+        nothing read yet
     """
 
     cycles: int = 0
     nbytes: int = 0
     damaged: int = 0
     repaired: int = 0
+
+    def __str__(self) -> str:
+        if self == ScrubReport():
+            return "nothing read yet"
+        found = f"{self.damaged} found damaged" if self.damaged else "no damage found"
+        repaired = f"\n  copies or parity rebuilt by all ranks: {self.repaired} times" if self.repaired else ""
+        return f"{show_bytes(self.nbytes)} read by this rank, full rounds: {self.cycles}, {found}{repaired}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from deeppart.state.naming import Naming
 
 #: ``fn(path, values of the old ranks in rank order, new rank, new world size) -> value for the new rank``
 PerRankFunction = Callable[[str, Sequence[Any], int, int], Any]
+#: What is taken for ``per_rank``: "strict", "drop", "rank0" or a function.
 PerRank = str | PerRankFunction
 
 STRICT, DROP, RANK0, MAP = "strict", "drop", "rank0", "map"

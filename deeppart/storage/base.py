@@ -15,6 +15,13 @@ class Level(Protocol):
     Attributes:
         name: one of ``model.LEVELS``.
         root: directory that holds the step directories.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from deeppart.storage.node import NodeLevel  # or a level of your own
+        >>> from deeppart.testing import LEVEL_CHECKS
+        >>> for number, check in enumerate(LEVEL_CHECKS):
+        ...     check(NodeLevel(Path(f"disk-{number}").absolute(), "a" * 32, "local", "b" * 32))
     """
 
     name: str

@@ -79,14 +79,14 @@ def _is_aligned(data: npt.NDArray[np.uint8]) -> bool:
 
 
 class DurableFile:
-    """A file being written; a sink for :class:`deeppart.part.PartWriter`.
+    """A file being written, that of a part for instance.
 
     Args:
         path: final name. Nothing of this file is under it before :meth:`commit`.
         direct: bypass the page cache if the file system can.
         limit: bandwidth limit to obey, or None.
-        spares: directory of files that are not needed any more (:mod:`deeppart.storage.spares`); one is written over,
-            if there is one: its memory or blocks need not be found and cleared again.
+        spares: directory of files that are not needed any more; one is written over, if there is one: its memory or
+            blocks need not be found and cleared again.
         over: what the file may take the place of.
         make_parent: whether to make the directory, if it is not there.
 
@@ -96,6 +96,14 @@ class DurableFile:
 
     Raises:
         StorageError: from every method, when the operating system refuses.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from deeppart.testing import DurableFile
+        >>> file = DurableFile(Path("part").absolute())
+        >>> file.write(b"all or nothing")
+        >>> Path("part").exists(), file.commit(), Path("part").read_bytes()
+        (False, None, b'all or nothing')
     """
 
     def __init__(

@@ -4,3 +4,23 @@
 ``faults`` makes the operating system refuse chosen storage operations, ``strategies`` draws states for Hypothesis (the
 only module that imports it).
 """
+
+from deeppart.model import Attempt
+from deeppart.storage.base import Level
+from deeppart.storage.files import DurableFile
+from deeppart.testing.faults import StorageFaults
+from deeppart.testing.levels import LEVEL_CHECKS, attempt
+from deeppart.testing.states import Box, arrays, blank, difference
+
+__all__ = [
+    "LEVEL_CHECKS",
+    "Attempt",
+    "Box",
+    "DurableFile",
+    "Level",
+    "StorageFaults",
+    "arrays",
+    "attempt",
+    "blank",
+    "difference",
+]

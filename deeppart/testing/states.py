@@ -17,7 +17,20 @@ _DICTS = (dict, OrderedDict, Counter)
 
 
 class Box:
-    """The smallest object with ``state_dict()`` and ``load_state_dict()``: it holds one state, as it is."""
+    """The smallest object with ``state_dict()`` and ``load_state_dict()``: it holds one state, as it is.
+
+    Attributes:
+        content: the state.
+        loads: how often it was loaded into.
+
+    Example:
+        >>> import deeppart
+        >>> from deeppart.testing import Box, difference
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"box": Box([1, 2.5])}, step=1)
+        >>> print(difference({"box": Box([1, 2.5])}, deeppart.load("ckpt")))
+        None
+    """
 
     def __init__(self, content: Any = None) -> None:
         self.content = content

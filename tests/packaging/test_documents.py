@@ -20,7 +20,7 @@ NAMED = re.compile(r"(?P<file>[\w/]+\.py)(?:::?\s*(?P<names>[\w., ]+))?")
 
 @cache
 def files() -> list[Path]:
-    folders = ("deeppart", "simulator", "tests", "benchmarks", "examples")
+    folders = ("deeppart", "simulator", "tests", "benchmarks", "examples", "docs")
     return [path for each in folders for path in (ROOT / each).rglob("*.py")]
 
 

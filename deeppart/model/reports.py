@@ -1,0 +1,126 @@
+"""What a checkpoint did and what it cost, as records that can be printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from deeppart.model.units import show_bytes, show_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """How one level of one checkpoint went. ``print`` shows it in a line, with units.
+
+    Attributes:
+        state: "off" (not due), "skipped" (``on_busy``), "waiting", "running", "done" or "failed".
+        seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
+        nbytes: bytes this rank wrote there.
+        error: why it failed, or None.
+        referenced_bytes: bytes that were there already, unchanged, and were not written again.
+
+    Example:
+        >>> import deeppart
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"epoch": 1}, step=100)
+        ...     pending.wait("persistent")
+        ...     print(pending.report.levels["persistent"])
+        done after ..., ... kB written
+    """
+
+    state: str
+    seconds: float | None = None
+    nbytes: int = 0
+    error: str | None = None
+    referenced_bytes: int = 0
+
+    def __str__(self) -> str:
+        after = "" if self.seconds is None else f" after {show_seconds(self.seconds)}"
+        what = [f"{self.state}{after}"]
+        if self.nbytes:
+            what.append(f"{show_bytes(self.nbytes)} written")
+        if self.referenced_bytes:
+            what.append(f"{show_bytes(self.referenced_bytes)} unchanged and not written again")
+        return ", ".join(what) + (f": {self.error}" if self.error else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a checkpoint cost this rank; a snapshot, complete once every level is.
+
+    ``print`` shows most of it in a few lines, with units. Levels that are off are left out there.
+
+    Attributes:
+        step: the user's step.
+        raw_bytes: bytes of this rank's share.
+        per_rank_bytes: those of them that only this rank has.
+        encoded_bytes: bytes of the share after encoding; 0 while not known.
+        blocked_s: seconds ``checkpoint()`` took, waiting included.
+        waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
+        stages_s: stage -> seconds of this rank: flatten, agree, capture, local, partner, parity, persistent.
+        levels: level -> how it went.
+        retire_error: why old checkpoints could not be removed, or None.
+        retries: how often the persistent part was written again after an error that passed.
+        diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
+        held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).
+        compression: level -> lines that say how its part is encoded, and why; of the levels complete on this rank.
+        reduced: lines about what was asked for of partner and parity and could not be given; see
+            ``ReducedProtectionWarning``.
+        hanging: operations on storage that this rank has been in for more than a second: which, on which path, for how
+            long; of all checkpoints under way, while this one is not finished.
+
+    Example:
+        >>> import deeppart, torch
+        >>> with deeppart.Checkpointer(persistent_dir="ckpt") as checkpointer:
+        ...     pending = checkpointer.checkpoint({"weights": torch.ones(1000)}, step=100)
+        >>> print(pending.report)
+        step 100: training blocked for ...
+          share of this rank: 4 kB
+          persistent: done after ..., ... kB written
+    """
+
+    step: int
+    raw_bytes: int
+    per_rank_bytes: int
+    encoded_bytes: int
+    blocked_s: float
+    waited_s: float
+    stages_s: Mapping[str, float]
+    levels: Mapping[str, LevelReport]
+    retire_error: str | None = None
+    retries: int = 0
+    diverged: tuple[str, ...] = ()
+    compression: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    held_s: float = 0.0
+    reduced: tuple[str, ...] = ()
+    hanging: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        # Texts of errors have lines of their own.
+        return "\n  ".join(line for text in self._texts() for line in text.splitlines())
+
+    def _texts(self) -> Iterator[str]:
+        levels = [f"{name}: {level}" for name, level in self.levels.items() if level.state != "off"]
+        if not levels:
+            yield f"step {self.step}: not due, nothing is saved"
+            return
+        yield f"step {self.step}: training blocked for {show_seconds(self.blocked_s)}{self._waits()}"
+        if self.raw_bytes:
+            own = f", {show_bytes(self.per_rank_bytes)} of it per rank" if self.per_rank_bytes else ""
+            smaller = 0 < self.encoded_bytes < self.raw_bytes
+            encoded = f", {show_bytes(self.encoded_bytes)} when encoded" if smaller else ""
+            yield f"share of this rank: {show_bytes(self.raw_bytes)}{own}{encoded}"
+        yield from levels
+        if self.retries:
+            yield f"persistent part written again, after errors that passed: {self.retries} times"
+        if self.retire_error:
+            yield f"old checkpoints could not be removed: {self.retire_error}"
+        yield from (f"reduced: {line}" for line in self.reduced)
+        yield from (f"diverged: {line}" for line in self.diverged)
+        yield from (f"hanging: {line}" for line in self.hanging)
+
+    def _waits(self) -> str:
+        """What of the time was spent waiting, where it shows in units of the report."""
+        waited = f", {show_seconds(self.waited_s)} of it for an earlier checkpoint" if self.waited_s >= 1e-3 else ""
+        held = f"; optimizer.step() for {show_seconds(self.held_s)}" if self.held_s else ""
+        return waited + held

@@ -1,0 +1,102 @@
+"""Every public class, and every public function that saves or restores, has a short example that is run here."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import deeppart
+import deeppart.partition
+import deeppart.testing
+
+PUBLIC = (deeppart, deeppart.partition, deeppart.testing)
+MOST_LINES = 8
+
+
+def public(kind: Any) -> Iterator[tuple[str, Any]]:
+    for module in PUBLIC:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if kind(thing):
+                yield f"{module.__name__}.{name}", thing
+
+
+def says_nothing_new(thing: type) -> bool:
+    """An error or warning that is caught and read like its base: what the base's example shows is all there is."""
+    return (
+        issubclass(thing, Exception) and thing.__base__ is not None and not {"__init__", "__str__"} & set(vars(thing))
+    )
+
+
+CLASSES = dict(public(inspect.isclass))
+BY_ITSELF = {name for name, thing in CLASSES.items() if not says_nothing_new(thing)}
+BASES = {"deeppart.DeeppartError", "deeppart.DeeppartWarning"}
+FUNCTIONS = {name: thing for name, thing in public(inspect.isfunction) if ">>>" in (thing.__doc__ or "")}
+
+
+def examples_of(name: str, thing: Any) -> list[doctest.DocTest]:
+    """Of the docstring alone, and not of what the class has from elsewhere."""
+    found = doctest.DocTestParser().get_doctest(inspect.cleandoc(thing.__doc__ or ""), {}, name, None, 0)
+    return [found] if found.examples else []
+
+
+def failures_of(test: doctest.DocTest) -> str:
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    runner.run(test, out=said.append, clear_globs=False)
+    return "".join(said)
+
+
+@pytest.mark.parametrize("name", sorted(BY_ITSELF | BASES | set(FUNCTIONS)))
+def test_the_example_is_there_and_short_and_says_what_happens(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tests = examples_of(name, (CLASSES | FUNCTIONS)[name])
+    assert tests, f"{name} has no example in its docstring"
+    with warnings.catch_warnings():
+        for test in tests:
+            lines = sum(example.source.count("\n") for example in test.examples)
+            assert lines <= MOST_LINES, f"{name}: its example has {lines} lines"
+            assert not (found := failures_of(test)), found
+
+
+def test_functions_that_are_called_in_every_script_have_an_example() -> None:
+    assert set(FUNCTIONS) >= {"deeppart.checkpoint", "deeppart.restore", "deeppart.load"}
+
+
+def test_an_example_that_is_wrong_and_a_class_without_one_are_noticed() -> None:
+    class Wrong:
+        """A class.
+
+        Example:
+            >>> 1 + 1
+            3
+        """
+
+    class Without:
+        """A class."""
+
+    (test,) = examples_of("Wrong", Wrong)
+    assert "Got:\n    2" in failures_of(test)
+    assert not examples_of("Without", Without)
+
+
+def test_only_errors_that_add_nothing_need_no_example_of_their_own() -> None:
+    exempt = {name for name in CLASSES if name not in BY_ITSELF}
+    assert all(issubclass(CLASSES[name], deeppart.DeeppartError | deeppart.DeeppartWarning) for name in exempt)
+    assert "deeppart.StorageError" in BY_ITSELF, "it has errno"
+    assert {"deeppart.Checkpointer", "deeppart.Config", "deeppart.Report"} <= BY_ITSELF
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_public_names_are_there(module: ModuleType) -> None:
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    assert set(module.__all__) <= set(dir(module))
