@@ -78,22 +78,27 @@ def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
 
 def test_a_forked_process_that_ends_leaves_the_default_checkpointer_alone(tmp_path: Path) -> None:
     script = """
-        import os, sys, torch, deeppart
+        import os, pathlib, sys, time, torch, deeppart
         os.chdir(sys.argv[1])
         os.environ["DEEPPART_PERSISTENT_DIR"] = sys.argv[1] + "/p"
         os.environ["DEEPPART_LOCAL_DIR"] = sys.argv[1] + "/n"
         state = {"x": torch.arange(100_000)}
+        def spare_files():
+            return sorted(str(path) for path in pathlib.Path("n").rglob(".spare*/*"))
         for step in (1, 2, 3):
             pending = deeppart.checkpoint(state, step, force=True)
             pending.wait("local"), pending.wait("persistent")
-        spares = sorted(str(p) for p in __import__("pathlib").Path("n").rglob(".spare*/*"))
+        deadline = time.monotonic() + 60
+        while not spare_files() and time.monotonic() < deadline:
+            time.sleep(0.01)  # an old step is set aside after the new one counts as complete
+        spares = spare_files()
         assert spares
         child = os.fork()
         if child == 0:
             sys.exit(0)
         _, status = os.waitpid(child, 0)
         assert status == 0, status
-        assert spares == sorted(str(p) for p in __import__("pathlib").Path("n").rglob(".spare*/*"))
+        assert spares == spare_files()
         deeppart.checkpoint(state, 4, force=True).wait("persistent")
     """
     done = run(script, str(tmp_path))
