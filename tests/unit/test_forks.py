@@ -26,7 +26,7 @@ def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(t
     script = """
         import os, signal, sys, time
         from pathlib import Path
-        from deeppart.storage.persistent import DirectoryOwner
+        from deeppart.storage.owner import DirectoryOwner
         owner = DirectoryOwner(Path(sys.argv[1]), "first")
         worker = os.fork()
         if worker == 0:

@@ -1,0 +1,51 @@
+"""What scripts, benchmarks and documents import from the library is there, also where it stands in a text."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("benchmarks", "docs", "examples", "slurm", "tests")
+FILES = [ROOT / "README.md"] + [
+    path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", ".md", ".sh")
+]
+#: ``from deeppart.part import (FileSource, PartReader)``, at the top of a module or within a script that a test starts.
+IMPORT = re.compile(r"\bfrom (deeppart(?:_simulator)?[\w.]*) import (\([^)]*\)|[\w, ]+)")
+
+
+def imported(text: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import from the library."""
+    for found in IMPORT.finditer(text):
+        for entry in found[2].strip("() ").split(","):
+            if name := entry.split(" as ")[0].strip():
+                yield found[1], name
+
+
+def is_there(module: str, name: str) -> bool:
+    try:
+        if hasattr(importlib.import_module(module), name):
+            return True
+        importlib.import_module(f"{module}.{name}")
+    except ImportError:
+        return False
+    return True
+
+
+def test_texts_are_searched_too() -> None:
+    script = (
+        'script = """\n    from deeppart.part import (\n        FileSource,\n        PartReader as Reader,\n    )\n"""'
+    )
+    assert list(imported(script)) == [("deeppart.part", "FileSource"), ("deeppart.part", "PartReader")]
+    assert is_there("deeppart", "Config") and is_there("deeppart", "errors")
+    assert not is_there("deeppart", "Confg") and not is_there("deeppart.gone", "Config")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_exist(path: Path) -> None:
+    wanted = set(imported(path.read_text())) if path != Path(__file__) else set()
+    assert [f"from {module} import {name}" for module, name in sorted(wanted) if not is_there(module, name)] == []
