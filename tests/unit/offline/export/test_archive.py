@@ -28,9 +28,9 @@ from deeppart.storage.steps import MANIFEST_NAME
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
 from tests.unit.cli_support import call, call_json, flip, forge, invoke, make_state, part_path, save, step_dir, steps_in
-from tests.unit.test_incremental import bases
-from tests.unit.test_incremental import config as incremental_config
-from tests.unit.test_incremental import save as save_incremental
+from tests.unit.save.test_incremental import bases
+from tests.unit.save.test_incremental import config as incremental_config
+from tests.unit.save.test_incremental import save as save_incremental
 
 
 def written(directory: Path, state: Any, step: int = 1) -> Path:

@@ -25,7 +25,7 @@ from deeppart.part import FileSource, PartReader
 from deeppart.state.leaves import TORCH_DTYPES, LeafType
 from tests.golden import make_v2
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "v2"
 RANDOM = np.random.default_rng(7)
 #: Tags that a chunk of a leaf can have.
 TAGS = sorted(

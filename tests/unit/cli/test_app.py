@@ -112,6 +112,6 @@ def test_ls_and_prune_do_not_wait_for_torch(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             timeout=300,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
         )
         assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ from deeppart.partition import DEFAULT_KAPPA_BYTES, STRATEGIES, Leaves, Plan, Re
 from deeppart.partition.heuristic import tolerance
 from deeppart.partition.water import fill
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def spans(plan: Plan) -> list[list[tuple[int, int, int]]]:

@@ -31,7 +31,7 @@ from deeppart.part import (
 )
 from tests.golden import forge, make_v1, make_v2, make_v3
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 ONE_SPAN = [(0, 0, 0, 200, 0)]
 RAW = memoryview(bytes(range(200)))
 

@@ -39,7 +39,7 @@ from deeppart.testing.states import difference
 from deeppart.testing.strategies import keys, values
 from tests.golden.make_runs import make_runs
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "structure-v3" / "runs.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "structure-v3" / "runs.json"
 Pair = namedtuple("Pair", "a b")
 
 

@@ -34,7 +34,7 @@ from tests.unit.memory_ways import WAYS, Slow
 #: One worker runs all of these, so that what they share is made once.
 pytestmark = pytest.mark.xdist_group("memory")
 
-PROGRAM = Path(__file__).with_name("memory_ways.py")
+PROGRAM = Path(__file__).parents[1] / "memory_ways.py"
 CASES = [("lazy", "before"), ("lazy", "middle"), ("eager", "before")]
 
 
@@ -51,7 +51,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], d
         if (capture, moment) not in known:
             where = tmp_path_factory.mktemp(f"{capture}-{moment}")
             command = [sys.executable, str(PROGRAM), str(where), capture, moment]
-            root = str(Path(__file__).parents[2])
+            root = str(Path(__file__).parents[3])
             run = subprocess.run(
                 command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root}, timeout=600, check=False
             )
