@@ -24,7 +24,6 @@ from deeppart.model import Attempt
 from deeppart.offline.export.archive import export
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import MemorySource, PartReader
-from deeppart.part.json_text import parse_json
 from deeppart.plan.restart import Inventory, StoredPart, survey
 from deeppart.state.leaves import LeafType
 from deeppart.state.runs import decode_leaf_value
@@ -337,24 +336,6 @@ def test_deep_tuples_are_refused() -> None:
         deep = ["tuple", [deep]]
     with pytest.raises(CorruptFileError):
         decode_value(deep, "here")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b'{"a":1,"a":1}',
-        b'{"a":NaN}',
-        b"1e999",
-        b"-Infinity",
-        b"9" * 5000,
-        b"[" * 100_000,
-        '"é"'.encode("utf-16"),
-        b'"\xff"',
-    ],
-)
-def test_json_that_two_readers_take_for_two_things(text: bytes) -> None:
-    with pytest.raises((ValueError, RecursionError)):
-        parse_json(text)
 
 
 # --- chunks ---------------------------------------------------------------------------------------------

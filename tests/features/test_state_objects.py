@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,36 +12,7 @@ from torch.optim import lr_scheduler
 
 import deeppart
 from deeppart.testing.states import Box, difference
-
-
-def save_and_restore(directory: Path, state: Any, live: Any) -> Any:
-    config = deeppart.Config(persistent_dir=str(directory / "ckpt"), timeout=20.0)
-    with deeppart.Checkpointer(config) as ck:
-        pending = ck.checkpoint(state, step=3)
-        pending.wait(timeout=200)
-        assert ck.restore(live) == 3
-    return deeppart.load(directory / "ckpt")
-
-
-def train(model: torch.nn.Module, optimizer: Any, steps: int) -> None:
-    dtype = next(model.parameters()).dtype
-    for _ in range(steps):
-
-        def closure() -> Any:
-            optimizer.zero_grad()
-            loss = model(torch.arange(20, dtype=dtype).view(5, 4) / 10).float().square().sum()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-
-def network(seed: int, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(
-        torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3, bias=False)
-    ).to(dtype)  # fmt: skip
-
+from tests.unit.trained import network, save_and_restore, train
 
 # --- modules ----------------------------------------------------------------------------------------------------------
 
@@ -68,46 +37,6 @@ def test_a_state_dict_can_be_restored_into_a_module_and_the_reverse(tmp_path: Pa
     live = network(2)
     save_and_restore(tmp_path / "b", {"model": model}, {"model": live.state_dict()})
     assert difference(model, live) is None
-
-
-class Tied(torch.nn.Module):
-    def __init__(self, tied: bool = True) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(50, 16)
-        self.head = torch.nn.Linear(16, 50, bias=False)
-        if tied:
-            self.head.weight = self.embedding.weight
-
-
-def test_tied_weights_are_saved_once_and_tied_again(tmp_path: Path) -> None:
-    model, live = Tied(), Tied()
-    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), timeout=20.0)
-    with deeppart.Checkpointer(config) as ck:
-        assert ck.checkpoint({"m": model}, step=1).report.raw_bytes == 50 * 16 * 4
-        ck.restore({"m": live})
-    assert live.head.weight is live.embedding.weight and difference(model, live) is None
-    loaded = deeppart.load(tmp_path / "ckpt")["m"]
-    assert loaded["head.weight"].data_ptr() == loaded["embedding.weight"].data_ptr()
-    untied = Tied(tied=False)
-    with deeppart.Checkpointer(config) as ck:
-        ck.restore({"m": untied})
-    assert difference(model, untied) is None
-    assert untied.head.weight.data_ptr() != untied.embedding.weight.data_ptr()
-
-
-def test_tied_weights_that_are_not_contiguous_are_tied_again(tmp_path: Path) -> None:
-    first = torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
-    second = torch.nn.Conv2d(4, 8, 3, bias=False)
-    second.weight = first.weight
-    model = torch.nn.Sequential(first, second)
-    live = copy.deepcopy(model)
-    with torch.no_grad():
-        live[0].weight.zero_()
-    loaded = save_and_restore(tmp_path, {"m": model}, {"m": live})["m"]
-    assert difference(model, live) is None and live[1].weight is live[0].weight
-    assert loaded["0.weight"].data_ptr() == loaded["1.weight"].data_ptr()
-    size = next((tmp_path / "ckpt").glob("step-000000000003-*/part-00000-of-00001.dpp")).stat().st_size
-    assert size < 8 * 4 * 9 * 4 + 8 * 4 + 8000
 
 
 class Extra(torch.nn.Linear):
@@ -189,37 +118,6 @@ def test_an_optimizer_that_had_not_stepped_restores_into_one_like_it(tmp_path: P
     optimizer, other = torch.optim.Adam(model.parameters(), lr=0.5), torch.optim.Adam(live.parameters())
     save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
     assert other.state_dict()["state"] == {} and other.param_groups[0]["lr"] == 0.5
-
-
-def test_an_optimizer_that_has_stepped_cannot_unlearn_it(tmp_path: Path) -> None:
-    model, live = network(1), network(2)
-    optimizer, other = torch.optim.Adam(model.parameters()), torch.optim.Adam(live.parameters())
-    train(live, other, 1)
-    before = copy.deepcopy((live.state_dict(), other.state_dict()))
-    with pytest.raises(deeppart.StructureMismatchError, match="o/state/0"):
-        save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
-    assert difference(before, (live.state_dict(), other.state_dict())) is None
-
-
-@pytest.mark.parametrize("stepped", [0, 1])
-def test_state_of_another_dtype_than_the_parameters_keeps_it(tmp_path: Path, stepped: int) -> None:
-    """torch casts optimizer state to the parameter's dtype when it loads; the checkpoint's is the right one."""
-    models, optimizers = [], []
-    for seed, steps in ((1, 2), (2, stepped)):
-        model = network(seed, torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters())
-        train(model, optimizer, steps)
-        for state in optimizer.state.values():
-            state["exp_avg"] = state["exp_avg"].float() + 2**-20
-            state["exp_avg_sq"] = state["exp_avg_sq"].double()
-        models.append(model)
-        optimizers.append(optimizer)
-    kept = {id(s["exp_avg"]) for s in optimizers[1].state.values()}
-    save_and_restore(tmp_path, {"o": optimizers[0]}, {"o": optimizers[1]})
-    assert difference(optimizers[0].state_dict(), optimizers[1].state_dict(), ordered=False) is None
-    assert {s["exp_avg"].dtype for s in optimizers[1].state.values()} == {torch.float32}
-    if stepped:
-        assert {id(s["exp_avg"]) for s in optimizers[1].state.values()} == kept, "in place"
 
 
 def test_some_parameters_without_state(tmp_path: Path) -> None:
@@ -318,39 +216,10 @@ def test_objects_in_objects(tmp_path: Path) -> None:
     assert live.loads == 1
 
 
-def test_one_list_at_two_places_of_an_object_is_not_filled_twice(tmp_path: Path) -> None:
-    """As SequentialLR does: two places of a fresh object hold one list until the first step."""
-    shared = [0.0]
-    saved, live = Box({"a": [1.0], "b": [2.0]}), Box({"a": shared, "b": shared})
-    save_and_restore(tmp_path, saved, live)
-    assert live.content == {"a": [1.0], "b": [2.0]} and shared == [0.0]
-
-
-def test_ordered_state_of_an_object_keeps_its_order(tmp_path: Path) -> None:
-    saved, live = Box(OrderedDict(b=1, a=2, c=3)), Box(OrderedDict(a=0, c=0, b=0))
-    save_and_restore(tmp_path, saved, live)
-    assert list(live.content.items()) == [("b", 1), ("a", 2), ("c", 3)]
-
-
 def test_grad_scaler(tmp_path: Path) -> None:
     saved, live = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
     save_and_restore(tmp_path, {"g": saved}, {"g": live})
     assert live.get_scale() == 8.0
-
-
-@pytest.mark.parametrize(
-    ("saved", "live", "todo"),
-    [
-        (torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2)), "live module is wrapped, .* with '0.'"),
-        (torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Linear(3, 2), "saved in a wrapper, .* with '0.'"),
-        (torch.nn.Linear(3, 2), torch.nn.ParameterList([torch.zeros(2)]), "build the module as it was"),
-        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).bfloat16(), r"converted once it is restored, module.to\(dtype\)"),
-        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 1), "shapes in training"),
-    ],
-)
-def test_a_module_that_does_not_fit_is_told_how_to(tmp_path: Path, saved: Any, live: Any, todo: str) -> None:
-    with pytest.raises(deeppart.DeeppartError, match=f"to do: .*{todo}"):
-        save_and_restore(tmp_path, {"m": saved}, {"m": live})
 
 
 def test_random_number_states(tmp_path: Path) -> None:
@@ -361,45 +230,3 @@ def test_random_number_states(tmp_path: Path) -> None:
     other = torch.Generator()
     other.set_state(live["rng"])
     assert torch.equal(torch.rand(5, generator=other), torch.rand(5, generator=generator))
-
-
-class Refusing(Box):
-    def load_state_dict(self, state: Any) -> None:
-        raise KeyError("not today")
-
-
-def test_a_refused_load_is_a_state_error_that_names_the_object(tmp_path: Path) -> None:
-    with pytest.raises(deeppart.StateError, match="Refusing") as caught:
-        save_and_restore(tmp_path, {"a": {"r": Box({"x": 1})}}, {"a": {"r": Refusing({"x": 0})}})
-    assert "path a/r" in str(caught.value) and "not today" in str(caught.value)
-
-
-class Broken(Box):
-    def state_dict(self) -> Any:
-        raise ZeroDivisionError("oops")
-
-
-def test_a_broken_state_dict_is_a_state_error_and_the_checkpointer_goes_on(tmp_path: Path) -> None:
-    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), timeout=20.0)
-    with deeppart.Checkpointer(config) as ck:
-        with pytest.raises(deeppart.StateError, match="ZeroDivisionError: oops"):
-            ck.checkpoint({"a": Broken()}, step=1)
-        ck.checkpoint({"a": Box(1)}, step=1).wait(timeout=200)
-        with pytest.raises(deeppart.StateError, match="ZeroDivisionError: oops"):
-            ck.restore({"a": Broken()})
-        assert ck.restore({"a": Box(0)}) == 1
-
-
-def test_state_dict_is_called_once_per_checkpoint(tmp_path: Path) -> None:
-    class Counting(Box):
-        calls = 0
-
-        def state_dict(self) -> Any:
-            Counting.calls += 1
-            return self.content
-
-    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), timeout=20.0)
-    with deeppart.Checkpointer(config) as ck:
-        for step in range(3):
-            ck.checkpoint({"a": Counting({"x": torch.ones(2)})}, step=step).wait(timeout=200)
-    assert Counting.calls == 3

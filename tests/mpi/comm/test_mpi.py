@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
-import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deeppart.comm import Comm, base, connect, finish, waiting
-from deeppart.comm.agreement import agree, raise_together
-from deeppart.errors import CommError, PeerTimeoutError, RemoteRankError, StateError
+from deeppart.comm import Comm, connect, finish
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -63,25 +58,6 @@ def test_broadcasts_to_few_ranks_and_to_many(comm: Comm, direct_ranks: int, monk
     assert all((buffer == root).all() for root, buffer in enumerate(buffers))
 
 
-@pytest.mark.parametrize("action", ["always", "error"])
-def test_who_waits_long_says_for_whom(
-    own_channel: Comm, action: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Once, one rank for all that wait; and it goes on waiting, where warnings are errors too."""
-    monkeypatch.setattr(waiting, "NOTICE_S", 1.0)
-    monkeypatch.setattr(base, "PATIENCE_MOST_S", 0.1)
-    rank, late = own_channel.rank, own_channel.size - 1
-    if rank == late:
-        time.sleep(3.0)
-    with warnings.catch_warnings(record=action == "always") as caught:
-        warnings.simplefilter(action)
-        texts = finish(own_channel, own_channel.allgather(b"x"), "checkpoint(step=7)", LIMIT_S)
-    assert texts == [b"x"] * own_channel.size
-    said = [str(each.message) for each in caught] if caught is not None else capsys.readouterr().err.splitlines()
-    assert len(said) == (rank == 0)
-    assert all(f"checkpoint(step=7): waiting for rank {late} for 1 s" in text for text in said)
-
-
 def test_transfers(comm: Comm) -> None:
     rank, size = comm.rank, comm.size
     following, before = (rank + 1) % size, (rank - 1) % size
@@ -117,35 +93,6 @@ def test_a_message_above_two_gib(comm: Comm, run_on: Any) -> None:
     if do(comm, comm.maximum(np.array([int(free < 6 * 2**30)])))[0]:
         pytest.skip("needs 6 GiB of free memory")
     assert run_on(2, above_two_gib) == [True, True]
-
-
-def test_agreement(comm: Comm) -> None:
-    agreed = agree(comm, {"same": 5, "other": comm.rank}, {"flag": comm.rank}, "test", LIMIT_S)
-    assert agreed.differing == {"other"} and agreed.flags == {"flag": comm.size - 1}
-    raise_together(comm, None, "test", LIMIT_S)
-    with pytest.raises(StateError if comm.rank == 1 else RemoteRankError, match="what is wrong"):
-        raise_together(comm, StateError("what is wrong") if comm.rank == 1 else None, "test", LIMIT_S)
-
-
-def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, own_channel: Comm) -> None:
-    if comm.rank < comm.size - 1:
-        began = time.monotonic()
-        with pytest.raises(PeerTimeoutError, match=r"waited .* for ") as caught:
-            finish(own_channel, own_channel.maximum(np.zeros(1, dtype=np.int64)), "save(step=4)", 1.0)
-        assert time.monotonic() - began >= 1.0
-        named = caught.value.summary.partition(" for ")[2]
-        assert re.search(rf"\b{comm.size - 1}\b", named), "on a busy machine others may be late as well"
-        with pytest.raises(CommError, match="can no longer talk"):
-            finish(own_channel, own_channel.allgather(b""), "save(step=5)", 1.0)
-    assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
-
-
-def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.comm.base.PATIENCE_MOST_S", 0.1)  # after that they say that they wait
-    for _ in range(2):
-        if comm.rank == 0:
-            time.sleep(0.6)
-        assert finish(own_channel, own_channel.allgather(b"."), "test", LIMIT_S) == [b"."] * comm.size
 
 
 def reused(comm: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""``every="auto"``: estimated failure rates, the file of earlier runs, measured costs, and when a checkpoint is due."""
+"""``every="auto"``: when a checkpoint is due, and the checkpointer that goes by it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import torch
 import deeppart
 from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
 from deeppart.cadence.auto import Decider
-from deeppart.cadence.costs import GUESSED_SLOWDOWN, CostMeter
-from deeppart.cadence.failures import JOB_MTBF_S, NODE_MTBF_S
 from deeppart.errors import DeeppartWarning
 from deeppart.model import StepKey
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
@@ -24,51 +22,6 @@ from deeppart.storage.steps import MANIFEST_NAME, step_directory
 from tests.histories import often_failing
 
 ALL = ("local", "partner", "persistent")
-DAY_S = 86_400.0
-
-
-# --- failures ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_guess_before_anything_is_known() -> None:
-    rates = failure_rates(100, ALL)
-    assert sum(rates.values()) == pytest.approx(100 / NODE_MTBF_S + 1 / JOB_MTBF_S)
-    assert rates["partner"] == pytest.approx(2 * rates["local"])
-    assert NODE_MTBF_S == pytest.approx(264 * DAY_S, rel=0.01)  # 54 days of 2,048 nodes, 419 interruptions
-
-
-def test_what_a_level_that_is_off_would_meet_the_next_one_has_to() -> None:
-    rates = failure_rates(100, ALL)
-    assert failure_rates(100, ("persistent",)) == {"persistent": pytest.approx(sum(rates.values()))}
-    without = failure_rates(100, ("local", "persistent"))
-    assert without["local"] == rates["local"] and without["persistent"] == pytest.approx(
-        rates["partner"] + rates["persistent"]
-    )
-    assert failure_rates(100, ("local", "parity", "persistent"))["parity"] == rates["partner"]
-
-
-def test_many_failures_seen_outweigh_the_guess() -> None:
-    """A job of 10 nodes that fails every hour, three times of four so that local parts are enough."""
-    runs = [Run(3600.0, 10, failed=True, needed="persistent" if n % 4 == 0 else "local") for n in range(400)]
-    rates = failure_rates(10, ALL, runs)
-    assert sum(rates.values()) == pytest.approx(1 / 3600, rel=0.15)
-    assert rates["local"] / sum(rates.values()) == pytest.approx(0.75, abs=0.01)
-
-
-def test_quiet_months_make_failures_rarer_and_never_impossible() -> None:
-    runs = [Run(60 * DAY_S, 10)]
-    rates = failure_rates(10, ALL, runs)
-    assert 0 < sum(rates.values()) < sum(failure_rates(10, ALL).values()) / 20
-    assert rates["local"] / rates["persistent"] == pytest.approx(
-        failure_rates(10, ALL)["local"] / failure_rates(10, ALL)["persistent"]
-    )
-
-
-def test_a_failure_of_which_nothing_is_known_counts_for_the_highest_level() -> None:
-    before, after = failure_rates(1, ALL), failure_rates(1, ALL, [Run(60.0, 1, failed=True)])
-    assert after["persistent"] > 1.9 * before["persistent"] and after["local"] == pytest.approx(
-        before["local"], rel=1e-3
-    )
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
@@ -78,71 +31,6 @@ def commit(root: Path, step: int) -> None:
     directory = step_directory(root, StepKey(step, "a" * 32))
     directory.mkdir(parents=True)
     (directory / MANIFEST_NAME).write_text("a manifest")
-
-
-def test_runs_are_known_to_later_ones(tmp_path: Path) -> None:
-    first = History(tmp_path, "a" * 32, 4)
-    assert first.runs == ()
-    first.end(failed=False)
-    second = History(tmp_path, "b" * 32, 4)  # dies without a word
-    assert second.runs == (Run(pytest.approx(0, abs=5), 4),)  # type: ignore[arg-type]
-    commit(tmp_path, 7)
-    third = History(tmp_path, "c" * 32, 2)
-    assert [run.failed for run in third.runs] == [False, True]
-    assert third.runs[1].needed is None
-    third.restored("partner")
-    assert third.runs[1].needed == "partner"
-    third.end(failed=True)
-    fourth = History(tmp_path, "d" * 32, 2)
-    assert [run.failed for run in fourth.runs] == [False, True, False], "the third has not committed anything"
-    assert fourth.runs[1].needed == "partner" and fourth.problem is None
-
-
-def test_a_run_that_ends_after_the_next_one_has_begun_takes_nothing_from_it(tmp_path: Path) -> None:
-    overtaken = History(tmp_path, "a" * 32, 4)
-    successor = History(tmp_path, "b" * 32, 2)
-    successor.restored("partner")
-    overtaken.end(failed=False)
-    runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
-    assert [(run["session"][0], run["restored"], run["ended"] is not None) for run in runs] == [
-        ("a", None, True),
-        ("b", "partner", False),
-    ]
-
-
-def test_a_run_that_died_before_its_first_commit_is_no_failure(tmp_path: Path) -> None:
-    """Such as one that stops at a mistake in the training script: it had nothing to lose."""
-    History(tmp_path, "a" * 32, 1)
-    failed = History(tmp_path, "b" * 32, 1)
-    failed.end(failed=True)
-    assert [run.failed for run in History(tmp_path, "c" * 32, 1).runs] == [False, False]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "[]", "{", '{"format": "other", "version": 1, "runs": []}',
-        '{"format": "deeppart-runs", "version": 2, "runs": []}',
-        '{"format": "deeppart-runs", "version": 1, "runs": [{"session": "x"}]}',
-        '{"format": "deeppart-runs", "version": 1, "runs": [{"session": "x", "began": "yesterday", "nodes": 1, '
-        '"seen": null, "ended": null, "restored": null}]}',
-        '{"format": "deeppart-runs", "version": 1, "runs": [{"session": "x", "began": "2026-01-01T00:00:00.000000Z", '
-        '"nodes": 0, "seen": null, "ended": null, "restored": null}]}',
-    ],
-)  # fmt: skip
-def test_a_file_that_cannot_be_read_is_begun_anew_and_said(tmp_path: Path, text: str) -> None:
-    (tmp_path / HISTORY_NAME).write_text(text)
-    history = History(tmp_path, "a" * 32, 1)
-    assert history.runs == () and history.problem is not None and HISTORY_NAME in history.problem
-    assert History(tmp_path, "b" * 32, 1).problem is None
-
-
-def test_only_so_many_runs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deeppart.cadence.history._MOST_RUNS", 3)
-    for number in range(6):
-        History(tmp_path, f"{number}" * 32, 1).end(failed=False)
-    sessions = [run["session"][0] for run in json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]]
-    assert sessions == ["3", "4", "5"]
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -156,43 +44,6 @@ def checkpoint(levels: tuple[str, ...], blocked_s: float, busy_s: dict[str, floa
         pending.note_stage(level, busy_s[level])
         pending.note_level(level, states.get(level, DONE))
     return pending
-
-
-def test_steps_tell_what_the_background_costs() -> None:
-    meter, now = CostMeter(), 0.0
-    for number in range(400):
-        working = number % 10 < 4
-        meter.entered(now, working=working)
-        meter.left(now + 0.01, working=working)
-        now += 0.01 + (1.05 if working else 1.0)
-        if number == 150:
-            assert meter.slowdown == GUESSED_SLOWDOWN, "too few steps"
-    assert meter.slowdown == pytest.approx(0.05, rel=0.01)
-    assert meter.step_s == pytest.approx(1.0, rel=0.06)
-
-
-def test_the_first_checkpoint_is_no_measure_for_the_others() -> None:
-    meter = CostMeter()
-    assert meter.waiting
-    meter.made(checkpoint(("persistent",), 9.0, {"persistent": 90.0}))
-    assert meter.waiting
-    assert meter.take_failures() == frozenset() and not meter.waiting
-    assert meter.costs(("persistent",), {})[0].busy_s == 90.0
-    for _ in range(2):
-        meter.made(checkpoint(("persistent",), 1.0, {"persistent": 10.0}))
-    meter.take_failures()
-    (cost,) = meter.costs(("persistent",), {"persistent": 0.5})
-    assert cost.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 10.0)
-    assert (cost.busy_s, cost.failures_per_s) == (10.0, 0.5)
-
-
-def test_the_block_is_paid_once_however_many_levels() -> None:
-    meter = CostMeter()
-    meter.made(checkpoint(("local", "persistent"), 1.0, {"local": 2.0, "persistent": 10.0}))
-    meter.take_failures()
-    local, persistent = meter.costs(("local", "persistent"), {})
-    assert local.cost_s == pytest.approx(1.0 + GUESSED_SLOWDOWN * 2)
-    assert persistent.cost_s == pytest.approx(GUESSED_SLOWDOWN * 10)
 
 
 # --- when it is due ---------------------------------------------------------------------------------------------------

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 from pathlib import Path
 
-import pytest
-
 import deeppart
-from deeppart.offline.inspect.listing import list_directory, name_ranks
-from deeppart.offline.inspect.ownership import read_owner
-from tests.golden import forge as by_hand
-from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
+from tests.unit.cli_support import call, call_json, manifest_path, part_path, save
 
 ON_NODES = "on nodes there may be more: --local DIR, with the local_dir of the job, looks there too"
 
@@ -37,57 +29,6 @@ def test_complete_steps(tmp_path: Path) -> None:
     assert step["places"] == [{"level": "persistent", "directory": str(tmp_path), "parts": [0]}]
 
 
-def test_why_not_complete(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        forge(tmp_path, step)
-    part_path(tmp_path, 1, 1, 3).unlink()
-    os.truncate(part_path(tmp_path, 2, 2, 3), 4000)
-    manifest_path(tmp_path, 3).unlink()
-    flip(manifest_path(tmp_path, 4), 200)
-    manifest_path(tmp_path, 5).write_bytes(by_hand.seal({"new": "fields"}, version=4))
-    steps = {step["step"]: step for step in call_json("ls", tmp_path, code=1)["steps"]}
-    found = {step: (entry["state"], entry["reasons"][0]) for step, entry in steps.items()}
-    length = part_path(tmp_path, 1, 2, 3).stat().st_size
-    assert found[1] == ("damaged", "part 1 is missing")
-    assert found[2] == ("damaged", f"part 2 has 4000 bytes instead of {length}")
-    assert found[3] == ("unfinished", "no manifest: the checkpoint was not completed")
-    assert found[4][0] == "damaged" and "digest of the manifest does not hold" in found[4][1]
-    assert found[5][0] == "newer" and "format version 4" in found[5][1]
-    assert steps[1]["places"][0]["parts"] == [0, 2]
-    assert steps[3]["bytes"] > 0 and steps[3]["raw_bytes"] is None
-    text = call("ls", tmp_path, code=1)
-    assert "persistent 2/3" in text and "damaged: part 1 is missing" in text and "persistent 3/?" in text
-
-
-def test_parts_that_were_swapped(tmp_path: Path) -> None:
-    """Of the right length and whole, but not the ones that were committed: of another step, and of another rank."""
-    for step in range(1, 4):
-        forge(tmp_path, step)
-    shutil.copyfile(part_path(tmp_path, 1, 1, 3), part_path(tmp_path, 2, 1, 3))
-    one, other = part_path(tmp_path, 3, 1, 3), part_path(tmp_path, 3, 2, 3)
-    one.rename(tmp_path / "aside")
-    other.rename(one)
-    (tmp_path / "aside").rename(other)
-    steps = {step["step"]: step for step in call_json("ls", tmp_path)["steps"]}
-    assert [steps[step]["state"] for step in (1, 2, 3)] == ["complete", "damaged", "damaged"]
-    assert [step["restorable"] for step in steps.values()] == [True, False, False]
-    assert "part 1" in steps[2]["reasons"][0] and "part 1" in steps[3]["reasons"][0]
-
-
-def test_strange_things_in_the_directory(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "step-7").mkdir()  # not a name this library gives
-    (tmp_path / f"step-000000000002-{'a' * 32}-000000").write_text("a file named like a step")
-    forge(tmp_path, 3, 1)
-    part = part_path(tmp_path, 3)
-    part.rename(tmp_path / "elsewhere")
-    part.symlink_to(tmp_path / "elsewhere")
-    steps = call_json("ls", tmp_path)["steps"]
-    assert [(step["step"], step["state"]) for step in steps] == [(1, "complete"), (2, "damaged"), (3, "damaged")]
-    assert steps[2]["reasons"] == ["part 0 is not a regular file"]
-
-
 def test_empty_directory(tmp_path: Path) -> None:
     assert call("ls", tmp_path, code=1) == f"no steps in {tmp_path}\n{ON_NODES}\n"
     assert call_json("ls", tmp_path, code=1)["steps"] == []
@@ -104,142 +45,3 @@ def test_local_is_named_where_it_could_tell_more(tmp_path: Path) -> None:
     assert call("ls", root, code=1).endswith(f"{ON_NODES}\n")
     assert ON_NODES not in call("ls", root, "--local", local), "it has been looked there"
     assert "on nodes" not in json.dumps(call_json("ls", root, code=1))
-
-
-def test_local_parts(tmp_path: Path) -> None:
-    root, local = tmp_path / "ckpt", tmp_path / "local"
-    save(root, 1, 2, local_dir=local)
-    steps = call_json("ls", root, "--local", local)["steps"]
-    for step in steps:
-        assert [place["level"] for place in step["places"]] == ["persistent", "local"]
-    assert "local, persistent  complete" in call("ls", root, "--local", local)
-    part_path(root, 2).unlink()
-    assert call_json("ls", root)["steps"][1]["state"] == "damaged"
-    step = call_json("ls", root, "--local", local)["steps"][1]
-    assert (step["state"], step["restorable"]) == ("recoverable", True)
-    assert step["reasons"] == ["part 0 is missing"]
-
-
-def test_local_only_and_unfinished(tmp_path: Path) -> None:
-    root, local = tmp_path / "ckpt", tmp_path / "local"
-    save(root, 1, 2, local_dir=local)
-    manifest_path(root, 1).unlink()  # as if the job had been killed while it drained
-    for file in step_dir(root, 2).iterdir():
-        file.unlink()
-    step_dir(root, 2).rmdir()
-    first, second = call_json("ls", root, "--local", local)["steps"]
-    assert (first["state"], second["state"]) == ("recoverable", "recoverable")
-    assert second["reasons"] == ["not on the persistent level"]
-    assert [place["level"] for place in second["places"]] == ["local"]
-    assert second["bytes"] > 0 and second["created"] is None
-    config = deeppart.Config(persistent_dir=str(root), local_dir=str(local))
-    with deeppart.Checkpointer(config) as checkpointer:
-        assert checkpointer.restore(make_state(0.0)) == 2  # recoverable indeed
-
-
-def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
-    """Two jobs made step 5; the second's persistent part is lost, and the first's local one is no replacement."""
-    root, other, local = tmp_path / "ckpt", tmp_path / "other", tmp_path / "local"
-    save(root, 1)
-    save(root, 5)
-    save(other, 5, local_dir=local)
-    lineage = call_json("ls", root)["lineage"]
-    (local / call_json("ls", other)["lineage"]).rename(local / lineage)
-    part_path(root, 5).unlink()
-    listing = call_json("ls", root, "--local", local)
-    steps = [step for step in listing["steps"] if step["step"] == 5]
-    assert [step["state"] for step in steps] == ["damaged"] and steps[0]["places"] == []
-    assert "of step 5 of another lineage" in listing["problems"][0]
-
-
-def test_a_local_part_that_the_manifest_does_not_name_does_not_count(tmp_path: Path) -> None:
-    """The same attempt and rank, but another index: not the bytes that were committed."""
-    root, other = tmp_path / "ckpt", tmp_path / "other"
-    forge(root, 1)
-    (root / "deeppart.json").write_text(json.dumps({"lineage": "ab" * 16}))
-    forge(other, 1, spans=lambda spans: spans[1].append((1, 0, 8)))
-    other.rename(tmp_path / ("ab" * 16))
-    part_path(root, 1, 1, 3).unlink()
-    (step,) = call_json("ls", root, "--local", tmp_path, code=1)["steps"]
-    assert step["state"] == "damaged"
-    assert [(place["level"], place["parts"]) for place in step["places"]] == [("persistent", [0, 2]), ("local", [0, 2])]
-    assert step["reasons"] == ["part 1 is missing", "found nowhere: part 1"]
-
-
-def test_local_directories_that_do_not_belong(tmp_path: Path) -> None:
-    root, other, local = tmp_path / "ckpt", tmp_path / "other", tmp_path / "local"
-    save(root, 1)
-    save(other, 1, local_dir=local)
-    problems = call_json("ls", root, "--local", local, "--local", tmp_path / "gone")["problems"]
-    assert problems[0].endswith("no parts that belong to this checkpoint directory (1 of other directories)")
-    assert problems[1].endswith("No such file or directory")
-    assert "note: " in call("ls", root, "--local", local)
-
-
-def test_damaged_local_part_is_passed_over(tmp_path: Path) -> None:
-    root, local = tmp_path / "ckpt", tmp_path / "local"
-    save(root, 1, local_dir=local)
-    (part,) = local.glob("*/step-*/part-*")
-    flip(part, 20)
-    document = call_json("ls", root, "--local", local)
-    assert [place["level"] for place in document["steps"][0]["places"]] == ["persistent"]
-    assert "digest of the header" in document["problems"][0]
-
-
-def test_owner(tmp_path: Path) -> None:
-    assert read_owner(tmp_path) is None
-    config = deeppart.Config(persistent_dir=str(tmp_path))
-    with deeppart.Checkpointer(config) as checkpointer:
-        checkpointer.checkpoint({"x": 1}, step=1).wait("persistent", timeout=200)
-        owner = call_json("ls", tmp_path)["owner"]
-        assert owner["running"] is True
-        assert f"process {os.getpid()}" in owner["who"]
-        assert f"in use by {owner['who']}" in call("ls", tmp_path)
-        checkpointer.checkpoint({"x": 1}, step=2).wait("persistent", timeout=200)  # asking has not hurt the job
-    ended = call_json("ls", tmp_path)["owner"]
-    assert ended == {**owner, "running": False}
-    assert "in use" not in call("ls", tmp_path)
-    with deeppart.Checkpointer(config):
-        pass  # nor does it keep the next one out
-
-
-def test_owner_where_nothing_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert call_json("ls", tmp_path)["owner"]["running"] is None
-    assert "perhaps in use" in call("ls", tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"who": 7}', b"[" * 60_000])
-def test_owner_record_of_any_kind(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / ".deeppart.lock").write_bytes(content)
-    owner = read_owner(tmp_path)
-    assert owner is not None and owner.running is False and owner.who
-
-
-def test_terminal_codes_in_the_record_are_spelled_out(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    with (tmp_path / ".deeppart.lock").open("w") as file:
-        json.dump({"who": "\x1b[31mevil\x07 [bold]"}, file)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        text = call("ls", tmp_path)
-    assert "\\x1b[31mevil\\x07 [bold]" in text and "\x1b" not in text
-
-
-def test_listing_reads_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forge(tmp_path, 1)
-    flip(part_path(tmp_path, 1, 0, 3), 4096)
-    monkeypatch.setattr("deeppart.part.reader.PartReader.read_chunk", None)
-    (step,) = list_directory(tmp_path).steps
-    assert step.state == "complete"
-
-
-def test_name_ranks() -> None:
-    assert name_ranks([3, 0, 1, 2, 7]) == "0-3, 7"
-    assert name_ranks([]) == ""
-    assert name_ranks(range(0, 40, 2), most=2) == "0, 2, ..."

@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.codec import ROOM_BYTES, Chooser, codec_by_id
-from deeppart.codec import entropy as entropy_module
-from deeppart.codec.entropy import literal_coder, match_coder
-from deeppart.codec.planes import BLOCK_ELEMENTS, LAYOUTS, fold, folded_bytes, join, split, unfold, word_type
+from deeppart.codec.planes import BLOCK_ELEMENTS, LAYOUTS
 from deeppart.codec.tensor import FOLDED_PLANE, PLANE_DTYPES, RAW_PLANE, STRAY_PLANE, ZSTD_PLANE, TensorCodec
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
@@ -137,41 +135,6 @@ def test_any_bytes(dtype: str, piece: bytes, times: int) -> None:
     round_trip(piece * times, dtype)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(sorted(LAYOUTS)), st.binary(min_size=8, max_size=400))
-def test_planes_hold_every_bit(layout_id: int, data: bytes) -> None:
-    layout = LAYOUTS[layout_id]
-    elements = np.frombuffer(data, word_type(layout.item_bytes), len(data) // layout.item_bytes)
-    planes = [np.empty(len(elements), word_type(word)) for word in layout.plane_words]
-    split(elements, layout, planes)
-    assert sum(plane.nbytes for plane in planes) == elements.nbytes
-    back = np.empty_like(elements)
-    join(planes, layout, back)
-    assert back.tobytes() == elements.tobytes()
-
-
-def test_what_the_planes_of_a_float_are() -> None:
-    bits = np.array([0xBF9D_70A4], dtype=np.uint32)  # -1.23: sign 1, exponent 0x7f, mantissa 0x1d70a4
-    planes = [np.empty(1, word_type(word)) for word in LAYOUTS[5].plane_words]
-    split(bits, LAYOUTS[5], planes)
-    assert [int(plane[0]) for plane in planes] == [0x70A4, 0x9D, 0x7F]
-    bits = np.array([0xC002_3456_789A_BCDE], dtype=np.uint64)  # sign 1, exponent 0x400, mantissa 0x23456789abcde
-    planes = [np.empty(1, word_type(word)) for word in LAYOUTS[7].plane_words]
-    split(bits, LAYOUTS[7], planes)
-    assert [int(plane[0]) for plane in planes] == [0x789ABCDE, 0x3456, 0xC2, 0x00]
-
-
-@pytest.mark.parametrize("length", [0, 1, 7, 63, 64, 65, 127, 128, 1000, 4096])
-def test_folding(length: int) -> None:
-    plane = RANDOM.integers(0, 128, length, dtype=np.uint8)
-    folded = np.full(folded_bytes(length), 0xEE, dtype=np.uint8)
-    fold(plane, folded)
-    back = np.full(length, 0xEE, dtype=np.uint8)
-    unfold(folded, back)
-    assert back.tobytes() == plane.tobytes()
-    assert len(folded) == length - length // 64 * 8
-
-
 # --- what is chosen ---------------------------------------------------------------------------------------------------
 
 
@@ -204,23 +167,6 @@ def test_rows_of_little_precision_are_seen_from_anywhere_in_the_chunk() -> None:
 def test_normals_shrink_to_what_their_exponents_leave(dtype: str, most: float) -> None:
     raw = ordinary(dtype, 1 << 20)
     assert len(round_trip(raw, dtype)) < most * len(raw)
-
-
-def test_without_the_parameter_of_libzstd_it_still_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    exponents = memoryview(
-        ((RANDOM.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 23) & 0xFF).astype(np.uint8).data
-    )
-    sizes = [len(literal_coder()(exponents))]
-    monkeypatch.setattr(entropy_module, "_passes_mode_through", lambda: False)
-    fallback = entropy_module._literal_coder()
-    sizes.append(len(fallback(exponents)))
-    for coder in (literal_coder(), match_coder(), fallback):
-        assert zstandard.ZstdDecompressor().decompress(coder(exponents)) == bytes(exponents)
-    assert sizes[0] <= sizes[1] < 1.02 * sizes[0] < 0.35 * len(exponents)
-
-
-def test_libzstd_here_takes_the_parameter() -> None:
-    assert entropy_module._passes_mode_through()
 
 
 def test_many_threads() -> None:

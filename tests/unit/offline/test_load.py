@@ -1,7 +1,8 @@
-"""``deeppart.load`` with keys: what is not asked for is neither read nor checked."""
+"""``deeppart.load``: with keys, only what they name is read and checked."""
 
 from __future__ import annotations
 
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.part.source import FileSource
+from deeppart.testing.states import Box, difference
 
 MIB = 1 << 20
 
@@ -80,3 +82,45 @@ def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
         data[at] ^= 1
         part.write_bytes(data)
     deeppart.load(checkpoint)
+
+
+Point = namedtuple("Point", "x y")
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 20.0, **settings})
+
+
+def save(directory: Path, state: Any, **settings: Any) -> deeppart.Report:
+    with deeppart.Checkpointer(config(directory, **settings)) as ck:
+        pending = ck.checkpoint(state, step=1)
+        pending.wait(timeout=200)
+        return pending.report
+
+
+# --- load with keys ---------------------------------------------------------------------------------------------------
+
+
+def test_load_reads_what_keys_name(tmp_path: Path) -> None:
+    state = {"model": {"a.w": torch.ones(2), "b": torch.zeros(3)}, "opt": [1, {"m": torch.ones(4)}], "a/b": Point(1, 2)}
+    save(tmp_path, state)
+    path = tmp_path / "ckpt"
+    assert difference({"model": state["model"]}, deeppart.load(path, keys="model/*")) is None
+    assert difference({"a/b": Point(1, 2)}, deeppart.load(path, keys=["a~1b/*"])) is None
+    assert deeppart.load(path, keys="a~1b/x") == {"a/b": {"x": 1}}, "a namedtuple needs all its fields"
+    assert difference({"opt": [{"m": torch.ones(4)}]}, deeppart.load(path, keys=["opt/*/m"])) is None
+    with pytest.raises(deeppart.StructureMismatchError, match=r"model/a\.w"):
+        deeppart.load(path, keys="nothing*")
+
+
+def test_objects_load_as_what_their_state_dict_gave(tmp_path: Path) -> None:
+    state = {"box": Box({"a": Box([torch.ones(2), 3])}), "linear": torch.nn.Linear(2, 3)}
+    loaded = both_ways_of_objects(tmp_path, state)
+    assert type(loaded["linear"]) is OrderedDict and loaded["linear"]._metadata[""] == {"version": 1}
+
+
+def both_ways_of_objects(directory: Path, state: Any) -> Any:
+    save(directory, state)
+    loaded = deeppart.load(directory / "ckpt")
+    assert difference(state, loaded) is None
+    return loaded

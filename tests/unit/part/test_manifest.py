@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
 from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
-from deeppart.part import decode_manifest, encode_manifest, part_file_name
-from tests.golden import forge
+from deeppart.part import (
+    FileSource,
+    PartReader,
+    decode_manifest,
+    encode_manifest,
+    part_file_name,
+)
+from tests.golden import forge, make_v1, make_v3
 
 SOUND = forge.seal(forge.manifest_document())
 
@@ -423,3 +430,23 @@ def test_large_world() -> None:
     manifest = decode_manifest(forge.seal(document), where="large")
     assert len(manifest.parts) == 5000
     assert encode_manifest(manifest) == forge.seal(document)
+
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_golden_manifest(version: int) -> None:
+    data = (GOLDEN.parent / f"v{version}" / "manifest").read_bytes()
+    manifest = decode_manifest(data, where="golden")
+    assert (encode_manifest(manifest) == data) == (version == 3)
+    assert manifest.compared == (make_v3.COMPARED if version == 3 else None)
+    assert manifest.attempt == make_v1.ATTEMPT
+    assert (manifest.created, manifest.library) == ("2026-11-21T04:05:06+00:00", "deeppart 0.1.0")
+    assert manifest.structure == {"kind": "dict", "leaves": [["w", 1, -2.5, None, True, "é☃"]]}
+    for record in manifest.parts:
+        with FileSource(GOLDEN / record.file) as source:
+            reader = PartReader(source, where=record.file, expected_index_digest=record.index_digest)
+            reader.verify(expected_digest=record.digest)
+            assert (source.size, reader.raw_bytes) == (record.nbytes, record.raw_bytes)
+    assert manifest.parts[0] == make_v1.make_part(0)[1].record(make_v1.ATTEMPT, 0)

@@ -1,70 +1,25 @@
-"""Chunks are encoded ahead, in order, in memory that is used again; a part is encoded anew for another level."""
+"""Chunks are encoded ahead, in order, in memory that is used again."""
 
 from __future__ import annotations
 
-import io
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-import deeppart
-from deeppart.codec import AutoCompression, Chooser, EncodedChunk, codec_by_id
-from deeppart.errors import CorruptFileError
-from deeppart.model import Attempt
-from deeppart.part import FileSource, MemorySource, PartReader
-from deeppart.save.compress import Compressing, Processors, adds_to
+from deeppart.codec import Chooser, EncodedChunk, codec_by_id
 from deeppart.save.encoding import Chunk, Encoders
-from deeppart.save.relay import Relay, SourceLostError
-from deeppart.save.transfer import Encoding, Staged, recode_part, write_part
-from deeppart.save.workers import Workers
-from deeppart.state.document import PartDocument
-from deeppart.state.layout import lay_out
-from deeppart.state.leaves import LeafType
-from deeppart.storage.files import DurableFile
+from tests.unit.save.parts import RANDOM
 
-RANDOM = np.random.default_rng(3)
-ATTEMPT = Attempt("0" * 32, "1" * 32, 0, 5, 1)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    made: list[Workers] = []
-    make = Workers.__init__
-
-    def make_and_note(self: Workers, *arguments: Any) -> None:
-        make(self, *arguments)
-        made.append(self)
-
-    monkeypatch.setattr(Workers, "__init__", make_and_note)
-    yield
-    for each in made:
-        each.close()
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def chunks_of(count: int, elements: int = 20_000) -> list[Chunk]:
     return [
         Chunk(RANDOM.standard_normal(elements + i).astype(np.float32).data.cast("B"), "float32") for i in range(count)
     ]
-
-
-def staged(*kinds: tuple[str, int]) -> Staged:
-    """A share of one leaf per (dtype, elements), in random normals."""
-    types = [LeafType("torch", dtype, (elements,)) for dtype, elements in kinds]
-    layout = lay_out(types, [(i, 0, kind.nbytes) for i, kind in enumerate(types)], [])
-    data = torch.cat(
-        [
-            torch.from_numpy(RANDOM.standard_normal(kind.shape[0])).to(getattr(torch, kind.dtype)).view(torch.uint8)
-            for kind in sorted(types, key=lambda kind: -kind.itemsize)
-        ]
-    )
-    document = PartDocument(["l", []], types, {}, np.zeros(len(types), bool), np.zeros(0, bool), [], False)
-    return Staged(layout, data.numpy(), document)
 
 
 # --- encoders ---------------------------------------------------------------------------------------------------------
@@ -138,140 +93,3 @@ def test_an_error_in_a_thread_comes_out() -> None:
     encoders = Encoders(2)
     with pytest.raises(MemoryError, match="no more"):
         list(encoders.run(chunks_of(5), Broken("tensor")))
-
-
-# --- for another level ------------------------------------------------------------------------------------------------
-
-
-def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> Relay:
-    """A complete local part, as the drain sees it."""
-    file = DurableFile(path)
-    relay = Relay(file)
-    relay.complete(write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))
-    file.commit()
-    return relay
-
-
-def recoded(relay: Relay, share: Staged, chooser: Chooser) -> PartReader:
-    sink = io.BytesIO()
-    encoding = Encoding(chooser, Encoders(2))
-    summary = recode_part(relay, share.layout, share.document, sink, encoding, ATTEMPT, 0, Workers(1, "behind"))
-    reader = PartReader(MemorySource(sink.getvalue()), where="recoded")
-    assert reader.verify() == summary.digest
-    return reader
-
-
-def test_what_is_raw_is_encoded_and_the_rest_passed_on(tmp_path: Path) -> None:
-    share = staged(("float32", 3_000_000), ("bfloat16", 700_000), ("float64", 100_000))
-    relay = written(share, tmp_path / "local", "tensor", {"bfloat16"})
-    local = PartReader(FileSource(tmp_path / "local"), where="local")
-    reader = recoded(relay, share, Chooser("tensor", {"float32"}))
-    codecs = {
-        dtype.decode(): int(codec) for dtype, codec in zip(reader.chunks["dtype"], reader.chunks["codec"], strict=True)
-    }
-    assert codecs == {"float64": 0, "float32": 2, "bfloat16": 2}
-    raw = b"".join(bytes(reader.read_chunk(i)) for i in range(len(reader.chunks)))
-    assert raw == share.data.tobytes()
-    assert (reader.chunks["raw_digest"] == local.chunks["raw_digest"]).all()
-    relay.close()
-
-
-def test_a_byte_that_changed_on_the_node_is_not_passed_on(tmp_path: Path) -> None:
-    share = staged(("float32", 3_000_000))
-    relay = written(share, tmp_path / "local", "none")
-    with (tmp_path / "local").open("r+b") as file:
-        file.seek(6 << 20)
-        file.write(b"\x55\xaa\x55")
-    with pytest.raises(CorruptFileError, match="chunk 1 of 3"):
-        recoded(relay, share, Chooser("tensor"))
-    with (tmp_path / "local").open("r+b") as file:
-        file.truncate(5 << 20)
-    with pytest.raises(SourceLostError, match="shorter"):
-        recoded(relay, share, Chooser("tensor"))
-    relay.close()
-
-
-def test_a_part_that_is_given_up_ends_the_one_that_follows_it(tmp_path: Path) -> None:
-    share = staged(("float32", 1000))
-    file = DurableFile(tmp_path / "local")
-    relay = Relay(file)
-    threading.Timer(0.1, relay.give_up).start()
-    with pytest.raises(SourceLostError, match="not completed"):
-        recoded(relay, share, Chooser("tensor"))
-    file.abort()
-    relay.close()
-
-
-# --- auto, end to end -------------------------------------------------------------------------------------------------
-
-
-def test_adds_to() -> None:
-    layout = staged(("float32", 10), ("bfloat16", 10)).layout
-    none, both = Chooser("none"), Chooser("tensor")
-    some = Chooser("tensor", {"bfloat16"})
-    assert adds_to(both, none, layout) and adds_to(both, some, layout) and adds_to(some, none, layout)
-    assert not any(adds_to(*pair, layout) for pair in ((none, both), (both, both), (some, both), (none, some)))
-
-
-def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
-    compressing = Compressing("auto", Processors(threads=1, spare=True))
-    share = staged(("float32", 3_000_000), ("bfloat16", 700_000))
-    compressing.look(share)
-    part = compressing.begin("persistent", share.layout)
-    assert all("bandwidth is not known yet" in line for line in part.reasons)
-    for _ in range(2):
-        nbytes = share.layout.nbytes
-        compressing.completed(part, nbytes, nbytes, busy_s=10.0, seconds=10.0)
-    part = compressing.begin("persistent", share.layout)
-    assert [line.split(": ")[:2] for line in part.reasons] == [["bfloat16", "tensor"], ["float32", "tensor"]]
-    compressing.close()
-
-
-def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Told that 10 MB/s go to the persistent level, 100 GB/s to the local one, and that 100 MB/s are encoded."""
-    stored, tried, encoded = AutoCompression.note_stored, AutoCompression.note_tried, AutoCompression.note_encoded
-    completed, rate = AutoCompression.note_completed, {"local": 1e11, "persistent": 1e7}
-    noted: dict[str, Any] = {
-        "note_stored": lambda auto, level, nbytes, _: stored(auto, level, nbytes, nbytes / rate[level]),
-        "note_tried": lambda auto, dtype, raw, nbytes, _: tried(auto, dtype, raw, nbytes, raw / 1e8),
-        "note_encoded": lambda auto, dtype, raw, nbytes, _: encoded(auto, dtype, raw, nbytes, raw / 1e8),
-        "note_completed": lambda auto, level, raw, _, encoded: completed(
-            auto, level, raw, raw / rate[level] * (0.9 if encoded else 1.0), encoded=encoded
-        ),
-    }
-    for name, note in noted.items():
-        monkeypatch.setattr(AutoCompression, name, note)
-    state = {"w": torch.randn(2_500_000), "step": 0}
-    config = deeppart.Config(
-        persistent_dir=str(tmp_path / "ckpt"),
-        local_dir=str(tmp_path / "local"),
-        flush_bandwidth=10e6,
-        keep={"local": 2},
-    )
-    reports = []
-    with deeppart.Checkpointer(config) as checkpointer:
-        for step in range(4):
-            state["step"] = step
-            state["w"] += 1.0  # type: ignore[operator]
-            pending = checkpointer.checkpoint(state, step)
-            pending.wait("persistent")
-            pending.wait("local")
-            reports.append(pending.report)
-        assert checkpointer.failures == 0
-    assert all(each.levels["persistent"].nbytes > 10_000_000 for each in reports[:2])  # too little was known
-    for report in reports[2:]:
-        assert report.levels["persistent"].nbytes < 8_500_000 < report.levels["local"].nbytes
-        assert "float32: tensor: encodes" in report.compression["persistent"][0]
-        assert "later" in report.compression["local"][0] and "raw" in report.compression["local"][0]
-    # Both are the same checkpoint: a restore may take either, and a lost node's part does not change that.
-    for lost in (False, True):
-        if lost:
-            for path in (tmp_path / "local").rglob("part-*"):
-                path.unlink()
-        live = {"w": torch.zeros(2_500_000), "step": -1}
-        with deeppart.Checkpointer(config) as checkpointer:
-            assert checkpointer.restore(live) == 3
-            assert ("persistent" in checkpointer.explanation[-1]) == lost
-        assert torch.equal(live["w"], state["w"]) and live["step"] == 3

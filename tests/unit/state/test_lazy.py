@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,90 +19,12 @@ import torch
 from torch import nn
 
 import deeppart
-from deeppart.errors import BackgroundFailureWarning, CheckpointError, LazyCaptureNotice
-from deeppart.session import leave
-from deeppart.state import deferred, lazy, owners
-from deeppart.state.capture import CallCopy
+from deeppart.errors import CheckpointError, LazyCaptureNotice
+from deeppart.state import lazy, owners
 from deeppart.testing.states import difference
+from tests.unit.slow_copies import config, gradients, model, saved
 
 ELEMENTS = 60_000  # large enough to wait
-
-
-def config(path: Path, **settings: Any) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(path / "ckpt"), capture="lazy", timeout=30.0, **settings)
-
-
-def model(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300), nn.Linear(300, 200))
-
-
-def gradients(module: nn.Module) -> None:
-    module.zero_grad()
-    module(torch.randn(8, 200)).square().sum().backward()
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Background copies begin only when the event is set, which it is when an optimizer is about to step."""
-    go, copied, held = threading.Event(), deferred._copy, deferred.DeferredCopy.hold
-
-    def hold(copies: deferred.DeferredCopy) -> None:
-        go.set()
-        held(copies)
-
-    def waiting(piece: Any) -> Any:
-        if threading.current_thread().name.startswith("deeppart"):
-            go.wait(20)
-        return copied(piece)
-
-    monkeypatch.setattr(deferred, "_copy", waiting)
-    monkeypatch.setattr(deferred.DeferredCopy, "hold", hold)
-    yield go
-    go.set()
-
-
-def saved(path: Path, step: int) -> Any:
-    return deeppart.load(path / "ckpt", step)
-
-
-OPTIMIZERS: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
-    ("sgd", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
-    ("sgd-fused", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True)),
-    ("adam", lambda p: torch.optim.Adam(p, 0.1, foreach=False)),
-    ("adam-foreach", lambda p: torch.optim.Adam(p, 0.1, foreach=True)),
-    ("adam-fused", lambda p: torch.optim.Adam(p, 0.1, fused=True)),
-    ("adamw-amsgrad", lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True)),
-    ("adagrad", lambda p: torch.optim.Adagrad(p, 0.1)),
-    ("rmsprop", lambda p: torch.optim.RMSprop(p, 0.1)),
-    ("lbfgs", lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3)),
-]
-
-
-@pytest.mark.parametrize("make", [make for _, make in OPTIMIZERS], ids=[name for name, _ in OPTIMIZERS])
-def test_the_step_waits_until_the_state_is_captured(
-    tmp_path: Path, slow: threading.Event, make: Callable[[Any], torch.optim.Optimizer]
-) -> None:
-    net = model()
-    optimizer = make(net.parameters())
-
-    def closure() -> torch.Tensor:
-        net.zero_grad()
-        loss = net(torch.ones(8, 200)).square().sum()
-        loss.backward()
-        return loss
-
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        optimizer.step(closure)
-        expected = copy.deepcopy({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
-        pending = ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        gradients(net)  # runs while nothing has been captured, and changes BatchNorm's buffers
-        optimizer.step(closure)
-        slow.set()
-        pending.wait("persistent", 30)
-        assert pending.report.held_s > 0
-        assert pending.report.stages_s["deferred"] > 0
-    assert difference(expected, saved(tmp_path, 1)) is None
 
 
 def test_large_owned_tensors_are_what_waits(tmp_path: Path, slow: threading.Event) -> None:
@@ -183,114 +104,6 @@ def test_several_optimizers_and_accumulated_gradients(tmp_path: Path, slow: thre
             assert difference(expected, [*found["nets"], *found["optimizers"]]) is None
             slow.clear()
         slow.set()
-
-
-def test_who_needs_the_copies_takes_part_in_making_them() -> None:
-    """One thread is stuck in its first piece; the other makes all the rest."""
-    stuck, go, made = threading.Event(), threading.Event(), []
-
-    def first() -> None:
-        stuck.set()
-        assert go.wait(20)
-
-    rest = [lambda number=number: made.append((number, threading.current_thread())) for number in range(50)]
-    calls = [CallCopy(None, call) for call in (first, *rest)]
-    copies = deferred.DeferredCopy(calls, {}, lambda: 0, 1, "here", 20.0)
-    background = threading.Thread(target=copies.work, daemon=True)
-    background.start()
-    assert stuck.wait(20)
-    threading.Timer(0.2, go.set).start()
-    copies.hold()
-    assert copies.done and copies.held_s >= 0.1
-    assert made == [(number, threading.current_thread()) for number in range(50)]
-    background.join(20)
-
-
-# --- writes that nobody announces -------------------------------------------------------------------------------------
-
-
-def _in_place(weight: nn.Parameter) -> None:
-    with torch.no_grad():
-        weight.add_(1.0)
-
-
-def _one_element(weight: nn.Parameter) -> None:
-    with torch.no_grad():
-        weight[3, 5] = 1.0
-
-
-def _around_the_counter(weight: nn.Parameter) -> None:
-    weight.data.clamp_(-0.001, 0.001)
-
-
-@pytest.mark.parametrize("write", [_in_place, _one_element, _around_the_counter])
-def test_a_write_before_the_capture_is_told(
-    tmp_path: Path, slow: threading.Event, write: Callable[[nn.Parameter], None]
-) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    gradients(net)
-    state = {"net": net, "optimizer": optimizer}
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        slow.set()
-        ck.checkpoint(state, 1).wait("persistent", 30)
-        slow.clear()
-        pending = ck.checkpoint(state, 2)
-        version = net[0].weight._version
-        write(net[0].weight)
-        counted = net[0].weight._version != version
-        assert counted == (write is not _around_the_counter)
-        slow.set()
-        with pytest.raises(CheckpointError, match="written to while it was being captured") as caught:
-            pending.wait("persistent", 30)
-        told = "writes to net/0.weight" if counted else "other bytes than when checkpoint() was called: net/0.weight"
-        assert told in str(caught.value)
-        assert 'set capture="eager"' in str(caught.value)
-        expected = {3: net[0].weight.detach().clone()}
-        with pytest.warns(LazyCaptureNotice, match=r"outside of optimizer\.step\(\).*: net/0\.weight$"):
-            pending = ck.checkpoint(state, 3)
-        write(net[0].weight)  # was copied before
-        pending.wait("persistent", 30)
-        expected[4] = net[0].weight.detach().clone()
-        with warnings.catch_warnings():  # once
-            warnings.simplefilter("error")
-            pending = ck.checkpoint(state, 4)
-        write(net[0].weight)
-        pending.wait("persistent", 30)
-    for step in (3, 4):
-        assert torch.equal(saved(tmp_path, step)["net"]["0.weight"], expected[step])
-    with pytest.raises(deeppart.RestoreError):
-        saved(tmp_path, 2)
-
-
-def test_a_failed_capture_is_told_at_the_next_call(tmp_path: Path, slow: threading.Event) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        _in_place(net[0].weight)
-        slow.set()
-        assert ck._pipeline.drain(30)
-        with (
-            pytest.warns(BackgroundFailureWarning, match=r"writes to net/0\.weight"),
-            pytest.warns(LazyCaptureNotice, match=r"net/0\.weight"),
-        ):
-            ck.checkpoint({"net": net, "optimizer": optimizer}, 2).wait("persistent", 30)
-        assert ck.failures == 1
-
-
-def test_a_parameter_that_is_replaced_keeps_its_old_bytes(tmp_path: Path, slow: threading.Event) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    expected = copy.deepcopy(net.state_dict())
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        pending = ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        net[0].weight.data = torch.zeros(300, 200)
-        del net[2]
-        gc.collect()
-        slow.set()
-        pending.wait("persistent", 30)
-    assert difference(expected, saved(tmp_path, 1)["net"]) is None
 
 
 # --- where it cannot know ---------------------------------------------------------------------------------------------
@@ -405,44 +218,6 @@ def test_views_of_a_larger_buffer_are_copied_at_once(tmp_path: Path) -> None:
             assert difference(expected, saved(tmp_path, step)["net"]) is None
 
 
-# --- the rest of its life ---------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_held_back_after_the_end(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    gradients(net)
-    for failing in (False, True):
-        try:
-            with deeppart.Checkpointer(config(tmp_path / str(failing))) as ck:
-                ck.checkpoint({"net": net, "optimizer": optimizer}, 1).wait("persistent", 30)
-                optimizer.step()
-                if failing:
-                    raise KeyError("training")
-        except KeyError:
-            leave.settle(60)  # what had begun comes to its end first
-        assert not owners.REGISTRY._listeners and owners.REGISTRY._hook is None
-        optimizer.step()
-    gone = owners.REGISTRY.stepped()
-    assert optimizer in gone
-    del optimizer, gone
-    gc.collect()
-    assert not any(each.param_groups[0]["params"][0] is net[0].weight for each in owners.REGISTRY.stepped())
-
-
-def test_a_restore_waits_for_the_capture(tmp_path: Path) -> None:
-    net = model()
-    optimizer = torch.optim.Adam(net.parameters())
-    gradients(net)
-    optimizer.step()
-    state = {"net": net, "optimizer": optimizer}
-    expected = copy.deepcopy(net.state_dict())
-    with deeppart.Checkpointer(config(tmp_path)) as ck:
-        ck.checkpoint(state, 1)
-        assert ck.restore(state) == 1
-    assert difference(expected, net.state_dict()) is None
-
-
 def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -453,20 +228,6 @@ def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
         del net, optimizer
         gc.collect()
         assert weight() is None
-
-
-def test_a_copy_that_never_ends_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    never = threading.Event()
-    stuck = [CallCopy(None, lambda: never.wait(20))]
-    copies = deferred.DeferredCopy(stuck, {}, lambda: 0, 1, "rank 0, step 1", 0.2)
-    background = threading.Thread(target=copies.work, daemon=True)
-    background.start()
-    time.sleep(0.05)
-    copies.hold()
-    error = copies.wait()
-    assert error is not None and "did not end within 0.2 s" in str(error) and not copies.done
-    never.set()
-    background.join(10)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import mmap
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import deeppart
 from deeppart.errors import CheckpointError, FreedMemoryError, LazyCaptureNotice
-from deeppart.state import careful, deferred
+from deeppart.state import deferred
 from deeppart.state.fingerprint import full_digest
 from deeppart.state.flatten import flatten
 from deeppart.state.leaves import flat_bytes
@@ -340,29 +339,3 @@ def test_a_leaf_that_another_thread_frees_before_it_is_copied(
         with pytest.raises(CheckpointError, match=r"freed or replaced(.|\n)*\ba\b"):
             ck.checkpoint(state, 2).wait("persistent", 30)
     assert deeppart.load(tmp_path / "ckpt", 1)["a"].shape == (2_000_000,)
-
-
-# --- copies that bear freed memory ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_careful_copies(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    if not allowed:
-        monkeypatch.setattr(careful, "_writev", None)
-    source, target = torch.randint(0, 255, (3_000_000,), dtype=torch.uint8), torch.zeros(3_000_000, dtype=torch.uint8)
-    assert careful.copy_memory(target.data_ptr(), source.data_ptr(), 3_000_000)
-    assert torch.equal(source, target)
-    places = np.arange(5000) * 571
-    rows = careful.gather_memory(places + source.data_ptr(), 16)
-    assert rows is not None and (rows == source.numpy()[places[:, None] + np.arange(16)]).all()
-    empty = careful.gather_memory(np.zeros(0, dtype=np.int64), 16)
-    assert empty is not None and empty.shape == (0, 16)
-
-
-def test_careful_copies_of_what_is_not_mapped() -> None:
-    target = torch.zeros(3_000_000, dtype=torch.uint8)
-    gone = mmap.mmap(-1, 3_000_000)
-    address = torch.frombuffer(gone, dtype=torch.uint8).data_ptr()
-    gone.close()
-    assert not careful.copy_memory(target.data_ptr(), address, 3_000_000)
-    assert careful.gather_memory(np.array([target.data_ptr(), 4096, address]), 16) is None
