@@ -18,7 +18,7 @@ import torch
 import deeppart
 from deeppart.part import parse_base_file_name
 from deeppart.repair import scrub
-from tests.mpi.test_lost_nodes import refuse_on
+from tests.mpi.lost_nodes import refuse_on
 
 pytestmark = pytest.mark.mpi(min_size=4)
 

@@ -18,8 +18,8 @@ import deeppart
 from deeppart.nodes.exchange import parity
 from deeppart.repair import scrub
 from deeppart.storage.node import NodeLevel
+from tests.mpi.lost_nodes import PARITY, config, lose, restore, save, state
 from tests.mpi.repair.test_scrub import flip
-from tests.mpi.test_lost_nodes import PARITY, config, lose, restore, save, state
 
 pytestmark = pytest.mark.mpi(min_size=4)
 

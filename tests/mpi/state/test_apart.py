@@ -17,18 +17,14 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.errors import PerRankError, StructureMismatchError
+from deeppart.errors import PerRankError
 from deeppart.offline.load import find_step
-from deeppart.testing.states import blank, difference
+from deeppart.testing.states import difference
+from tests.mpi.state.apart_states import config, restore, save
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
 RULES = {"replay/*": "none", "best/*": "rank0", "trusted": "all"}
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
 
 
 def ragged_state(rank: int) -> dict[str, Any]:
@@ -66,38 +62,6 @@ def ruled_state(rank: int) -> dict[str, Any]:
     return state
 
 
-def save(comm: Any, directory: Path, make: Any, rules: Any = "auto", steps: int = 2) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with deeppart.Checkpointer(config(directory, replicated=rules), comm) as ck:
-            for step in range(1, steps + 1):
-                ck.checkpoint(make(comm.rank), step=step).wait(timeout=200)
-    return [str(w.message) for w in caught if issubclass(w.category, deeppart.DeeppartWarning)]
-
-
-def restore(comm: Any, directory: Path, make: Any, per_rank: Any = "strict", clear: bool = True) -> Any:
-    state = make(comm.rank)
-    if clear:
-        state = blank_tensors(state)
-    with deeppart.Checkpointer(config(directory), comm) as ck, warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.PerRankNotice)
-        try:
-            return ck.restore(state, per_rank=per_rank), state
-        except deeppart.DeeppartError as error:
-            return type(error), str(error)
-
-
-def blank_tensors(state: Any) -> Any:
-    """The same structure, with None where there is None, and other contents."""
-    if state is None:
-        return None
-    if isinstance(state, dict):
-        return type(state)((key, blank_tensors(item)) for key, item in state.items())
-    if isinstance(state, list):
-        return [blank_tensors(item) for item in state]
-    return blank(state)
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_auto_allows(run_on: Any, shared_path: Path, ranks: int) -> None:
     notices = run_on(ranks, save, shared_path, ragged_state)
@@ -109,27 +73,6 @@ def test_what_auto_allows(run_on: Any, shared_path: Path, ranks: int) -> None:
         assert difference(ragged_state(rank), found, ordered=False) is None
         loaded = deeppart.load(shared_path / "ckpt", rank=rank)
         assert difference(ragged_state(rank), loaded, ordered=False) is None
-
-
-def bookkeeping(rank: int) -> dict[str, Any]:
-    """What rank 0 alone knows of a training, of several kinds at once."""
-    return {
-        "weights": torch.arange(3000.0),
-        "metric": 0.5 if rank == 0 else None,
-        "best": {"top1": 0.1, "epoch": 3} if rank == 0 else None,
-        "returns": [1.0] * (rank + 1),
-        "deep": {"name": [None if rank else "best", 1]},
-    }
-
-
-def test_none_against_a_value_beside_other_differences(run_on: Any, shared_path: Path) -> None:
-    notices = run_on(2, save, shared_path, bookkeeping)
-    assert all(path in notices[0][0] for path in ("metric", "best", "returns", "deep/name"))
-    for rank, (step, found) in enumerate(run_on(2, restore, shared_path, bookkeeping)):
-        assert step == 2
-        assert difference(bookkeeping(rank), found, ordered=False) is None
-        loaded = deeppart.load(shared_path / "ckpt", rank=rank)
-        assert difference(bookkeeping(rank), loaded, ordered=False) is None
 
 
 def ruled_for_another_world(rank: int) -> dict[str, Any]:
@@ -255,30 +198,6 @@ def test_half_of_a_generator_is_not_restored(run_on: Any, shared_path: Path) -> 
         assert len(told) <= 1 and all("list/0, numpy, legacy, plain" in text for text in told), told
 
 
-def refused(comm: Any, make: Any, directory: Path, rules: Any = "auto") -> str:
-    with deeppart.Checkpointer(config(directory, replicated=rules), comm) as ck:
-        try:
-            ck.checkpoint(make(comm.rank), step=1)
-        except StructureMismatchError as error:
-            return str(error)
-    return "saved"
-
-
-def other_keys(rank: int) -> dict[str, Any]:
-    return {"a": 1, "deep": {f"k{rank}": 1}}
-
-
-def other_kinds(rank: int) -> dict[str, Any]:
-    return {"a": 1, "deep": torch.ones(2) if rank else 7}
-
-
-def test_other_differences_are_refused_with_advice_that_is_true(run_on: Any, new_shared_path: Any) -> None:
-    for make, named in ((other_keys, "deep/k1"), (other_kinds, "deep")):
-        for text in run_on(2, refused, make, new_shared_path()):
-            assert named in text and '"none"' in text
-        assert run_on(2, refused, make, new_shared_path(), {"deep/*": "none"}) == ["saved"] * 2
-
-
 def growing(comm: Any, directory: Path) -> Any:
     """One structure after another: the ranks cut anew each time, and go back to sharing when they are alike again."""
     states = []
@@ -304,45 +223,6 @@ def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
     loaded = deeppart.load(shared_path / "ckpt", step=6)
     assert difference(saved[0][5], loaded) is None
     assert not find_step(shared_path / "ckpt", 6, None)[0].manifest.structure["apart"]
-
-
-def recent(rank: int, step: int) -> dict[str, Any]:
-    """Caches: the order of their entries is that in which they were used. All ranks' is the same at steps 1 and 4."""
-    names = [f"k{place * (1 + rank * ((step - 1) % 3)) % 7}" for place in range(7)]
-    rows = OrderedDict((name, torch.full((3,), float(name[1]))) for name in names)
-    counts = OrderedDict((name, int(name[1]) + step) for name in names)
-    return {"w": torch.ones(9), "counts": counts, "rows": rows, "plain": dict(counts), "trusted": OrderedDict(counts)}
-
-
-def in_other_orders(comm: Any, directory: Path) -> Any:
-    settings = config(directory, replicated={"trusted": "all", "*": "auto"}, keep={"persistent": 9})
-    with deeppart.Checkpointer(settings, comm) as ck:
-        found = []
-        for step in range(1, 6):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                ck.checkpoint(recent(comm.rank, step), step=step).wait(timeout=200)
-            live = blank_tensors(recent(0, 1))
-            assert ck.restore(live, step=step) == step
-            found.append(([str(each.message) for each in caught], live))
-    return found
-
-
-def test_the_order_of_ordered_dicts(run_on: Any, shared_path: Path) -> None:
-    """Each rank gets back its own, from the checkpoint on at which it differs first."""
-    of_0, of_1 = run_on(2, in_other_orders, shared_path)
-    for rank, found in enumerate((of_0, of_1)):
-        for step, (_, live) in enumerate(found, 1):
-            saved = recent(rank, step)
-            assert difference(saved, live, ordered=False) is None
-            for name in ("counts", "rows"):
-                assert list(live[name]) == list(saved[name]), (rank, step, name)
-            assert list(live["trusted"]) == list(recent(0, step)["trusted"])
-            apart = find_step(shared_path / "ckpt", step, None)[0].manifest.structure["apart"]
-            assert apart == (step > 1)
-    notices = [text for texts, _ in of_0 for text in texts]
-    assert len(notices) == 1 and "per rank from now on: counts, rows" in notices[0]
-    assert not any(texts for texts, _ in of_1)
 
 
 def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:

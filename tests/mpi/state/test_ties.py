@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deeppart
-from tests.mpi.test_suspect_steps import checkpointer
+from tests.mpi.suspect_training import checkpointer
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
