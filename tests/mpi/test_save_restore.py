@@ -19,11 +19,6 @@ from tests.mpi.training_states import PER_RANK, config, restore, same, save
 pytestmark = pytest.mark.mpi(min_size=4)
 
 
-def cycle(path: str, old: list[Any], rank: int, size: int) -> Any:
-    assert path in PER_RANK
-    return old[rank % len(old)]
-
-
 def test_every_rank_gets_its_own_back(run_on: Any, two_ranks: tuple[Path, list[Any]]) -> None:
     directory, saved = two_ranks
     notices = saved[0][1][2]
@@ -45,14 +40,6 @@ def test_shares_balance_what_ranks_carry_already(run_on: Any, shared_path: Path)
     sizes = [raw for _, (raw, _, _) in saved]
     assert max(sizes) <= 1.05 * sum(sizes) / 3
     assert all(own >= 2000 * 4 for _, (_, own, _) in saved)
-
-
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_restore_on_another_number_of_ranks(run_on: Any, two_ranks: tuple[Path, list[Any]], ranks: int) -> None:
-    directory, saved = two_ranks
-    for rank, (step, found, _) in enumerate(run_on(ranks, restore, directory, cycle)):
-        assert step == 3
-        assert same(saved[rank % 2][0], found) == []
 
 
 def grouped(comm: Any, directory: Path, action: str, node_size: int) -> Any:

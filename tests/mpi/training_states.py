@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import deeppart
@@ -79,10 +78,3 @@ def restore(
     with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
         step = ck.restore(state, per_rank=per_rank)
         return step, flat_bytes(state), ck.explanation
-
-
-@pytest.fixture(scope="module")
-def two_ranks(run_on: Any, new_shared_path: Any) -> tuple[Path, list[Any]]:
-    """A checkpoint of two ranks, which the tests only read."""
-    directory = new_shared_path()
-    return directory, run_on(2, save, directory)

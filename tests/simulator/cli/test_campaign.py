@@ -14,7 +14,7 @@ from tests.simulator.commands import SMALL, rows_of, sim, sim_json
 def test_campaign(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = sim(capsys, "campaign", *SMALL, "--ranks", "512", "--days", "3", "--seeds", "2", "--parity", "8/2")
     assert code == 0
-    assert "useful training" in out and "mean of 2 courses" in out
+    assert "useful training" in out and "mean of 2 runs" in out
 
 
 def test_a_campaign_is_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> None:

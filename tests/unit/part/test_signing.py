@@ -19,7 +19,7 @@ from tests.golden.make_v2 import LATER_RAW
 
 SECRET, OTHER = bytes(range(32)), b"another key, long enough to be one"
 SIGNING = Signing([SECRET])
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 #: What a signature takes in the first line of a manifest.
 SIGNATURE = " blake2b=" + 64 * "0"
 

@@ -46,7 +46,7 @@ def hold(directory: Path) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert job.stdout is not None and job.stdout.readline() == "holding\n"
     return job
