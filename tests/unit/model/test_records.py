@@ -53,6 +53,6 @@ def test_a_checkpoint_is_suspect_between_the_last_comparison_and_the_one_that_fo
     found = Suspicion("a" * 32, "b" * 32, 5, 110, (100,), (leaf,))
     at = {sequence: bool(found.leaves_of(dataclasses.replace(ATTEMPT, sequence=sequence))) for sequence in range(1, 7)}
     assert at == {1: False, 2: False, 3: True, 4: True, 5: False, 6: False}
-    for other in ({"lineage": "c" * 32}, {"session": "c" * 32}):
-        assert not found.leaves_of(dataclasses.replace(ATTEMPT, **other))
+    for other in (dataclasses.replace(ATTEMPT, lineage="c" * 32), dataclasses.replace(ATTEMPT, session="c" * 32)):
+        assert not found.leaves_of(other)
     assert str(leaf) == "w (last compared in full at step 98, then found: rank 1 differs from rank 0)"

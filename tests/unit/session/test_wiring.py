@@ -19,7 +19,7 @@ def opened(tmp_path: Path) -> Iterator[Any]:
     sessions: list[Session] = []
 
     def start(**settings: Any) -> Session:
-        where = {"persistent_dir": str(tmp_path / "ckpt"), "local_dir": str(tmp_path / "local")}
+        where: dict[str, Any] = {"persistent_dir": str(tmp_path / "ckpt"), "local_dir": str(tmp_path / "local")}
         sessions.append(open_session(deeppart.Config(**where, **settings), SingleComm()))
         return sessions[-1]
 

@@ -57,6 +57,18 @@ def test_a_document_fits_its_own_structure_and_no_other() -> None:
         other.check(found.structure, "here")
 
 
+def with_a_view(meta: Any, *more: Any) -> None:
+    """A leaf that is a view of the one own leaf."""
+    (own,) = meta["leaves"]
+    kind, dtype, _ = meta["leaves"][own]
+    meta["leaves"]["7"] = [kind, dtype, [2], [int(own), 0, [1]], *more]
+
+
+def test_a_view_of_an_own_leaf_comes_back() -> None:
+    found = decode_meta(changed(with_a_view), "here")
+    assert found.aliases[7].strides == (1,) and found.types[7].shape == (2,)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -66,7 +78,7 @@ def test_a_document_fits_its_own_structure_and_no_other() -> None:
         lambda meta: meta["leaves"].update({"-1": ["tensor", "float32", [1]]}),
         lambda meta: meta["leaves"].update({"1" * 20: ["tensor", "float32", [1]]}),
         lambda meta: meta["leaves"].update({"7": ["tensor", "float32"]}),
-        lambda meta: meta["leaves"].update({"7": ["tensor", "float32", [1], None, None]}),
+        lambda meta: with_a_view(meta, "more"),
         lambda meta: meta["leaves"].update({"7": ["tensor", "no dtype", [1]]}),
         lambda meta: meta["leaves"].update({"7": ["tensor", "float32", [-1]]}),
         lambda meta: meta.update(trees={}),

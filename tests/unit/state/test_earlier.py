@@ -32,6 +32,13 @@ def test_a_leaf_that_comes_back_is_known_by_its_path() -> None:
     assert turns.tolist() == [NEVER, NEVER], "only a structure that is new somewhere is looked up"
 
 
+def test_what_was_never_compared_takes_nothing_from_what_is_known() -> None:
+    known = Earlier()
+    known.remember(layout("a", turn=7))
+    known.remember(layout("a"))
+    assert known.known(layout("a"), fresh=True)[0].tolist() == [7]
+
+
 def test_another_type_is_told_and_what_is_per_rank_is_not_known() -> None:
     known = Earlier()
     known.remember(layout("a", "b", turn=7))

@@ -75,9 +75,10 @@ def test_memory_that_was_freed_meanwhile_is_not_written_to() -> None:
     scatter = Scatter({0: tensor})
     assert scatter.direct([Piece(0, 0, 4, 0)]) is not None
     tensor.untyped_storage().resize_(0)
-    for use in (lambda: scatter.direct([Piece(0, 0, 4, 0)]), lambda: scatter.write([Piece(0, 0, 4, 0)], COUNTING)):
-        with pytest.raises(FreedMemoryError, match="leaf 0"):
-            use()
+    with pytest.raises(FreedMemoryError, match="leaf 0"):
+        scatter.direct([Piece(0, 0, 4, 0)])
+    with pytest.raises(FreedMemoryError, match="leaf 0"):
+        scatter.write([Piece(0, 0, 4, 0)], COUNTING)
 
 
 TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
