@@ -152,3 +152,12 @@ def new_shared_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Pa
 def shared_path(new_shared_path: Callable[[], Path]) -> Path:
     """A fresh directory for one test, the same on every rank."""
     return new_shared_path()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(run_on: Any, new_shared_path: Any) -> tuple[Path, list[Any]]:
+    """A checkpoint of two ranks, which the tests only read."""
+    from tests.mpi.training_states import save
+
+    directory = new_shared_path()
+    return directory, run_on(2, save, directory)

@@ -15,37 +15,11 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
-
-#: For waits that are to end in a timeout.
-TIMEOUT_S = 3.0
-#: For those that are not.
-LONG_S = 100.0
-#: What a busy machine may add; without a bound of the library's own these calls would never return.
-PATIENCE_S = 100.0
-
-
-def world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **({"timeout": LONG_S} | settings))
+from tests.mpi.outcomes import LONG_S, PATIENCE_S, TIMEOUT_S, config, outcome, world
 
 
 def state() -> dict[str, Any]:
     return {"w": torch.arange(50_000, dtype=torch.float32), "n": 1}
-
-
-def outcome(call: Callable[[], Any]) -> tuple[str, str, float]:
-    """(error type or "", text or result, seconds)"""
-    began = time.monotonic()
-    try:
-        result = call()
-        return "", repr(result), time.monotonic() - began
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - began
 
 
 def disagreements(comm: Any, directory: Path) -> dict[str, tuple[str, str, float]]:
@@ -184,67 +158,6 @@ def test_a_call_on_some_ranks_only_times_out_naming_the_others(run_ranks: Any, t
     assert met[1]["late"][2] < TIMEOUT_S + PATIENCE_S
     loaded = deeppart.load(tmp_path / "ckpt")
     assert torch.equal(loaded["w"], state()["w"]), "what was committed stays"
-
-
-def start_alone(directory: Path) -> tuple[str, str, float]:
-    if world().rank == 1:
-        while not (directory / "given-up").exists():
-            time.sleep(0.01)
-        return "", "", 0.0
-    met = outcome(lambda: deeppart.Checkpointer(config(directory, timeout=TIMEOUT_S)))
-    (directory / "given-up").touch()
-    return met
-
-
-def test_a_rank_that_never_starts_is_an_error(run_ranks: Any, tmp_path: Path) -> None:
-    met = run_ranks(2, start_alone, tmp_path).values
-    assert met[0][0] == "PeerTimeoutError" and met[0][2] < TIMEOUT_S + PATIENCE_S
-
-
-def bad_directories(comm: Any, directory: Path) -> dict[str, tuple[str, str, float]]:
-    rank = comm.rank
-    occupied = directory / "occupied"
-    blocked = directory / f"local-{rank}"
-    directory.mkdir(exist_ok=True)
-    if rank == 0:
-        occupied.write_text("a file, not a directory")
-    if rank == 1:
-        blocked.write_text("a file where rank 1 wants its local directory")
-    comm.barrier()
-
-    def open_with(**settings: Any) -> str:
-        with deeppart.Checkpointer(deeppart.Config(**({"timeout": LONG_S} | settings)), comm) as ck:
-            return f"open on {ck.rank}"
-
-    good = str(directory / "ckpt")
-    met = {
-        "file for persistent": outcome(lambda: open_with(persistent_dir=str(occupied))),
-        "no such mount": outcome(lambda: open_with(persistent_dir="/proc/deeppart")),
-        "local on one rank": outcome(lambda: open_with(persistent_dir=good, local_dir=str(directory / "local-{rank}"))),
-        "unset variable": outcome(lambda: open_with(persistent_dir=good, local_dir="$NOT_SET_ANYWHERE/x")),
-        "not shared": outcome(lambda: open_with(persistent_dir=str(directory / "own-{rank}"))),
-        "settings differ": outcome(lambda: open_with(persistent_dir=good, keep={"persistent": 1 + rank})),
-        "good": outcome(lambda: open_with(persistent_dir=good)),
-    }
-    return met
-
-
-@pytest.mark.mpi(min_size=2)
-def test_bad_directories_and_settings(run_on: Any, shared_path: Path) -> None:
-    met = run_on(2, bad_directories, shared_path / "d")
-    kinds = {name: (met[0][name][0], met[1][name][0]) for name in met[0]}
-    assert kinds == {
-        "file for persistent": ("StorageError", "RemoteRankError"),
-        "no such mount": ("StorageError", "RemoteRankError"),
-        "local on one rank": ("RemoteRankError", "StorageError"),
-        "unset variable": ("ConfigError", "ConfigError"),
-        "not shared": ("RemoteRankError", "StorageError"),
-        "settings differ": ("ConfigError", "ConfigError"),
-        "good": ("", ""),
-    }
-    for rank in (0, 1):
-        assert "local-1" in met[rank]["local on one rank"][1]
-        assert "keep" in met[rank]["settings differ"][1] and "rank 1" in met[rank]["settings differ"][1]
 
 
 def hold(directory: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.state.turns import TURNS
-from tests.mpi.test_suspect_steps import Training
+from tests.mpi.suspect_training import Training
 from tests.unit.cli_support import call_json
 
 pytestmark = [

@@ -13,121 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import deeppart
 from deeppart.part import parse_base_file_name
 from deeppart.repair import scrub
-from tests.mpi.test_lost_nodes import refuse_on
+from tests.mpi.incremental_states import at_once, config, lose, remove, restored, save
+from tests.mpi.lost_nodes import refuse_on
 
 pytestmark = pytest.mark.mpi(min_size=4)
-
-FROZEN, CHANGING = 4_000_000, 100_000
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"node_size": 1, "timeout": 200.0, "every": {"persistent": 0}, "compression": "none", **settings}
-    return deeppart.Config(
-        persistent_dir=str(directory / "ckpt"), local_dir=str(directory / "local" / "{node}"), **settings
-    )
-
-
-def state(step: int) -> dict[str, Any]:
-    frozen = torch.rand(FROZEN, generator=torch.Generator().manual_seed(7))
-    return {"frozen": frozen, "adapter": torch.full((CHANGING,), float(step)), "step": step}
-
-
-def save(checkpointer: deeppart.Checkpointer, *steps: int) -> dict[str, deeppart.LevelReport]:
-    for step in steps:
-        pending = checkpointer.checkpoint(state(step), step)
-        for level, report in pending.report.levels.items():
-            if report.state != "off":
-                pending.wait(level, timeout=200)
-    return {level: each for level, each in pending.report.levels.items() if each.state == "done"}
-
-
-def restored(comm: Any, directory: Path, **settings: Any) -> tuple[int | None, bool, str]:
-    live = state(0)
-    with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
-        step = checkpointer.restore(live)
-        explanation = "\n".join(checkpointer.explanation)
-    right = state(step or 0)
-    return step, all(torch.equal(live[name], right[name]) for name in ("frozen", "adapter")), explanation
-
-
-def at_once(comm: Any, function: Any, *args: Any) -> None:
-    """On rank 0 alone, while the others wait."""
-    comm.Barrier()
-    if comm.rank == 0:
-        function(*args)
-    comm.Barrier()
-
-
-def remove(directory: Path, pattern: str) -> None:
-    """The directory below of such a name."""
-    (found,) = directory.glob(pattern)
-    shutil.rmtree(found)
-
-
-def lose(directory: Path, *nodes: int) -> None:
-    for node in nodes:
-        shutil.rmtree(directory / "local" / f"node{node}")
 
 
 def bases(directory: Path) -> list[Path]:
     found = [Path(place, name) for place, _, names in os.walk(directory) for name in names]
     return [path for path in found if parse_base_file_name(path.name) and path.parent.name.startswith("step-")]
-
-
-def nodes_are_lost(comm: Any, directory: Path) -> tuple[dict[str, int], list[Any]]:
-    with deeppart.Checkpointer(config(directory), comm) as checkpointer:
-        save(checkpointer, 1)
-        reports = save(checkpointer, 2, 3)
-    results = []
-    for nodes in ((0,), (1, 3), (2,)):
-        at_once(comm, lose, directory, *nodes)
-        results.append(restored(comm, directory))
-    return {level: report.nbytes for level, report in reports.items()}, results
-
-
-@pytest.mark.timeout(110)
-def test_copies_refer_to_what_was_copied(run_on: Any, shared_path: Path) -> None:
-    for written, results in run_on(4, nodes_are_lost, shared_path):
-        assert written.keys() == {"local", "partner"}
-        assert all(nbytes < 4 * (FROZEN // 8) for nbytes in written.values())
-        assert [(step, good) for step, good, _ in results] == [(3, True)] * 3
-        assert "2 of 4 parts partner" in results[1][2]
-
-
-def cadences(comm: Any, directory: Path) -> list[tuple[int, int]]:
-    """A copy refers to nothing that was not copied, and then the partner's node loses what it holds."""
-    settings = {"every": {"persistent": 0, "local": 1, "partner": 2}, "keep": {"local": 0}}
-    found = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
-        with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
-            for step in range(1, 6):
-                reports = save(checkpointer, step)
-                found.append(tuple(reports[level].nbytes for level in ("local", "partner") if level in reports))
-            at_once(comm, remove, directory / "local" / "node1", "*/partner/step-000000000005-*")
-            checkpointer.checkpoint(state(6), 6).wait("local")
-            pending = checkpointer.checkpoint(state(7), 7)
-            with pytest.raises(deeppart.CheckpointError, match="not on this node"):
-                pending.wait("partner")
-            checkpointer.checkpoint(state(8), 8).wait("local")
-            reports = save(checkpointer, 9)
-            found.append(tuple(report.nbytes for report in reports.values()))
-            comm.Barrier()
-    return found
-
-
-@pytest.mark.timeout(110)
-def test_steps_that_are_copied_less_often(run_on: Any, shared_path: Path) -> None:
-    whole = FROZEN  # of four ranks: a quarter of the floats, of four bytes each
-    for found in run_on(4, cadences, shared_path):
-        sizes = [tuple(nbytes >= whole for nbytes in each) for each in found]
-        # Steps 1, 3 and 5 are copied. Step 2 refers to step 1; step 3 does so too, since step 1 was copied.
-        assert sizes == [(True, True), (False,), (False, False), (False,), (False, False), (True, True)]
 
 
 def with_parity(comm: Any, directory: Path) -> tuple[list[Any], Any]:

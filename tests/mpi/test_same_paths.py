@@ -19,7 +19,7 @@ import torch
 
 import deeppart
 from deeppart.repair import scrub
-from tests.mpi.test_scrubbing import flip, is_sound
+from tests.mpi.repair.test_scrub import flip, is_sound
 
 pytestmark = pytest.mark.mpi(min_size=4)
 

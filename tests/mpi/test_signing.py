@@ -14,7 +14,7 @@ import pytest
 import deeppart
 from deeppart.errors import ConfigError, RemoteRankError, RestoreError
 from tests.fuzz.images import PartImage
-from tests.mpi.test_lost_nodes import PARITY, PARTNER, lose, restore, save
+from tests.mpi.lost_nodes import PARITY, PARTNER, lose, restore, save
 
 pytestmark = pytest.mark.mpi(min_size=4)
 

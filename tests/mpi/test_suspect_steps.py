@@ -3,11 +3,6 @@ between, and no other ones."""
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,48 +11,20 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
+from tests.mpi.suspect_training import Training, checkpointer
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
     pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
 ]
-
-#: Longer than anything takes but waiting for a rank that is gone.
-TIMEOUT_S = 60.0
 #: A place that no turn of a short test compares.
 UNSEEN = 12_345
-
-
-@contextmanager
-def checkpointer(comm: Any, directory: Path, **settings: Any) -> Iterator[deeppart.Checkpointer]:
-    keep = {"persistent": 0}
-    with deeppart.Checkpointer(deeppart.Config(str(directory), timeout=TIMEOUT_S, keep=keep, **settings), comm) as made:
-        yield made
 
 
 def suspect(comm: Any, directory: Path) -> dict[int, list[str]]:
     comm.Barrier()
     steps = list_directory(directory).steps
     return {step.step: [leaf.path for leaf in step.suspect] for step in steps if step.suspect}
-
-
-class Training:
-    """A weight that an optimizer trains, the same on all ranks until one is harmed."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.weight = torch.nn.Parameter(torch.zeros(30_000))
-        self._optimizer = torch.optim.SGD([self.weight], lr=0.1)
-
-    def step(self) -> None:
-        self.weight.grad = torch.ones_like(self.weight)
-        self._optimizer.step()
-
-    @torch.no_grad()
-    def harm(self, where: Any = slice(None)) -> None:
-        """Rank 1 has other values there from now on."""
-        if self.rank == 1:
-            self.weight[where] += 1
 
 
 def beside_what_rank_0_has(comm: Any, directory: Path, case: str) -> tuple[dict[int, list[str]], int]:
@@ -217,33 +184,6 @@ def test_what_is_tied_anew_keeps_its_own_history(run_on: Any, shared_path: Path,
 def test_a_view_of_what_differs_elsewhere_is_not_suspect(run_on: Any, shared_path: Path) -> None:
     for found, told in run_on(2, tied_anew, shared_path, "a buffer that differs elsewhere"):
         assert not found and not told
-
-
-def told_of_it(comm: Any, directory: Path) -> list[int]:
-    """How many records there are when a call returns that has found something; syncing them takes its time."""
-    training, found, sync = Training(comm.rank), list[int](), os.fsync
-
-    def slowly(descriptor: int) -> None:
-        if threading.current_thread().name == "deeppart-suspect":
-            time.sleep(0.5)
-        sync(descriptor)
-
-    with checkpointer(comm, directory) as ck, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", slowly)
-        for step in range(1, 4):
-            training.step()
-            if step == 3:
-                training.harm()
-            pending = ck.checkpoint({"weight": training.weight}, step)
-            if pending.report.diverged:
-                found.append(len(list(directory.glob("suspect-*"))))
-            pending.wait(timeout=200)
-    return found
-
-
-def test_it_is_on_record_before_any_rank_is_told(run_on: Any, shared_path: Path) -> None:
-    """Whoever is told may end the job at once."""
-    assert run_on(2, told_of_it, shared_path) == [[1], [1]]
 
 
 def gone_again(comm: Any, directory: Path, how: str) -> tuple[dict[int, list[str]], list[int], bool, list[int]]:

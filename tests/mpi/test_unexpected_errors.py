@@ -28,7 +28,7 @@ from deeppart.save.job import Opened
 from deeppart.save.lease import StagingLease
 from deeppart.session import directories, handshake
 from deeppart.storage import node
-from tests.mpi.test_suspect_steps import TIMEOUT_S, checkpointer
+from tests.mpi.suspect_training import TIMEOUT_S, checkpointer
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),

@@ -1,7 +1,7 @@
 """How many modules a tensor passes through on its way out and back, counted where the system calls are made.
 
-A hop is a step from one module to the next. docs/architecture.md shows the ways; the queue between two threads is a step
-within ``save/pipeline.py``.
+A hop is a step from one module to the next. docs/architecture.md shows the ways; the queue between two threads is a
+step within ``save/pipeline.py``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def test_as_many_as_the_document_says(tmp_path: Path, monkeypatch: pytest.Monkey
             calls = recorded(patch)
             checkpointer.checkpoint(state, 1).wait(timeout=60)
         writes = [(way, nbytes) for name, way, nbytes in calls if "write" in name and way]
-        (local, *_) = [way for way, nbytes in writes if nbytes >= 1 << 20 and "save/write.py" in way and "part/writer.py" in way]
+        (local, *_) = [
+            way for way, nbytes in writes if nbytes >= 1 << 20 and "save/write.py" in way and "part/writer.py" in way
+        ]
         (manifest, *_) = [way for way, _ in writes if "save/complete.py" in way]
         assert ["checkpointer.py", *local] == named_in_architecture("local bytes")
         assert ["checkpointer.py", *manifest] == named_in_architecture("manifest")

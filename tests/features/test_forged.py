@@ -1,0 +1,516 @@
+"""Files of a forger, who computes all digests anew: refused by name, at no cost, before anything live is touched."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zstandard
+
+import deeppart
+from deeppart.cadence.history import History
+from deeppart.codec.zstd import read_frame
+from deeppart.config import Config
+from deeppart.errors import ConfigError, CorruptFileError, DirectoryInUseError, FormatError, StateError, StorageError
+from deeppart.model import Attempt
+from deeppart.offline.export.archive import export
+from deeppart.offline.inspect.ownership import read_owner
+from deeppart.part import MemorySource, PartReader
+from deeppart.plan.restart import Inventory, StoredPart, survey
+from deeppart.state.leaves import LeafType
+from deeppart.state.runs import decode_leaf_value
+from deeppart.state.structure_decoding import decode_structure
+from deeppart.state.values import decode_value
+from deeppart.storage.owner import DirectoryOwner
+from tests.fuzz.edits import RUNS
+from tests.fuzz.images import ManifestImage, PartImage
+from tests.golden import forge
+from tests.unit import cli_support
+
+Edit = Callable[[PartImage], object]
+
+
+def reforge(root: Path, edit: Edit, structure: Callable[[dict[str, Any]], object] = lambda structure: None) -> None:
+    """Change every part and the structure document of a checkpoint, and make all digests right."""
+    for path in sorted(root.glob("step-*/part-*")):
+        part = PartImage.parse(path.read_bytes())
+        edit(part)
+        if "structure" in part.meta:
+            structure(part.meta["structure"])
+        path.write_bytes(part.encode())
+    for path in root.glob("step-*/manifest"):
+        manifest = ManifestImage.parse(path.read_bytes())
+        structure(manifest.document["structure"])
+        manifest.name({part.name: part.read_bytes() for part in path.parent.glob("part-*")})
+        path.write_bytes(manifest.encode())
+
+
+def live() -> dict[str, Any]:
+    return {
+        "a": torch.zeros(900),
+        "b": torch.zeros(100, dtype=torch.int64),
+        "rng": torch.zeros(16, dtype=torch.uint8),
+        "position": 0,
+    }
+
+
+def refused_by_all(root: Path, error: type[Exception] = FormatError) -> None:
+    """Neither loaded nor restored; the live state stays as it is, and ``verify`` knows."""
+    with pytest.raises(error):
+        deeppart.load(root)
+    state = live()
+    with deeppart.Checkpointer(Config(persistent_dir=str(root))) as checkpointer:
+        with pytest.raises(deeppart.DeeppartError):
+            checkpointer.restore(state)
+    assert all(not torch.count_nonzero(item) for item in state.values() if isinstance(item, torch.Tensor))
+    cli_support.call("verify", root, code=1)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """One rank's, with a leaf and a value of its own."""
+    cli_support.forge(tmp_path / "ckpt", 4, 1)
+    return tmp_path / "ckpt"
+
+
+def test_forging_alone_changes_nothing(checkpoint: Path) -> None:
+    reforge(checkpoint, lambda part: None)
+    state = live()
+    with deeppart.Checkpointer(Config(persistent_dir=str(checkpoint))) as checkpointer:
+        checkpointer.restore(state)
+    assert state["a"][899] == 899 and state["position"] == 1000
+
+
+# --- spans that stand where they must not ---------------------------------------------------------------
+
+
+def own_leaf_in_the_shared_table(part: PartImage) -> None:
+    next(row for row in part.spans if row["leaf"] == 2)["table"] = 0
+
+
+def shared_leaf_in_the_own_table(part: PartImage) -> None:
+    next(row for row in part.spans if row["leaf"] == 1)["table"] = 1
+
+
+def own_leaf_not_marked(part: PartImage) -> None:
+    """Its chunk would be sent to all, and taken by none: the leaf would be what lay in memory before."""
+    next(row for row in part.chunks if row["flags"])["flags"] = 0
+
+
+def shared_leaf_marked(part: PartImage) -> None:
+    next(row for row in part.chunks if not row["flags"])["flags"] = 1
+
+
+def elements_cut_in_two(part: PartImage) -> None:
+    row = next(row for row in part.spans if row["leaf"] == 0)
+    rest = {**row, "start": row["start"] + 6, "length": row["length"] - 6, "raw_offset": row["raw_offset"] + 6}
+    row["length"] = 6
+    part.spans.insert(part.spans.index(row) + 1, rest)
+
+
+def a_chunk_that_ends_within_an_element(part: PartImage) -> None:
+    place = next(i for i, row in enumerate(part.chunks) if row["raw_length"] > 100)
+    row = part.chunks[place]
+    encoded = row["encoded"]
+    part.chunks[place] = {**row, "encoded": encoded[:6], "raw_length": 6, "raw_digest": None}
+    part.chunks.insert(place + 1, {**row, "encoded": encoded[6:], "raw_length": len(encoded) - 6, "raw_digest": None})
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        own_leaf_in_the_shared_table,
+        shared_leaf_in_the_own_table,
+        own_leaf_not_marked,
+        shared_leaf_marked,
+        elements_cut_in_two,
+        a_chunk_that_ends_within_an_element,
+    ],
+)
+def test_spans_of_the_wrong_kind(checkpoint: Path, edit: Edit) -> None:
+    reforge(checkpoint, edit)
+    refused_by_all(checkpoint)
+
+
+# --- leaves that share memory ---------------------------------------------------------------------------
+
+
+def tie(leaf: list[Any], here: list[Any]) -> tuple[Edit, Callable[[dict[str, Any]], None]]:
+    """Leaf 3 shares the memory of leaf 2, of which every rank has its own, as numpy arrays."""
+
+    def document(part: PartImage) -> None:
+        part.meta["leaves"] = {"2": ["numpy", "|u1", [16]], "3": here}
+
+    def structure(document: dict[str, Any]) -> None:
+        document["leaves"][2] = ["numpy", "|u1", [16], 1]
+        document["leaves"].append(leaf)
+        document["tree"][1].append("tied")
+        document["tree"][2].append(["a", 3])
+
+    return document, structure
+
+
+def test_a_tie_within_its_owner_is_good(checkpoint: Path) -> None:
+    reforge(checkpoint, *tie(["numpy", "|u1", [4], 1, [2, 12, [1]]], ["numpy", "|u1", [4]]))
+    assert deeppart.load(checkpoint)["tied"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "here"),
+    [
+        ([4], [1 << 20]),  # within its owner on rank 0, and beside it here: other memory would be read
+        ([4], [5]),
+        ([4], [2, 2]),
+        ([1 << 20], [4]),
+        ([4], [1 << 61]),
+    ],
+)
+def test_a_tie_beyond_its_owner_is_refused(checkpoint: Path, leaf: list[int], here: list[int]) -> None:
+    reforge(checkpoint, *tie(["numpy", "|u1", leaf, 1, [2, 12, [1]]], ["numpy", "|u1", here]))
+    refused_by_all(checkpoint)
+
+
+def test_a_free_stride_is_a_number_all_the_same(checkpoint: Path) -> None:
+    reforge(checkpoint, *tie(["numpy", "<u8", [1], 1, [2, 8, [(1 << 62) - 1]]], ["numpy", "<u8", [1]]))
+    refused_by_all(checkpoint)
+
+
+def test_what_repeats_its_elements_is_not_written_out(tmp_path: Path) -> None:
+    state = {"wide": torch.zeros(1, 8).expand(1 << 30, 8), "narrow": torch.ones(8)}
+    whole = torch.zeros(1, 8)
+    state = {"owner": whole, "wide": whole.expand(1 << 30, 8), "narrow": torch.ones(8)}
+    with deeppart.Checkpointer(Config(persistent_dir=str(tmp_path / "ckpt"))) as checkpointer:
+        checkpointer.checkpoint(state, step=1).wait("persistent", timeout=200)
+    with pytest.raises(StateError, match="repeats its few bytes"):
+        export(tmp_path / "ckpt", tmp_path / "out.h5")
+    assert export(tmp_path / "ckpt", tmp_path / "out.h5", keys=["narrow"]).leaves == 1
+
+
+# --- the structure document -----------------------------------------------------------------------------
+
+SOUND = {"version": 1, "tree": ["d", ["w"], [["a", 0]], None], "leaves": [["torch", "float32", [3], 0]], "values": []}
+SOUND |= {"per_rank_values": []}
+
+
+def nested(depth: int) -> list[Any]:
+    tree: list[Any] = ["a", 0]
+    for _ in range(depth):
+        tree = ["l", [tree]]
+    return tree
+
+
+def test_a_sound_structure_is_read() -> None:
+    assert decode_structure(SOUND, "here").types == (LeafType("torch", "float32", (3,)),)
+    decode_structure({**SOUND, "tree": nested(200)}, "here")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 0},
+        {"version": True},
+        {"version": 1.0},
+        {"tree": nested(201)},
+        {"tree": nested(480)},
+        {"tree": ["a", 0, "more"]},
+        {"tree": ["l", "aa"]},
+        {"tree": {"a": 0}},
+        {"tree": ["s", 5, ["a", 0]]},
+        {"tree": ["d", [1, True], [["a", 0], ["l", []]], None]},
+        {"tree": ["o", ["w"], [["a", 0]], {"": 5}]},
+        {"tree": ["o", ["w"], [["a", 0]], [["", {}]]]},
+        {"tree": ["n", "P", ["fi", "\ufb01"], [["a", 0], ["l", []]]]},
+        {"leaves": [["torch", "float32", [1 << 62], 0]]},
+        {"leaves": [["torch", "float32", [0, 1 << 40, 1 << 40], 0]]},
+        {"leaves": [["torch", "float32", [1] * 65, 0]]},
+        {"leaves": [["torch", "float32", [1 << 61] * 200_000, 0]]},
+        {"leaves": [["torch", "float32", "3", 0]]},
+        {"leaves": [["torch", "float32", [True], 0]]},
+        {"leaves": [["torch", "float32", [3], 2]]},
+        {"leaves": [["torch", "float32", [3], 0, None]]},
+        {"leaves": [["torch", "float32", [3], 0, [0, 0, [1]]]]},
+        {"leaves": [["numpy", ",,,", [3], 0]]},
+        {"leaves": [["numpy", "(1000000000000,)f4", [3], 0]]},
+        {"leaves": [["numpy", "<U268435455", [0], 0]]},
+        {"leaves": [["numpy", "f4", [3], 0]]},
+        {"leaves": [["numpy", "<M8[25s/3]", [3], 0]]},
+        {"leaves": [["numpy", ["<f4"], [3], 0]]},
+        {"leaves": {"0": []}},
+        {"per_rank_values": [0]},
+        {"values": {"0": 1}},
+    ],
+)
+def test_a_structure_that_no_writer_means(change: dict[str, Any]) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        decode_structure({**SOUND, **change}, "here")
+    assert len(str(caught.value)) < 2000
+
+
+def test_long_keys_above_many_leaves() -> None:
+    """A megabyte that would be written out for each of two thousand leaves."""
+    leaves = [["torch", "float32", [1], 0]] * 2000
+    tree = ["d", ["x" * (1 << 20)], [["l", [["a", index] for index in range(2000)]]], None]
+    with pytest.raises(CorruptFileError, match="cannot be read"):
+        decode_structure({**SOUND, "tree": tree, "leaves": leaves}, "here")
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        {"a": 1},
+        1 << 63,
+        "\ud800",
+        float("nan"),
+        ["dtype", "_inductor"],
+        ["dtype", "nn"],
+        ["dtype", "float"],
+        ["device", 0],
+        ["device", "cuda:128"],
+        ["int", "1"],
+        ["int", "0xff"],
+        ["float", "3ff0000000000000"],
+        ["tuple", "ab"],
+        ["tuple", {"a": 1}],
+        ["size", [True, 1.0]],
+        ["size", [1 << 64]],
+        ["bytes", "QUJ="],
+        ["numpy", "|O", "00" * 8],
+        ["numpy", "<f4", "00000000ff"],
+        ["numpy", ",,,", ""],
+        ["bytes", json.loads("[" * 900 + "]" * 900)],
+        [],
+        [["tuple"], []],
+    ],
+)
+def test_a_value_that_no_writer_means(encoded: Any) -> None:
+    with pytest.raises(CorruptFileError) as caught:
+        decode_value(encoded, "here")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("encoded", [run for run in RUNS if run != ["run", "list", ["i1", "AQID"]]])
+def test_a_run_that_no_writer_means(encoded: Any) -> None:
+    if encoded[1:2] == ["counter"]:  # odd, but a run
+        decode_leaf_value(encoded, "here")
+        return
+    with pytest.raises(CorruptFileError) as caught:
+        decode_leaf_value(encoded, "here")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("kind", ["dict", "odict", "counter"])
+@pytest.mark.parametrize("levels", [1, 4, 16])
+def test_memory_of_nested_values(levels: int, kind: str) -> None:
+    """As docs/failure-model.md bounds it: what is forged takes no more than what is honest."""
+    column: list[Any] = ["bool", base64.b64encode(bytes(5_000)).decode()]
+    for _ in range(levels):
+        column = ["records", kind, ["items", ["a"]], [column]]
+    encoded = ["run", "list", column]
+    tracemalloc.start()
+    try:
+        decode_leaf_value(encoded, "somewhere")
+        assert tracemalloc.get_traced_memory()[1] < 300 * levels * len(json.dumps(encoded))
+    finally:
+        tracemalloc.stop()
+
+
+def test_nothing_is_imported_that_a_file_names() -> None:
+    code = "import sys; from deeppart.state.values import decode_value\n"
+    code += "try: decode_value(['dtype', '_inductor'], 'here')\nexcept Exception: pass\n"
+    code += "print('torch._inductor' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["False"]
+
+
+def test_deep_tuples_are_refused() -> None:
+    deep: Any = 0
+    for _ in range(3000):
+        deep = ["tuple", [deep]]
+    with pytest.raises(CorruptFileError):
+        decode_value(deep, "here")
+
+
+# --- chunks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        zstandard.compress(bytes(100)) + b"more",
+        zstandard.compress(bytes(100)) * 2,
+        b"\x50\x2a\x4d\x18" + (100).to_bytes(4, "little") + bytes(100),
+        zstandard.compress(bytes(100))[:-1],
+        b"\x28\xb5\x2f\xfd\xc0\xf8" + (100).to_bytes(8, "little") + b"\x01\0\0",  # a window of 2^41 bytes
+        b"",
+        b"\x28",
+    ],
+)
+def test_frames_that_are_not_alone_or_not_data(frame: bytes, into: bool) -> None:
+    memory = memoryview(bytearray(100)) if into else None
+    with pytest.raises(CorruptFileError):
+        read_frame(memoryview(frame), 100, memory)
+
+
+def test_more_raw_bytes_than_any_codec_can_hold() -> None:
+    payload = bytes(100)
+    row = forge.chunk_row(payload, raw_length=101 << 15, codec=1, raw_digest=bytes(16))
+    data = forge.part(payload, [row], [forge.span_row(0, 0, 101 << 15, 0)], raw_bytes=101 << 15)
+    with pytest.raises(CorruptFileError, match="no codec has"):
+        PartReader(MemorySource(data), where="here")
+
+
+BOMB = """
+import resource, sys
+from pathlib import Path
+import deeppart
+from deeppart.errors import DeeppartError
+deeppart.load(sys.argv[2])
+vm = next(int(l.split()[1]) << 10 for l in open("/proc/self/status") if l.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (vm + (512 << 20),) * 2)
+before = resource.getrusage(resource.RUSAGE_SELF)
+try:
+    deeppart.load(sys.argv[1])
+except DeeppartError as error:
+    print(type(error).__name__)
+after = resource.getrusage(resource.RUSAGE_SELF)
+print((after.ru_maxrss - before.ru_maxrss) >> 10, after.ru_utime - before.ru_utime < 20)
+"""
+
+
+def claim_a_long_stream(part: PartImage) -> None:
+    part.raw_bytes = 1 << 50
+
+
+def claim_many_chunks(part: PartImage) -> None:
+    part.counts[0] = 1 << 24
+
+
+def claim_a_long_leaf(part: PartImage) -> None:
+    row = next(row for row in part.spans if row["leaf"] == 0)
+    row["length"] = 1 << 49
+
+
+def zeros_for_ever(part: PartImage) -> None:
+    """A frame that gives 128 KiB for every four bytes, and says that there are 2^40 of them."""
+    block = (1 << 1 | (128 << 10) << 3).to_bytes(3, "little") + b"\0"
+    row = part.chunks[0]
+    row["encoded"] = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + block * 1000
+    row["codec"], row["raw_digest"], row["raw_length"] = 1, bytes(16), 60 << 20
+
+
+@pytest.mark.parametrize("edit", [claim_a_long_stream, claim_many_chunks, claim_a_long_leaf, zeros_for_ever])
+def test_claims_cost_no_memory(checkpoint: Path, tmp_path: Path, edit: Edit) -> None:
+    cli_support.forge(tmp_path / "sound", 4, 1)
+    reforge(checkpoint, edit)
+    arguments = [sys.executable, "-c", BOMB, str(checkpoint), str(tmp_path / "sound")]
+    told = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr
+    error, mebibytes, soon = told.stdout.split()
+    assert error == "CorruptFileError" and int(mebibytes) < 64 and soon == "True"
+
+
+# --- what a single file makes others look for -----------------------------------------------------------
+
+
+def test_one_part_of_sixteen_million() -> None:
+    attempt = Attempt("ab" * 16, "cd" * 16, 0, 5, 1 << 24)
+    part = StoredPart("local", attempt, 7, "/local/part", 5000, "ef" * 16)
+    outlook = survey(Inventory(((part,),), (0,), ()))
+    assert not outlook.candidates and "1 of 16777216 parts" in outlook.rejected[0][1]
+
+
+# --- small files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b" " * (2 << 20),
+        b"[" * 50_000,
+        b'{"format":"deeppart-runs","version":1,"runs":{}}',
+        b'{"format":"deeppart-runs","version":1,"runs":[{"session":[],"began":"2026-11-20T01:02:03.0Z","nodes":1}]}',
+        b'{"format":"deeppart-runs","version":1,"runs":[{"nodes":' + b"9" * 4000 + b"}]}",
+        b'{"format":"deeppart-runs","version":1,"version":1,"runs":[]}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_history_that_is_not_one_stops_nothing(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "deeppart-runs.json").write_bytes(text)
+    history = History(tmp_path, "ab" * 16, 2)
+    assert history.runs == () and history.problem
+
+
+def test_a_number_of_nodes_that_no_job_has(tmp_path: Path) -> None:
+    run = {"session": "ab" * 16, "began": "2026-11-20T01:02:03.000000Z", "nodes": 10**400}
+    run |= {"seen": None, "ended": None, "restored": None}
+    document = {"format": "deeppart-runs", "version": 1, "runs": [run]}
+    (tmp_path / "deeppart-runs.json").write_text(json.dumps(document))
+    assert "nodes" in str(History(tmp_path, "ab" * 16, 2).problem)
+
+
+def test_a_lock_record_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    holder = DirectoryOwner(tmp_path, "job")
+    try:
+        (tmp_path / ".deeppart.lock").write_text(json.dumps({"who": "\x1b[2J" + "x" * 5000, "since": ["\n"]}))
+        owner = read_owner(tmp_path)
+        assert owner is not None and owner.who.startswith("\\x1b[2J") and len(owner.who) == 200
+        with pytest.raises(DirectoryInUseError):
+            holder.check()
+        (tmp_path / ".deeppart.lock").write_bytes(b" " * (1 << 20))
+        with pytest.raises(StorageError):
+            holder.check()
+    finally:
+        holder.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "timeout = " + "9" * 5000,
+        "timeout = 1" + "0" * 400,
+        "node_size = 99999999999999999999",
+        "keep = { persistent = 99999999999999999999 }",
+        'persistent_dir = "a\\u0000b"',
+        "x = " + "[" * 20_000,
+        "# " + "x" * (2 << 20),
+        "\x00",
+    ],
+)
+def test_a_configuration_that_nobody_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deeppart.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Config()
+    assert len(str(caught.value)) < 2000
+
+
+def test_show_of_an_empty_state(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(Config(persistent_dir=str(tmp_path))) as checkpointer:
+        checkpointer.checkpoint({}, step=1).wait("persistent", timeout=200)
+    cli_support.call("show", tmp_path, "--flat")
+
+
+def test_parts_are_named_by_their_manifest_alone(checkpoint: Path) -> None:
+    for path in checkpoint.glob("step-*/manifest"):
+        manifest = ManifestImage.parse(path.read_bytes())
+        for name in ("../part-00000-of-00001.dpp", "/etc/passwd", "part-00000-of-00001.dpp\0", "", None, 5):
+            manifest.document["parts"][0]["file"] = name
+            path.write_bytes(manifest.encode())
+            with pytest.raises(deeppart.DeeppartError):
+                deeppart.load(checkpoint, step=4)
+
+
+@pytest.mark.parametrize("which", ["leaves", "values"])
+def test_a_part_that_names_what_the_structure_lacks(checkpoint: Path, which: str) -> None:
+    own = {"leaves": ["torch", "float32", [3]], "values": 5}[which]
+    reforge(checkpoint, lambda part: part.meta[which].update({"99": own}))
+    refused_by_all(checkpoint)

@@ -1,0 +1,232 @@
+"""Modules, optimizers, schedulers, other objects: what ``load_state_dict`` gets, and what the live ones hold after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import deeppart
+from deeppart.testing.states import Box, difference
+from tests.unit.trained import network, save_and_restore, train
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_restored_in_place_with_its_buffers(tmp_path: Path) -> None:
+    model, live = network(1), network(2)
+    model(torch.randn(8, 4))  # BatchNorm statistics
+    before = {name: (id(p), p.data_ptr()) for name, p in live.named_parameters()}
+    loaded = save_and_restore(tmp_path, {"model": model}, {"model": live})
+    assert difference(model, live) is None
+    assert {name: (id(p), p.data_ptr()) for name, p in live.named_parameters()} == before
+    assert live[1].num_batches_tracked == 1 and all(p.requires_grad for p in live.parameters())
+    fresh = network(3)
+    fresh.load_state_dict(loaded["model"])
+    assert difference(model, fresh) is None
+
+
+def test_a_state_dict_can_be_restored_into_a_module_and_the_reverse(tmp_path: Path) -> None:
+    model, live = network(1), network(2)
+    save_and_restore(tmp_path / "a", {"model": model.state_dict()}, {"model": live})
+    assert difference(model, live) is None
+    live = network(2)
+    save_and_restore(tmp_path / "b", {"model": model}, {"model": live.state_dict()})
+    assert difference(model, live) is None
+
+
+class Extra(torch.nn.Linear):
+    """A module with extra state and a hook: restoring its tensors in place is not enough."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.note: Any = None
+        self.seen = 0
+        self.register_load_state_dict_post_hook(lambda module, keys: setattr(module, "seen", module.seen + 1))
+
+    def get_extra_state(self) -> Any:
+        return {"note": self.note}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state["note"]
+
+
+def test_modules_with_extra_state_and_hooks_get_their_load(tmp_path: Path) -> None:
+    model, live = torch.nn.ModuleDict({"e": Extra()}), torch.nn.ModuleDict({"e": Extra()})
+    model["e"].note = ["remember", 3]
+    weight = live["e"].weight
+    save_and_restore(tmp_path, [model], [live])
+    assert live["e"].note == ["remember", 3] and live["e"].seen == 1
+    assert live["e"].weight is weight and difference(model, live) is None
+
+
+def test_parametrized_averaged_and_shared_modules(tmp_path: Path) -> None:
+    def build(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        linear = torch.nn.Linear(3, 3)
+        torch.nn.utils.parametrizations.weight_norm(linear)
+        average = torch.optim.swa_utils.AveragedModel(linear)
+        if seed == 1:
+            average.update_parameters(linear)
+        return {"linear": linear, "average": average, "again": linear, "list": torch.nn.ParameterList([linear.bias])}
+
+    state, live = build(1), build(2)
+    save_and_restore(tmp_path, state, live)
+    assert difference(state, live) is None
+    assert live["average"].n_averaged == 1
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "SGD groups": lambda p: torch.optim.SGD([{"params": list(p)[:2]}, {"params": list(p)[2:], "lr": 0.5}], lr=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "AdamW fused-like capturable": lambda p: torch.optim.AdamW(p, foreach=False, maximize=True),
+    "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),
+    "Adagrad": lambda p: torch.optim.Adagrad(p),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.1, centered=True),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("stepped", [0, 2])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_go_on_as_if_nothing_had_happened(tmp_path: Path, name: str, stepped: int) -> None:
+    """Into one that has not stepped yet, and into one that has."""
+    model, live = network(1), network(2)
+    optimizer, other = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](live.parameters())
+    train(model, optimizer, 3)
+    train(live, other, stepped)
+    save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
+    assert difference(model, live) is None
+    assert difference(optimizer.state_dict(), other.state_dict(), ordered=False) is None
+    train(model, optimizer, 2)
+    train(live, other, 2)
+    assert difference(model, live) is None, "the same steps from here on"
+
+
+def test_an_optimizer_that_had_not_stepped_restores_into_one_like_it(tmp_path: Path) -> None:
+    model, live = network(1), network(2)
+    optimizer, other = torch.optim.Adam(model.parameters(), lr=0.5), torch.optim.Adam(live.parameters())
+    save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
+    assert other.state_dict()["state"] == {} and other.param_groups[0]["lr"] == 0.5
+
+
+def test_some_parameters_without_state(tmp_path: Path) -> None:
+    """Frozen parameters never get state: the keys of ``state`` have holes."""
+    models = [network(1), network(2)]
+    optimizers = []
+    for model in models:
+        model[0].weight.requires_grad_(False)
+        optimizers.append(torch.optim.Adam(model.parameters()))
+    train(models[0], optimizers[0], 2)
+    save_and_restore(tmp_path, {"o": optimizers[0]}, {"o": optimizers[1]})
+    assert 0 not in optimizers[1].state_dict()["state"]
+    assert difference(optimizers[0].state_dict(), optimizers[1].state_dict(), ordered=False) is None
+
+
+# --- schedulers -------------------------------------------------------------------------------------------------------
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4, 4]),
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.9),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, total_iters=2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, total_iters=4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.7),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=50),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_go_on_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
+    sides = []
+    for steps in (3, 0):
+        optimizer = torch.optim.SGD(network(1).parameters(), lr=0.1, momentum=0.9)
+        scheduler = SCHEDULERS[name](optimizer)
+        sides.append({"o": optimizer, "s": scheduler})
+        advance(sides[-1], steps)
+    save_and_restore(tmp_path, *sides)
+    assert difference(sides[0]["s"].state_dict(), sides[1]["s"].state_dict(), ordered=False) is None
+    advance(sides[0], 4)
+    advance(sides[1], 4)
+    assert sides[0]["o"].param_groups[0]["lr"] == sides[1]["o"].param_groups[0]["lr"]
+
+
+def advance(side: dict[str, Any], steps: int) -> None:
+    for step in range(steps):
+        side["o"].step()
+        is_plateau = isinstance(side["s"], lr_scheduler.ReduceLROnPlateau)
+        side["s"].step(1.0 + step) if is_plateau else side["s"].step()
+
+
+# --- other objects ----------------------------------------------------------------------------------------------------
+
+
+class Sampler:
+    """Fresh tensors and containers from every state_dict(), as samplers and data loaders do."""
+
+    def __init__(self, seed: int) -> None:
+        self.position, self.order = seed, torch.randperm(10, generator=torch.Generator().manual_seed(seed))
+
+    def state_dict(self) -> Any:
+        return {"position": self.position, "order": self.order.clone(), "history": [self.position]}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.position, self.order = state["position"], state["order"].clone()
+
+
+def test_objects_that_give_fresh_tensors(tmp_path: Path) -> None:
+    saved, live = Sampler(7), Sampler(8)
+    config = deeppart.Config(persistent_dir=str(tmp_path / "ckpt"), timeout=20.0)
+    with deeppart.Checkpointer(config) as ck:
+        for step in range(5):
+            saved.position = step
+            ck.checkpoint({"s": saved, "again": [saved]}, step=step).wait(timeout=200)
+        ck.restore({"s": live, "again": [Sampler(9)]})
+    assert live.position == 4 and torch.equal(live.order, saved.order)
+
+
+def test_objects_in_objects(tmp_path: Path) -> None:
+    saved = Box({"inner": Box([Box(torch.arange(3)), Box(5)]), "model": network(1)})
+    live = Box({"inner": Box([Box(torch.zeros(3, dtype=torch.int64)), Box(0)]), "model": network(2)})
+    loaded = save_and_restore(tmp_path, saved, live)
+    assert difference(saved, live) is None and difference(saved, loaded) is None
+    assert live.loads == 1
+
+
+def test_grad_scaler(tmp_path: Path) -> None:
+    saved, live = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
+    save_and_restore(tmp_path, {"g": saved}, {"g": live})
+    assert live.get_scale() == 8.0
+
+
+def test_random_number_states(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=generator)
+    live = {"rng": torch.Generator().get_state()}
+    save_and_restore(tmp_path, {"rng": generator.get_state()}, live)
+    other = torch.Generator()
+    other.set_state(live["rng"])
+    assert torch.equal(torch.rand(5, generator=other), torch.rand(5, generator=generator))

@@ -1,0 +1,57 @@
+"""Exchanges of the background are driven by every call that may do so, and by nobody else.
+
+Run inside mpirun of ranks whose MPI has one thread."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deeppart
+
+LEVELS = ("local", "persistent")
+SETTINGS = {"MPI4PY_RC_THREAD_LEVEL": "funneled"}
+
+
+def config(directory: Path, timeout: float = 200.0, **settings: Any) -> deeppart.Config:
+    local = str(directory / "local" / "{node}")
+    return deeppart.Config(
+        persistent_dir=str(directory / "p"), local_dir=local, node_size=1, timeout=timeout, **settings
+    )
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"x": torch.full((300_000,), float(step)), "step": step}
+
+
+def work(directory: Path) -> dict[str, Any]:
+    """Every way in which a round may be driven to its end."""
+    from mpi4py import MPI
+
+    assert MPI.Query_thread() < MPI.THREAD_MULTIPLE
+    seen: dict[str, Any] = {}
+    with deeppart.Checkpointer(config(directory)) as ck:
+        ck.checkpoint(state(1), 1).wait(timeout=200)
+        deadline = time.monotonic() + 200
+        polled = ck.checkpoint(state(2), 2)
+        while not polled.finished and time.monotonic() < deadline:
+            ck.poll()
+        asked = ck.checkpoint(state(3), 3)
+        while not all(asked.done(level) for level in LEVELS) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        burst = [ck.checkpoint(state(step), step) for step in range(4, 9)]
+        live = state(0)
+        seen["restored"] = ck.restore(live)
+        seen["value"] = live["x"][0].item()
+        burst.append(ck.checkpoint(state(9), 9))
+    seen["states"] = [[p.report.levels[level].state for level in LEVELS] for p in (polled, asked, *burst)]
+    return seen
+
+
+def test_every_call_that_may_drive_a_round_does(run_ranks: Any, tmp_path: Path) -> None:
+    for seen in run_ranks(3, work, tmp_path, env=SETTINGS).values:
+        assert seen == {"restored": 8, "value": 8.0, "states": [["done", "done"]] * 8}
+    assert deeppart.load(tmp_path / "p")["step"] == 9

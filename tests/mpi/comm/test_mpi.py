@@ -1,0 +1,138 @@
+"""The communicator on real ranks: every operation, waits that end, messages above 2 GiB.
+
+Run inside mpirun (``make test-mpi``).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.comm import Comm, connect, finish
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LIMIT_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def comm() -> Comm:
+    return connect(None, LIMIT_S)
+
+
+@pytest.fixture
+def own_channel(comm: Comm) -> Iterator[Comm]:
+    """A channel that a test may break."""
+    yield finish(comm, comm.channel(), "channel", LIMIT_S)
+
+
+def do(comm: Comm, operation: Any) -> Any:
+    return finish(comm, operation, "test", LIMIT_S)
+
+
+def test_collectives(comm: Comm) -> None:
+    rank, size = comm.rank, comm.size
+    texts = [b"x" * (5 * place) for place in range(size)]
+    assert do(comm, comm.allgather(texts[rank])) == texts
+    assert do(comm, comm.gather(texts[rank])) == (texts if rank == 0 else None)
+    for root in range(size):
+        assert do(comm, comm.broadcast(b"from root" if rank == root else None, root)) == b"from root"
+    assert do(comm, comm.broadcast(b"" if rank == 0 else None)) == b""
+    assert do(comm, comm.maximum(np.array([rank, -rank, 7]))).tolist() == [size - 1, 0, 7]
+
+
+@pytest.mark.parametrize("direct_ranks", [0, 64])
+def test_broadcasts_to_few_ranks_and_to_many(comm: Comm, direct_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.comm.mpi._DIRECT_RANKS", direct_ranks)
+    monkeypatch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", 300_000)  # several messages each
+    buffers = [np.full(1 << 20, comm.rank, dtype=np.uint8) for _ in range(comm.size)]
+    operations = [comm.broadcast_into(buffer, root) for root, buffer in enumerate(buffers)]
+    for operation in operations:  # all of them under way at once
+        do(comm, operation)
+    assert all((buffer == root).all() for root, buffer in enumerate(buffers))
+
+
+def test_transfers(comm: Comm) -> None:
+    rank, size = comm.rank, comm.size
+    following, before = (rank + 1) % size, (rank - 1) % size
+    sent, received = np.full(300_000, rank, dtype=np.uint8), np.zeros(300_000, dtype=np.uint8)
+    sending, receiving = comm.send(sent, following, 3), comm.receive_into(received, before, 3)
+    do(comm, receiving)
+    do(comm, sending)
+    assert (received == before).all()
+
+
+def test_channels_do_not_mix(comm: Comm) -> None:
+    other = do(comm, comm.channel())
+    first, second = comm.allgather(b"a"), other.allgather(b"b")
+    next(first, None)
+    assert do(other, second) == [b"b"] * comm.size
+    assert do(comm, first) == [b"a"] * comm.size
+
+
+def above_two_gib(comm: Any) -> bool:
+    channel = connect(comm, LIMIT_S)
+    length = (2 << 30) + 12_345
+    buffer = np.zeros(length, dtype=np.uint8)
+    if channel.rank == 0:
+        buffer[:: 1 << 20] = 7
+        buffer[-1] = 9
+    finish(channel, channel.broadcast_into(buffer, 0), "2 GiB", 500.0)
+    return bool(buffer[-1] == 9) and int(buffer.sum(dtype=np.int64)) == 7 * len(range(0, length, 1 << 20)) + 9
+
+
+@pytest.mark.timeout(100)
+def test_a_message_above_two_gib(comm: Comm, run_on: Any) -> None:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if do(comm, comm.maximum(np.array([int(free < 6 * 2**30)])))[0]:
+        pytest.skip("needs 6 GiB of free memory")
+    assert run_on(2, above_two_gib) == [True, True]
+
+
+def reused(comm: Any) -> list[int]:
+    """How many of a start's two channels the next start has."""
+    first = connect(comm, LIMIT_S)
+    second = finish(first, first.channel(), "channel", LIMIT_S)
+    counts = []
+    for number in range(3):
+        for channel in (first, second):
+            finish(channel, channel.allgather(b"."), "test", LIMIT_S)
+            channel.give_back()
+        if number == 1 and comm.Get_rank() == 0:  # rank 1 never receives it: what comes later must not be taken for it
+            finish(first, first.send(np.zeros(8, dtype=np.uint8), 1, 3), "test", LIMIT_S)
+        again = connect(comm, LIMIT_S)
+        other = finish(again, again.channel(), "channel", LIMIT_S)
+        counts.append(sum(each in (again, other) for each in (first, second)))
+        first, second = again, other
+    return counts
+
+
+def test_channels_are_used_again_if_nothing_is_left_on_them(run_on: Any) -> None:
+    for counts in run_on(2, reused):
+        assert counts == [2, 1, 2]
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_memory_of_operations_that_are_given_up_is_kept(comm: Comm, own_channel: Comm, looked: bool) -> None:
+    """What arrives late must not land in memory that has become something else's."""
+    rank, size = comm.rank, comm.size
+    for nbytes in (24, 1 << 20):
+        expected = np.full(nbytes, 1 + (rank - 1) % size, dtype=np.uint8)
+        buffer = np.zeros(nbytes, dtype=np.uint8)
+        alive, operation = weakref.ref(buffer), own_channel.receive_into(buffer, (rank - 1) % size, 5)
+        if looked:
+            next(operation)
+        del buffer, operation
+        gc.collect()
+        assert alive() is not None
+        do(comm, comm.allgather(b"everybody has given up"))
+        do(own_channel, own_channel.send(np.full(nbytes, 1 + rank, dtype=np.uint8), (rank + 1) % size, 5))
+        do(comm, comm.allgather(b"everything has arrived"))
+        kept = alive()
+        assert kept is not None and (kept == expected).all()

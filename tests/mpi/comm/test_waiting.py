@@ -1,0 +1,76 @@
+"""Waits that end, and say for whom they waited.
+
+Run inside mpirun (``make test-mpi``)."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.comm import Comm, base, connect, finish, waiting
+from deeppart.errors import CommError, PeerTimeoutError
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LIMIT_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def comm() -> Comm:
+    return connect(None, LIMIT_S)
+
+
+@pytest.fixture
+def own_channel(comm: Comm) -> Iterator[Comm]:
+    """A channel that a test may break."""
+    yield finish(comm, comm.channel(), "channel", LIMIT_S)
+
+
+def do(comm: Comm, operation: Any) -> Any:
+    return finish(comm, operation, "test", LIMIT_S)
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_who_waits_long_says_for_whom(
+    own_channel: Comm, action: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, one rank for all that wait; and it goes on waiting, where warnings are errors too."""
+    monkeypatch.setattr(waiting, "NOTICE_S", 1.0)
+    monkeypatch.setattr(base, "PATIENCE_MOST_S", 0.1)
+    rank, late = own_channel.rank, own_channel.size - 1
+    if rank == late:
+        time.sleep(3.0)
+    with warnings.catch_warnings(record=action == "always") as caught:
+        warnings.simplefilter(action)
+        texts = finish(own_channel, own_channel.allgather(b"x"), "checkpoint(step=7)", LIMIT_S)
+    assert texts == [b"x"] * own_channel.size
+    said = [str(each.message) for each in caught] if caught is not None else capsys.readouterr().err.splitlines()
+    assert len(said) == (rank == 0)
+    assert all(f"checkpoint(step=7): waiting for rank {late} for 1 s" in text for text in said)
+
+
+def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, own_channel: Comm) -> None:
+    if comm.rank < comm.size - 1:
+        began = time.monotonic()
+        with pytest.raises(PeerTimeoutError, match=r"waited .* for ") as caught:
+            finish(own_channel, own_channel.maximum(np.zeros(1, dtype=np.int64)), "save(step=4)", 1.0)
+        assert time.monotonic() - began >= 1.0
+        named = caught.value.summary.partition(" for ")[2]
+        assert re.search(rf"\b{comm.size - 1}\b", named), "on a busy machine others may be late as well"
+        with pytest.raises(CommError, match="can no longer talk"):
+            finish(own_channel, own_channel.allgather(b""), "save(step=5)", 1.0)
+    assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
+
+
+def test_a_slow_rank_is_waited_for(comm: Comm, own_channel: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.comm.base.PATIENCE_MOST_S", 0.1)  # after that they say that they wait
+    for _ in range(2):
+        if comm.rank == 0:
+            time.sleep(0.6)
+        assert finish(own_channel, own_channel.allgather(b"."), "test", LIMIT_S) == [b"."] * comm.size

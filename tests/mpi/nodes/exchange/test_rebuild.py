@@ -1,0 +1,57 @@
+"""Lost parts from parity, with damage among the pieces they are computed from.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mpi.lost_nodes import PARITY, one_after_another, restore, save
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+
+@pytest.mark.timeout(110)
+def test_any_nodes_that_parity_tolerates(run_on: Any, shared_path: Path) -> None:
+    losses = [*itertools.combinations(range(4), 2), (0,), (3,)]
+    for rank_results in run_on(4, one_after_another, shared_path, PARITY, losses):
+        for nodes, (step, good, explanation) in rank_results:
+            assert step == 2 and good, nodes
+            assert f"{len(nodes)} of 4 parts rebuilt from parity" in explanation[0]
+            assert "rebuilding redundancy in the background" in explanation[1]
+
+
+def flip(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0xFF]))
+
+
+def damaged_pieces(comm: Any, directory: Path) -> list[Any]:
+    """Files with a bad block here and there: their good blocks still help."""
+    save(comm, directory, PARITY, (1,))
+    local = directory / "local"
+    results = []
+    for place, nodes in ((5000, (0,)), (200_000, (0, 1)), (9000, (0, 1, 2, 3))):
+        if comm.rank == 0:
+            for node in nodes:  # a part's and a parity's byte, in other stripes
+                flip(next((local / f"node{node}").glob("*/step-*/*.dpp")), place + 30_000 * node)
+            flip(next((local / "node3").glob("*/parity/*/*.dpy")), place)
+        comm.Barrier()
+        results.append(restore(comm, directory, PARITY))
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_damaged_pieces_still_help_with_their_good_blocks(run_on: Any, shared_path: Path) -> None:
+    for results in run_on(4, damaged_pieces, shared_path):
+        for step, good, explanation in results:
+            assert step == 1 and good, explanation
+        assert "4 of 4 parts rebuilt from parity" in results[2][2][-2]

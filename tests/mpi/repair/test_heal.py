@@ -1,0 +1,146 @@
+"""A restored step gets back what it has lost; what goes wrong on one rank keeps no other one waiting.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+import deeppart.repair.heal
+import deeppart.storage.straightening
+from tests.mpi.lost_nodes import PARITY, PARTNER, exchange, lose, refuse_on, restore, save, short
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+
+def without_its_lineage(comm: Any, directory: Path) -> tuple[Any, set[str]]:
+    """The record of the lineage is lost: what is restored then, and what the nodes gain."""
+    settings = {"every": {"persistent": 1}}
+    save(comm, directory, settings)
+    before = {str(path) for path in directory.glob("local/*/*/**/*.dpp")}
+    comm.Barrier()
+    if comm.rank == 0:
+        (directory / "ckpt" / "deeppart.json").unlink()
+    comm.Barrier()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        restored = restore(comm, directory, settings)
+    comm.Barrier()
+    return restored, {str(path) for path in directory.glob("local/*/*/**/*.dpp")} - before
+
+
+def test_no_redundancy_that_would_not_count_is_made_of_a_step_of_another_lineage(
+    run_on: Any, shared_path: Path
+) -> None:
+    for (step, good, explanation), gained in run_on(4, without_its_lineage, shared_path):
+        assert step == 2 and good
+        assert any("its redundancy is not rebuilt: it was saved under another lineage" in line for line in explanation)
+        assert not gained
+
+
+def in_each_others_places(comm: Any, directory: Path, settings: dict[str, Any], fault: str) -> list[Any]:
+    """On each node, of which only one file of each part is left, two parts lie in each other's places."""
+    save(comm, directory, settings, (1,))
+    if comm.rank == 0:
+        local = directory / "local"
+        for copy in local.glob("*/*/partner/step-*/*.dpp"):
+            copy.unlink()
+        for node in range(2):
+            exchange(*sorted((local / f"node{node}").glob("*/step-*/*.dpp")))
+    comm.Barrier()
+    results = []
+    if fault != "none":
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+            refuse_on(comm.rank, fault, patch)
+            results += [restore(comm, directory, settings), restore(comm, directory, settings)]
+    results.append(restore(comm, directory, settings))
+    for node in range(2):
+        lose(comm, directory, node)
+        results.append(restore(comm, directory, settings))
+    return results
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("fault", ["none", "no exchange", "full"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_part_in_the_place_of_another_one_is_never_written_over(
+    run_on: Any, shared_path: Path, compression: str, fault: str
+) -> None:
+    settings = {**PARTNER, "node_size": 2, "compression": compression}
+    for results in run_on(4, in_each_others_places, shared_path, settings, fault):
+        assert {(step, good) for step, good, _ in results} == {(1, True)}, results
+
+
+def without_memory(comm: Any, directory: Path) -> list[Any]:
+    """All nodes are lost, and one rank has not the memory to write its part back."""
+    settings = {"every": {"persistent": 1, "partner": 1}}
+    save(comm, directory, settings, (1,))
+    lose(comm, directory, 0, 1, 2, 3)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if comm.rank == 1:
+            patch.setattr(deeppart.repair.heal, "fill", short)
+        began = time.monotonic()
+        results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
+    told = [str(each.message) for each in caught if each.category is deeppart.BackgroundFailureWarning]
+    return [*results, told, restore(comm, directory, settings)[:2]]
+
+
+@pytest.mark.timeout(110)
+def test_what_goes_wrong_on_one_rank_keeps_no_other_one_waiting(run_on: Any, shared_path: Path) -> None:
+    results = run_on(4, without_memory, shared_path)
+    assert {(first, fast, last) for first, fast, _, last in results} == {((1, True), True, (1, True))}
+    assert any("rank 1 failed: MemoryError" in text for text in results[0][2]), results[0][2]
+
+
+def without_memory_to_read(comm: Any, directory: Path, settings: dict[str, Any]) -> list[Any]:
+    """A node is lost, and one rank has not the memory to read what copies, or parity, are to be made of."""
+    save(comm, directory, settings, (1,))
+    lose(comm, directory, 0)
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", deeppart.BackgroundFailureWarning)
+        if comm.rank == 1:
+            patch.setattr(deeppart.repair.heal, "PartReader", short)
+        began = time.monotonic()
+        results = [restore(comm, directory, settings)[:2], time.monotonic() - began < 100.0]
+    return [*results, restore(comm, directory, settings)[:2]]
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize("settings", [PARTNER, PARITY], ids=["copies", "parity"])
+def test_what_cannot_be_read_on_one_rank_keeps_no_other_one_waiting(
+    run_on: Any, shared_path: Path, settings: dict[str, Any]
+) -> None:
+    assert run_on(4, without_memory_to_read, shared_path, settings) == [[(1, True), True, (1, True)]] * 4
+
+
+def with_nodes_exchanged(comm: Any, directory: Path) -> list[Any]:
+    """Two nodes come back with each other's storage: what each part's partner is has changed."""
+    save(comm, directory, PARTNER, (1,))
+    if comm.rank == 0:
+        one, other = directory / "local" / "node0", directory / "local" / "node1"
+        one.rename(directory / "moved")
+        other.rename(one)
+        (directory / "moved").rename(other)
+    comm.Barrier()
+    results = [restore(comm, directory, PARTNER)]
+    for nodes in ((1, 3), (0, 2), (1, 3)):
+        lose(comm, directory, *nodes)
+        results.append(restore(comm, directory, PARTNER))
+    return results
+
+
+@pytest.mark.timeout(110)
+def test_copies_are_on_the_next_node_again_after_nodes_were_exchanged(run_on: Any, shared_path: Path) -> None:
+    for results in run_on(4, with_nodes_exchanged, shared_path):
+        assert [(step, good) for step, good, _ in results] == [(1, True)] * 4, results

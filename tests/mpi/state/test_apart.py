@@ -1,0 +1,231 @@
+"""States whose structure differs between ranks, where that is allowed: each rank gets its own back.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import PerRankError
+from deeppart.offline.find import find_step
+from deeppart.testing.states import difference
+from tests.mpi.state.apart_states import config, restore, save
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+RULES = {"replay/*": "none", "best/*": "rank0", "trusted": "all"}
+
+
+def ragged_state(rank: int) -> dict[str, Any]:
+    """What "auto" allows: lists of other lengths, None where others have something, runs that differ."""
+    return {
+        "weights": torch.arange(6000.0).view(3, 2000),
+        "history": [0.5 * step for step in range(20 + rank)],  # a run on every rank
+        "few": list(range(5 + 10 * rank)),  # a run on some ranks
+        "buffers": [torch.full((4 + rank,), float(rank)) for _ in range(2 + rank)],
+        "cache": None if rank == 0 else {"x": torch.ones(3) * rank, "names": ["a"] * rank},
+        "moment": torch.ones(7) * rank if rank < 2 else None,
+        "items": ["fixed", None if rank else [torch.zeros(2), 1], 3],
+        "table": {f"word {place} of {rank}": place for place in range(300)},
+        "same": dict.fromkeys(range(300) if rank % 2 else reversed(range(300)), "x"),
+        "step": 7,
+    }
+
+
+def ruled_state(rank: int) -> dict[str, Any]:
+    """What rules allow besides."""
+    base = torch.arange(10.0) + rank
+    replay = OrderedDict([("first", rank), (f"only {rank}", {"rows": base, "tail": base[5:]}), ("last", "x")])
+    state: dict[str, Any] = {
+        "weights": torch.arange(6000.0).view(3, 2000),
+        "trusted": torch.full((9,), 2.0),
+        "replay": replay if rank != 1 else None,
+        "step": 7,
+    }
+    if rank == 0:
+        state["best"] = {"loss": 0.25, "weights": torch.full((2000,), 3.0), "curve": [0.1] * 30}
+    elif rank == 1:
+        state["best"] = None
+    elif rank == 2:
+        state["best"] = {"loss": 9.0, "weights": torch.zeros(3), "other": 1}
+    return state
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_auto_allows(run_on: Any, shared_path: Path, ranks: int) -> None:
+    notices = run_on(ranks, save, shared_path, ragged_state)
+    paths = ("history", "few", "buffers", "cache", "items/1", "table")
+    assert all(path in notices[0][0] for path in paths) and not any(notices[1:])
+    assert "same" not in notices[0][0], "the order of a dict's entries is no difference"
+    for rank, (step, found) in enumerate(run_on(ranks, restore, shared_path, ragged_state)):
+        assert step == 2
+        assert difference(ragged_state(rank), found, ordered=False) is None
+        loaded = deeppart.load(shared_path / "ckpt", rank=rank)
+        assert difference(ragged_state(rank), loaded, ordered=False) is None
+
+
+def ruled_for_another_world(rank: int) -> dict[str, Any]:
+    return ruled_state(0) | {"replay": None}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_rules_allow(run_on: Any, shared_path: Path, ranks: int) -> None:
+    notices = run_on(ranks, save, shared_path, ruled_state, RULES)
+    assert not any(notices), "what the user says himself is not told him"
+    best = ruled_state(0)["best"]
+    for step, found in run_on(4, restore, shared_path, ruled_for_another_world, "rank0", False):
+        assert step == 2, found
+        assert difference(ruled_state(0) | {"best": best}, found, ordered=False) is None
+    for rank, (step, found) in enumerate(run_on(ranks, restore, shared_path, ruled_state)):
+        assert step == 2
+        expected = ruled_state(rank) | {"best": best}
+        assert difference(expected, found, ordered=False) is None
+        loaded = deeppart.load(shared_path / "ckpt", rank=rank)
+        assert difference(expected, loaded, ordered=False) is None
+        if expected["replay"] is not None:
+            assert list(loaded["replay"]) == list(expected["replay"])
+            own = loaded["replay"][f"only {rank}"]
+            assert own["tail"].data_ptr() == own["rows"][5:].data_ptr(), "tied again"
+
+
+def check(comm: Any, directory: Path) -> Any:
+    from tests.unit.cli_support import call
+
+    verified = json.loads(call("verify", directory / "ckpt", "--json"))
+    shown = json.loads(call("show", directory / "ckpt", "--json"))
+    call("show", directory / "ckpt")
+    call("export", directory / "ckpt", directory / "out.h5", "--rank", "1")
+    kept = {
+        leaf["path"]
+        for key in ("replay", "best")
+        for leaf in json.loads(call("show", directory / "ckpt", key, "--json"))["leaves"]
+    }
+    assert kept == {leaf["path"] for leaf in shown["leaves"] if leaf["path"].startswith(("replay", "best"))}
+    call("show", directory / "ckpt", "replay/nothing", code=1)
+    return verified, shown
+
+
+def test_commands_know_what_stands_apart(run_on: Any, shared_path: Path) -> None:
+    run_on(3, save, shared_path, ruled_state, RULES)
+    ((verified, shown),) = run_on(1, check, shared_path)
+    assert [step["state"] for step in verified["steps"]] == ["sound"] * len(verified["steps"])
+    paths = [leaf["path"] for leaf in shown["leaves"]]
+    assert {"replay/only 0/rows", "replay/only 2/rows", "best/weights"} <= set(paths)
+
+
+def first(path: str, old: list[Any], rank: int, size: int) -> Any:
+    """What the first rank that had anything had there."""
+    return next(item for item in old if item is not None)
+
+
+def live_for_another_world(rank: int) -> dict[str, Any]:
+    return ragged_state(1)
+
+
+def live_for_the_function(rank: int) -> dict[str, Any]:
+    return ragged_state(1) | {"buffers": [], "cache": None, "items": ["fixed", None, 3]}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_another_number_of_ranks(run_on: Any, new_shared_path: Any, ranks: int) -> None:
+    directory = new_shared_path()
+    run_on(2, save, directory, ragged_state)
+    for kind, text in run_on(ranks, restore, directory, live_for_another_world):
+        assert kind is PerRankError or "PerRankError" in text or "refused by" in text
+        assert "cache" in text and "items/1" in text
+    for step, found in run_on(ranks, restore, directory, live_for_another_world, "drop", False):
+        assert step == 2
+        assert difference(ragged_state(1), found, ordered=False) is None, "live ones are left alone"
+    for step, found in run_on(ranks, restore, directory, live_for_the_function, "rank0", False):
+        assert step == 2, found
+        assert difference(ragged_state(0), found, ordered=False) is None
+    for step, found in run_on(ranks, restore, directory, live_for_the_function, first, False):
+        assert step == 2, found
+        assert found["cache"]["x"].tolist() == [1.0] * 3
+        assert [len(item) for item in found["buffers"]] == [4, 4]
+
+
+def generators(seed: int) -> tuple[dict[str, Any], Any, random.Random, np.random.RandomState]:
+    """A state with generators, and these; half of what they hold is the same on all ranks."""
+    generator = np.random.default_rng(seed)
+    generator.integers(1 << 30, dtype=np.uint32)  # half of a number is left over
+    plain, legacy = random.Random(seed), np.random.RandomState(seed)
+    legacy.randint(5)
+    state: dict[str, Any] = {"numpy": generator.bit_generator.state, "legacy": legacy.get_state(legacy=True)}
+    state |= {"plain": plain.getstate(), "list": [seed, 7, torch.full((3,), float(seed)), torch.ones(2)], "step": 7}
+    return state, generator, plain, legacy
+
+
+def saved_generators(rank: int) -> dict[str, Any]:
+    return generators(rank)[0]
+
+
+def draws_after_drop(comm: Any, directory: Path, has_state: bool) -> Any:
+    live, generator, plain, legacy = generators(100 + comm.rank)
+    if not has_state:
+        live = dict.fromkeys(("numpy", "legacy", "plain", "list"))
+    with deeppart.Checkpointer(config(directory), comm) as ck, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert ck.restore(live, per_rank="drop") == 2
+    assert live["step"] == 7
+    if not has_state:
+        return live, [str(each.message) for each in caught]
+    expected = generator.random(), plain.random(), legacy.random_sample()
+    generator.bit_generator.state = live["numpy"]
+    plain.setstate(live["plain"])
+    legacy.set_state(live["legacy"])
+    return expected == (generator.random(), plain.random(), legacy.random_sample())
+
+
+def test_half_of_a_generator_is_not_restored(run_on: Any, shared_path: Path) -> None:
+    """What is equal on all ranks within it came from the checkpoint, once: then all ranks drew the same."""
+    run_on(2, save, shared_path, saved_generators)
+    assert run_on(3, draws_after_drop, shared_path, True) == [True] * 3
+    for live, told in run_on(3, draws_after_drop, shared_path, False):
+        assert (live["numpy"], live["legacy"], live["plain"]) == (None, None, None)
+        assert live["list"][:3] == [None, 7, None] and live["list"][3].tolist() == [1, 1]
+        assert len(told) <= 1 and all("list/0, numpy, legacy, plain" in text for text in told), told
+
+
+def growing(comm: Any, directory: Path) -> Any:
+    """One structure after another: the ranks cut anew each time, and go back to sharing when they are alike again."""
+    states = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with deeppart.Checkpointer(config(directory), comm) as ck:
+            for step in range(1, 7):
+                count = 3 if step == 6 else 2 + (comm.rank * step) % 4
+                state = {"list": [torch.full((step,), float(comm.rank)) for _ in range(count)], "w": torch.ones(9)}
+                if step == 6:
+                    state["list"] = [torch.ones(2)] * 3
+                ck.checkpoint(state, step=step).wait(timeout=200)
+                states.append(state)
+            live = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
+            live["list"] = [live["list"][0]] * 3
+            assert ck.restore(live) == 6
+            assert difference(states[-1], live) is None
+    return states
+
+
+def test_structures_that_change(run_on: Any, shared_path: Path) -> None:
+    saved = run_on(2, growing, shared_path)
+    loaded = deeppart.load(shared_path / "ckpt", step=6)
+    assert difference(saved[0][5], loaded) is None
+    assert not find_step(shared_path / "ckpt", 6, None)[0].manifest.structure["apart"]
+
+
+def test_patterns_that_match_nothing_are_told_once(run_on: Any, shared_path: Path) -> None:
+    rules = {"replay/*": "none", "best/*": "rank0", "tpyo/*": "none"}
+    notices = run_on(2, save, shared_path, ruled_state, rules)
+    assert [len(each) for each in notices] == [1, 0] and "tpyo" in notices[0][0] and "replay" not in notices[0][0]

@@ -1,0 +1,319 @@
+"""Leaves that share memory, on some ranks otherwise than on others: every name comes back as each rank held it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from tests.mpi.suspect_training import checkpointer
+
+pytestmark = [
+    pytest.mark.mpi(min_size=2),
+    pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
+]
+
+State = dict[str, Any]
+Build = Callable[[int], State]
+
+
+def weight(rank: int) -> torch.Tensor:
+    return torch.arange(30_000.0) + 100_000 * rank
+
+
+def other_slice(rank: int) -> State:
+    a = weight(rank)
+    return {"a": a, "b": a[10 * rank : 10 * rank + 20_000]}
+
+
+def other_shape(rank: int) -> State:
+    a = weight(rank)
+    return {"a": a, "b": a.view(100, 300)[:, : 200 + rank]}
+
+
+def tied_on_rank(tied: int) -> Build:
+    def build(rank: int) -> State:
+        a = weight(rank)
+        return {"a": a, "b": a if rank == tied else a + 5}
+
+    build.__name__ = f"tied on rank {tied}"
+    return build
+
+
+def another_owner(rank: int) -> State:
+    """Two names of one tensor everywhere; on rank 0 there is a third one, before them."""
+    a = weight(rank)
+    return {"first": a if rank == 0 else a.clone(), "a": a, "b": a}
+
+
+def another_step(rank: int) -> State:
+    """One tensor everywhere, whose dimension of length 1 has another step on each rank."""
+    a = weight(rank)
+    return {"a": a, "b": torch.as_strided(a, (1, 30_000), (1 + rank, 1))}
+
+
+def in_lists_of_other_lengths(rank: int) -> State:
+    a = weight(rank)
+    return {"b": a, "lists": [a, *(torch.zeros(3) for _ in range(rank))]}
+
+
+def behind_an_array(rank: int) -> State:
+    """One tensor with two names, of whose memory there is an array, too, which comes before both."""
+    n = weight(rank).numpy()
+    t = torch.from_numpy(n)
+    return {"n": n, "t1": t, "t2": t}
+
+
+def in_two(rank: int) -> State:
+    """One leaf that lies in two others, which share only a part of their memory."""
+    a = weight(rank)
+    return {"a": a[:20_000], "b": a[10_000:], "c": a[12_000:15_000]}
+
+
+def chained(rank: int) -> State:
+    """One rank ties the first two, another one the last two."""
+    a = weight(rank)
+    return {"a": a if rank == 0 else a + 5, "b": a, "c": a if rank == 1 else a + 5}
+
+
+def leaves(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, np.ndarray):
+        return [torch.from_numpy(state)]
+    if isinstance(state, torch.Tensor):
+        return [state.detach()]
+    children = state.values() if isinstance(state, dict) else state
+    return [leaf for child in children for leaf in leaves(child)]
+
+
+def same(found: Any, held: list[torch.Tensor]) -> bool:
+    return all(torch.equal(*each) for each in zip(leaves(found), held, strict=True))
+
+
+def all_ways_back(comm: Any, directory: Path, build: Build, replicated: Any) -> dict[str, bool]:
+    """Save a state, and restore it into nothing, into separate leaves and into the same state; and load it."""
+    state = build(comm.rank)
+    held = [leaf.clone() for leaf in leaves(state)]
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        ck.checkpoint(state, 1).wait(timeout=200)
+    found = {}
+    separate = {name: [torch.zeros_like(leaf) for leaf in leaves(part)] for name, part in state.items()}
+    separate = {name: made if isinstance(state[name], list) else made[0] for name, made in separate.items()}
+    separate |= {name: separate[name].numpy() for name, part in state.items() if isinstance(part, np.ndarray)}
+    for how, live in (("nothing", {}), ("separate", separate), ("the same", build(comm.rank))):
+        if how == "the same":
+            for leaf in leaves(live):
+                leaf.zero_()
+        with checkpointer(comm, directory, replicated=replicated) as ck:
+            assert ck.restore(live) == 1
+        found[how] = same(live, held)
+    found["load"] = same(deeppart.load(directory, step=1, rank=comm.rank), held)
+    return found
+
+
+@pytest.mark.parametrize("replicated", ["none", {"*": "none"}, "auto", "verify"], ids=str)
+@pytest.mark.parametrize(
+    "build", [other_slice, other_shape, tied_on_rank(0), tied_on_rank(1)], ids=lambda b: b.__name__
+)
+def test_ties_that_not_all_ranks_have(run_on: Any, shared_path: Path, build: Build, replicated: Any) -> None:
+    for found in run_on(2, all_ways_back, shared_path, build, replicated):
+        assert all(found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("build", "replicated"),
+    [
+        (another_owner, {"a": "none", "*": "all"}),
+        (another_owner, {"a": "verify", "*": "all"}),
+        (another_step, {"a": "none", "*": "all"}),
+        (another_step, {"a": "verify", "b": "all"}),
+        (in_lists_of_other_lengths, {"lists/*": "none", "b": "all"}),
+        (tied_on_rank(0), {"a": "none", "b": "none"}),
+        (behind_an_array, {"t1": "none", "n": "none", "t2": "all"}),
+        (behind_an_array, {"t1": "verify", "*": "all"}),
+        (behind_an_array, {"n": "none", "*": "all"}),
+        (in_two, {"a": "none", "*": "all"}),
+        (in_two, {"b": "verify", "*": "all"}),
+        (chained, {"a": "none", "*": "all"}),
+    ],
+    ids=str,
+)
+def test_each_name_gets_its_ranks_bytes_where_one_of_them_asks_for_it(
+    run_on: Any, shared_path: Path, build: Build, replicated: dict[str, str]
+) -> None:
+    for found in run_on(2, all_ways_back, shared_path, build, replicated):
+        assert all(found.values()), found
+
+
+def conjugated(comm: Any, directory: Path, replicated: dict[str, str]) -> list[bool]:
+    """Its elements lie in the memory of another leaf, and are saved as they are read."""
+    z = torch.arange(1000) + (2j + comm.rank)
+    state = {"z": z, "conjugate": z.conj(), "imaginary": z.conj().imag}
+    held = [leaf.resolve_conj().resolve_neg().clone() for leaf in leaves(state)]
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        for step in (1, 2):
+            ck.checkpoint(state, step).wait(timeout=200)
+    live = {name: torch.zeros_like(leaf) for name, leaf in zip(state, held, strict=True)}
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        assert ck.restore(live) == 2
+    return [same(live, held), same(deeppart.load(directory, step=2, rank=comm.rank), held)]
+
+
+@pytest.mark.parametrize("which", ["z", "conjugate", "imaginary"])
+def test_what_is_conjugated_on_reading_shares_memory_too(run_on: Any, shared_path: Path, which: str) -> None:
+    assert run_on(2, conjugated, shared_path, {which: "none", "*": "all"}) == [[True, True]] * 2
+
+
+def best_is_the_present_one(comm: Any, directory: Path) -> tuple[list[bool], int]:
+    """What rank 0 alone saves is tied to what all ranks share."""
+    w = weight(0)
+    state = {"w": w, "best": {"w": w} if comm.rank == 0 else {}}
+    with checkpointer(comm, directory, replicated={"best/*": "rank0", "*": "auto"}) as ck:
+        ck.checkpoint(state, 1).wait(timeout=200)
+        layout = ck._saver._classifier.layout
+        assert layout is not None
+        own = layout.per_rank[: layout.shared[0]].tolist()
+    comm.Barrier()
+    files = (directory / path for path in directory.rglob("part-*"))
+    return own, sum(path.stat().st_size for path in files)
+
+
+def test_what_rank_0_saves_alone_asks_for_nothing(run_on: Any, shared_path: Path) -> None:
+    for own, nbytes in run_on(2, best_is_the_present_one, shared_path):
+        assert own == [False] and nbytes < 2.5 * 4 * 30_000, "twice: as all ranks' and as rank 0's"
+
+
+def loaded_tied(comm: Any, directory: Path) -> bool:
+    with checkpointer(comm, directory) as ck:
+        ck.checkpoint(behind_an_array(0), 1).wait(timeout=200)
+    loaded = deeppart.load(directory, step=1)
+    return loaded["t1"].data_ptr() == loaded["t2"].data_ptr()
+
+
+def test_two_names_of_a_tensor_are_tied_though_an_array_has_its_memory(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, loaded_tied, shared_path) == [True, True]
+
+
+def tied_later(comm: Any, directory: Path, replicated: dict[str, str]) -> bool:
+    """Rank 0 has had the tie from the first call on; rank 1 makes it before the second."""
+    w = torch.ones(30_000)
+    state = {"a": w if comm.rank == 0 else w.clone(), "w": w}
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        ck.checkpoint(state, 1).wait(timeout=200)
+        state["a"] = w
+        w.add_(100 * comm.rank + 1)
+        for step in (2, 3):
+            ck.checkpoint(state, step).wait(timeout=200)
+    loaded = deeppart.load(directory, step=3, rank=comm.rank)
+    return torch.equal(loaded["w"], w) and torch.equal(loaded["a"], w)
+
+
+@pytest.mark.parametrize("replicated", [{"a": "none", "w": "all"}, {"a": "verify", "w": "all"}], ids=str)
+def test_a_tie_that_comes_later_on_one_rank(run_on: Any, shared_path: Path, replicated: dict[str, str]) -> None:
+    assert run_on(2, tied_later, shared_path, replicated) == [True, True]
+
+
+def restored_into_ties(comm: Any, directory: Path, case: str) -> tuple[str, bool]:
+    """Leaves that were saved apart; in the live state they share memory."""
+    a = torch.zeros(100)
+    b = torch.ones(100) if case == "other bytes on one rank" else torch.zeros(100)
+    with checkpointer(comm, directory) as ck:
+        ck.checkpoint({"a": a, "b": b}, 1).wait(timeout=200)
+    buffer = torch.full((150,), 7.0)
+    live = {"a": torch.full((100,), 7.0), "b": torch.full((100,), 7.0)}
+    if case == "all ranks":
+        live["b"] = live["a"]
+    elif comm.rank == 0:
+        live = {"a": buffer[:100], "b": buffer[50:]}
+    before = [leaf.clone() for leaf in live.values()]
+    with checkpointer(comm, directory) as ck:
+        try:
+            ck.restore(live)
+        except deeppart.DeeppartError as error:
+            return type(error).__name__, same(live, before)
+    return "", same(live, [a, b])
+
+
+def test_what_only_one_rank_ties_is_restored_if_it_holds_the_same_bytes(run_on: Any, shared_path: Path) -> None:
+    """The other rank takes part in looking: nobody waits."""
+    assert run_on(2, restored_into_ties, shared_path, "the same bytes on one rank") == [("", True), ("", True)]
+
+
+def test_otherwise_it_is_refused_and_nothing_is_changed(run_on: Any, shared_path: Path) -> None:
+    refused = [("StructureMismatchError", True), ("RemoteRankError", True)]
+    assert run_on(2, restored_into_ties, shared_path, "other bytes on one rank") == refused
+
+
+def test_what_all_ranks_tie_was_meant_to_be_tied(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, restored_into_ties, shared_path, "all ranks") == [("StructureMismatchError", True)] * 2
+
+
+def on_one_rank(comm: Any, directory: Path, replicated: Any, per_rank: Any) -> list[float]:
+    """Tied leaves that are each rank's own, restored on one rank."""
+    a = torch.full((1_000,), float(comm.rank))
+    with checkpointer(comm, directory, replicated=replicated) as ck:
+        ck.checkpoint({"a": a, "b": a, "c": a[10:20]}, 1).wait(timeout=200)
+    alone = comm.Split(comm.rank, 0)
+    live: State = {}
+    if comm.rank == 0:
+        with checkpointer(alone, directory, replicated=replicated) as ck:
+            ck.restore(live, per_rank=per_rank)
+    comm.Barrier()
+    return [float(leaf.mean()) for leaf in leaves(live)]
+
+
+@pytest.mark.parametrize("replicated", ["auto", "none", {"a": "none", "*": "auto"}], ids=str)
+def test_tied_leaves_of_each_rank_on_another_number_of_ranks(run_on: Any, shared_path: Path, replicated: Any) -> None:
+    assert run_on(2, on_one_rank, shared_path / "rank0", replicated, "rank0")[0] == [0.0] * 3
+    assert run_on(2, on_one_rank, shared_path / "last", replicated, last_of_them)[0] == [1.0] * 3
+
+
+def last_of_them(path: str, old: list[Any], rank: int, ranks: int) -> Any:
+    return old[-1]
+
+
+def classified(comm: Any, directory: Path) -> int:
+    """A tie on rank 0 alone, and a leaf whose memory is new at every call."""
+    w, count = torch.zeros(1_000), 0
+    with checkpointer(comm, directory) as ck:
+        classify = ck._saver._classifier.classify
+
+        def counted(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            return classify(*args)
+
+        ck._saver._classifier.classify = counted  # type: ignore[method-assign]
+        kept = []
+        for step in range(1, 8):
+            kept.append(torch.zeros(500))
+            state = {"a": w, "b": w if comm.rank == 0 else w.clone(), "new": kept[-1]}
+            ck.checkpoint(state, step).wait(timeout=200)
+    return count
+
+
+def test_a_tie_on_one_rank_is_settled_once(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, classified, shared_path) == [1, 1]
+
+
+def object_twice(comm: Any, directory: Path) -> tuple[bool, bool]:
+    """One module under two names, one of which is rank 0's."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(30, 30)
+    held = [leaf.clone() for leaf in leaves(model.state_dict())]
+    with checkpointer(comm, directory, replicated={"best/*": "rank0"}) as ck:
+        ck.checkpoint({"model": model, "best": model}, 1).wait(timeout=200)
+    torch.manual_seed(2)
+    live = torch.nn.Linear(30, 30)
+    state = {"model": live, "best": live}
+    with checkpointer(comm, directory, replicated={"best/*": "rank0"}) as ck:
+        ck.restore(state)
+    return state["best"] is live, same(live.state_dict(), held)
+
+
+def test_an_object_that_is_rank_0s_under_another_name_is_not_replaced(run_on: Any, shared_path: Path) -> None:
+    assert run_on(2, object_twice, shared_path) == [(True, True)] * 2

@@ -1,0 +1,138 @@
+"""How long runs take, against formulas that are known; failures, restarts, elastic jobs."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from deeppart_simulator.campaign.costs import level_costs
+from deeppart_simulator.campaign.failures import Failure
+from deeppart_simulator.campaign.outcomes import estimate
+from deeppart_simulator.campaign.plan import Cadences, Planned
+from deeppart_simulator.campaign.run import run
+from deeppart_simulator.machine.record import Failures
+from deeppart_simulator.timing.stages import Job, Protection
+from deeppart_simulator.workload.states import read_state
+
+from deeppart.plan.interval import best, young
+from tests.simulator.campaign.jobs import DAY, QUIET, busy, planned
+
+# --- one level, against Daly ------------------------------------------------------------------------------------------
+
+
+def _daly_efficiency(period_s: float, cost_s: float, mtbf_s: float, restart_s: float) -> float:
+    """Exact for exponential failures that may strike at any time: Daly 2006, equation 20, as useful / wall time."""
+    return period_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((period_s + cost_s) / mtbf_s))
+
+
+@pytest.mark.parametrize(("cost_s", "mtbf_s"), [(60.0, DAY), (60.0, 0.1 * DAY), (600.0, 0.5 * DAY)])
+def test_one_level_agrees_with_daly(cost_s: float, mtbf_s: float) -> None:
+    this = planned(Failures(system=mtbf_s), cost_s, protection=Protection(local=False, partner=False))
+    period = young(cost_s, mtbf_s)
+    results = [run(this, Cadences(period, {"persistent": 1}, 200 * mtbf_s), seed) for seed in range(8)]
+    found = estimate([result.efficiency for result in results])
+    restart = this.on(4).restore_s({"persistent": 4}, 4)
+    expected = _daly_efficiency(period, cost_s, mtbf_s, restart)
+    assert found.low - 0.004 <= expected <= found.high + 0.004, (found, expected)
+
+
+def test_the_best_period_is_where_the_model_says() -> None:
+    """Half and twice the period that the model finds best waste more, seed by seed on average."""
+    this = planned(Failures(system=0.2 * DAY), 60.0, protection=Protection(local=False, partner=False))
+    cadence = best(level_costs(this))
+
+    def efficiency(period: float) -> float:
+        return sum(run(this, Cadences(period, {"persistent": 1}, 60 * DAY), seed).efficiency for seed in range(2)) / 2
+
+    middle = efficiency(cadence.period_s - 60)
+    assert middle > efficiency(2.5 * cadence.period_s) and middle > efficiency(0.4 * cadence.period_s - 24)
+    assert 1 - cadence.waste.total == pytest.approx(middle, abs=0.01)
+
+
+# --- several levels ---------------------------------------------------------------------------------------------------
+
+
+def _two_levels() -> Planned:
+    """Costs like Coastal's (Moody et al. 2010): 15 s on the nodes; failures that need the file system are rarer."""
+    failures = Failures(process=4 / 8.54e-7, system=1 / 2.01e-7)
+    machine = replace(
+        QUIET, failures=failures, persistent=replace(QUIET.persistent, write=60e9 / 1800, node_write=15e9 / 1800)
+    )
+    job = Job(read_state("tensors-4x15GB"), machine, 4, 1, protection=Protection(partner=False))
+    return Planned(job)
+
+
+def test_two_levels_do_as_the_model_says() -> None:
+    this = _two_levels()
+    costs = level_costs(this)
+    cadence = best(costs)
+    period = cadence.period_s - 15.0
+    results = [run(this, Cadences(period, dict(cadence.every), 1800 * DAY), seed) for seed in range(3)]
+    found = estimate([result.efficiency for result in results])
+    assert found.mean == pytest.approx(1 - cadence.waste.total, abs=0.004)
+
+
+def test_more_protection_never_does_worse_with_the_same_failures() -> None:
+    failures = Failures(node=4 * 2 * DAY)
+    efficiency = {}
+    for protection, levels in (
+        (Protection(), {"local": 1, "partner": 1, "persistent": 20}),
+        (Protection(partner=False), {"local": 1, "persistent": 20}),
+    ):
+        this = planned(failures, 10.0, protection=protection)
+        results = [run(this, Cadences(600.0, levels, 60 * DAY), seed) for seed in range(3)]
+        efficiency[protection.partner] = sum(result.efficiency for result in results)
+    assert efficiency[True] > efficiency[False]
+
+
+def test_the_same_seed_gives_the_same_course_and_another_another() -> None:
+    this, cadences = busy()
+    texts = [json.dumps(asdict(run(this, cadences, seed)), sort_keys=True) for seed in (7, 7, 8)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_elastic_jobs_go_on_with_fewer_nodes() -> None:
+    this, cadences = busy(spares=0)
+    waits = run(this, replace(cadences, elastic=False), 3)
+    goes_on = run(this, cadences, 3)
+    assert goes_on.least_nodes < this.nodes == waits.least_nodes
+    assert goes_on.buckets["short of nodes"] < waits.buckets["short of nodes"]
+    assert goes_on.useful_s > waits.useful_s
+
+
+def test_elastic_jobs_grow_back_when_that_is_worth_a_restart() -> None:
+    """One of eight nodes is lost for six hours; later failures would be far off, so it is taken in when it is back."""
+    this, cadences = busy(spares=0)
+    trace = (Failure(3600.0, "node", (2,)),)
+    machine = replace(this.job.machine, restart=replace(this.job.machine.restart, repair=21600.0))
+    job = replace(this.job, machine=machine)
+    long = replace(cadences, wall_s=DAY)
+    result = run(Planned(job), long, 1, trace)
+    assert result.least_nodes == 7 and result.grown == 1
+    assert sum(result.recoveries.values()) == 1, "taking a node in is no recovery"
+    assert sum(result.buckets.values()) == pytest.approx(DAY, rel=1e-9)
+    shaky = replace(machine, failures=replace(machine.failures, process=600.0 * 8))
+    result = run(Planned(replace(job, machine=shaky)), long, 1, trace)
+    assert result.grown == 0, "failures each ten minutes take it in anyway"
+
+
+def test_a_trace_is_followed() -> None:
+    this, cadences = busy()
+    trace = (
+        Failure(3600.0, "node", (2,)),
+        Failure(7200.0, "system", tuple(range(8))),
+        Failure(9000.0, "process", (0,)),
+    )
+    result = run(this, replace(cadences, wall_s=4 * 3600.0), 1, trace)
+    assert result.failures == {"node": 1, "system": 1, "process": 1}
+    assert sum(result.recoveries.values()) == 3
+    assert result.recoveries["persistent"] >= 1
+
+
+def test_without_failures_only_checkpoints_cost() -> None:
+    this = planned(Failures(), 60.0)
+    result = run(this, Cadences(540.0, {"local": 1}, 10 * DAY), 1)
+    assert result.efficiency == pytest.approx(0.9, rel=1e-3)
+    assert result.lost_s == 0 and not result.recoveries

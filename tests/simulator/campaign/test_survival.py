@@ -1,0 +1,59 @@
+"""What survives a failure, against the planner's rules."""
+
+from __future__ import annotations
+
+import pytest
+from deeppart_simulator.campaign.survival import Stored, placement, recover
+from deeppart_simulator.timing.stages import Protection
+
+# --- what survives ----------------------------------------------------------------------------------------------------
+
+EIGHT = tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("levels", "protection", "lost", "level"),
+    [
+        ({"local"}, Protection(partner=False), set(), "local"),
+        ({"local"}, Protection(partner=False), {3}, None),
+        ({"local", "partner"}, Protection(), {3}, "partner"),
+        ({"local", "partner"}, Protection(), {3, 5}, "partner"),
+        ({"local", "partner"}, Protection(), {3, 4}, None),
+        ({"local", "partner", "persistent"}, Protection(), {3, 4}, "persistent"),
+        ({"local", "parity"}, Protection(partner=False, parity_group=4), {3}, "parity"),
+        ({"local", "parity"}, Protection(partner=False, parity_group=4), {0, 2}, None),
+        ({"local", "parity"}, Protection(partner=False, parity_group=4), {0, 1}, "parity"),
+        ({"local", "parity"}, Protection(partner=False, parity_group=4, parity_tolerate=2), {0, 2}, "parity"),
+        ({"persistent"}, Protection(local=False, partner=False), set(EIGHT), "persistent"),
+        ({"local", "persistent"}, Protection(partner=False), set(EIGHT), "persistent"),
+    ],
+)  # fmt: skip
+def test_what_survives(levels: set[str], protection: Protection, lost: set[int], level: str | None) -> None:
+    found = recover([Stored(5, 1.0, EIGHT, levels, lost)], EIGHT, protection)
+    assert (found.level if found else None) == level
+    if found:
+        assert sum(found.parts.values()) == 8
+
+
+def test_the_newest_that_survives_is_taken() -> None:
+    old = Stored(1, 10.0, EIGHT, {"local", "partner"})
+    newer = Stored(2, 20.0, EIGHT, {"local"})
+    assert recover([old, newer], EIGHT, Protection()).stored is newer  # type: ignore[union-attr]
+    for each in (old, newer):
+        each.lost.add(6)
+    assert recover([old, newer], EIGHT, Protection()).stored is old  # type: ignore[union-attr]
+    assert recover([], EIGHT, Protection()) is None
+
+
+def test_nodes_that_are_no_longer_in_the_job_cannot_be_read() -> None:
+    stored = Stored(1, 10.0, EIGHT, {"local", "partner"})
+    assert recover([stored], (0, 1, 2, 4, 5, 6, 7, 9), Protection()).parts == {"local": 7, "partner": 1}  # type: ignore[union-attr]
+    assert recover([stored], EIGHT[:6], Protection()) is None  # node 6's copy was on node 7
+
+
+def test_copies_are_kept_on_other_switches() -> None:
+    assert placement(EIGHT, Protection(), 0).partner == (1, 2, 3, 4, 5, 6, 7, 0)
+    assert placement(EIGHT, Protection(), 4).partner == (4, 5, 6, 7, 0, 1, 2, 3)
+    stored = Stored(1, 10.0, EIGHT, {"local", "partner"}, {0, 1, 2, 3})
+    assert recover([stored], EIGHT, Protection(), 4).parts == {"local": 4, "partner": 4}  # type: ignore[union-attr]
+    assert recover([stored], EIGHT, Protection(), 0) is None

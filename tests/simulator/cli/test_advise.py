@@ -1,0 +1,44 @@
+"""``deeppart-sim advise``."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import deeppart
+from tests.simulator.commands import SMALL, sim, sim_json
+
+# --- advise -----------------------------------------------------------------------------------------------------------
+
+
+def test_advice_is_a_configuration_that_the_library_loads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = sim(capsys, "advise", *SMALL, "--ranks", "1024", "--step-time", "0.5 s", "--config", "deeppart.toml")
+    assert code == 0 and "what survives" in out
+    config = deeppart.Config(persistent_dir=str(tmp_path / "p"), local_dir=str(tmp_path / "l"))
+    said = tomllib.loads(Path("deeppart.toml").read_text())
+    assert config.every == {**said["every"]}
+    assert config.kappa == said["kappa"] and config.compression == said["compression"]
+    assert 1 in config.every.values()
+
+
+def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    document = sim_json(capsys, "advise", *SMALL, "--ranks", "1024")
+    wastes = [choice["waste"] for choice in document["choices"]]
+    assert wastes == sorted(wastes)
+    assert document["advised"]["waste"] <= 1.05 * wastes[0]
+    worse = sim_json(capsys, "advise", *SMALL, "--ranks", "1024", "--mtbf-factor", "0.1")
+    assert worse["advised"]["waste"] > document["advised"]["waste"]
+    factors = {each["factor"]: each for each in document["sensitivity"]}
+    assert factors[0.5]["kept"] >= factors[0.5]["adapted"]
+
+
+def test_advice_for_a_machine_without_failures_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "safe.toml"
+    file.write_text('base = "frontier"\n[failures]\nnode = "never"\nsystem = "never"\n')
+    code, _, err = sim(capsys, "advise", *SMALL[:2], "--machine", str(file), "--ranks", "8")
+    assert code == 2 and "without failures" in err

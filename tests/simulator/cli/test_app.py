@@ -1,0 +1,59 @@
+"""The ``deeppart-sim`` command: every sub-command, its forms of output, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.commands import sim, sim_json
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def test_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = sim(capsys, "machines")
+    assert code == 0 and "frontier" in out and "llama3" in out
+    code, out, _ = sim(capsys, "machines", "summit")
+    assert code == 0 and tomllib.loads(out)["nodes"] == 4608
+    assert {each["name"] for each in sim_json(capsys, "machines")} >= {"frontier", "summit", "llama3"}
+    code, out, _ = sim(capsys, "states")
+    assert code == 0 and "335,141,888" in out
+    (one,) = sim_json(capsys, "states", "gpt-1t+adam-mixed")
+    assert one["parameters"] > 10**12
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("scale", "--machine", "moon"), "frontier"),
+        (("scale", "--state", "bert-huge"), "bert-large"),
+        (("scale", "--ranks", "1,two"), "--ranks"),
+        (("scale", "--ranks", "0"), "--ranks"),
+        (("scale", "--ranks", "1000000"), "fewer nodes"),
+        (("scale", "--ranks", "8", "--strategy", "best"), "deeppart"),
+        (("scale", "--ranks", "8", "--flush-bandwidth", "slow"), "--flush-bandwidth"),
+        (("campaign", "--ranks", "8", "--parity", "x"), "--parity"),
+        (("campaign", "--ranks", "64", "--parity", "4/4"), "parity_tolerate"),
+        (("campaign", "--ranks", "8", "--every", "often"), "--every"),
+        (("campaign", "--ranks", "8", "--levels", "cloud=1"), "--levels"),
+        (("campaign", "--ranks", "8", "--trace", "/nowhere.csv"), "/nowhere.csv"),
+        (("campaign", "--ranks", "8", "--days", "0"), "--days"),
+        (("advise", "--ranks", "8", "--step-time", "short"), "--step-time"),
+        (("advise", "--ranks", "-1"), "--ranks"),
+        (("nonsense",), "nonsense"),
+    ],
+)
+def test_impossible_requests_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], what: str
+) -> None:
+    code, _, err = sim(capsys, *arguments)
+    assert code == 2 and what in err
+    if arguments != ("nonsense",):
+        code, out, _ = sim(capsys, *arguments, "--json")
+        assert code == 2 and json.loads(out)["error"]["exit_code"] == 2

@@ -1,0 +1,49 @@
+"""``deeppart-sim scale``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.commands import SMALL, rows_of, sim, sim_json
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sim(
+        capsys, "scale", *SMALL, "--ranks", "1,8,64", "--strategy", "deeppart,whole,flat,rank0", "--with-compression"
+    )
+    assert code == 0
+    assert "1.31 GB in 796 leaves" in out
+    assert len(re.findall(r"whole", out)) == 6
+
+
+def test_scale_as_json_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "scale.csv"
+    document = sim_json(
+        capsys,
+        "scale",
+        *SMALL,
+        "--ranks",
+        "1,4,64,65536",
+        "--ranks-per-node",
+        "8",
+        "--strategy",
+        "deeppart,whole",
+        "--csv",
+        str(file),
+    )
+    assert [point["ranks"] for point in document["points"]] == [1, 1, 4, 4, 64, 64, 65536, 65536]
+    by_strategy = {(p["ranks"], p["strategy"]): p for p in document["points"]}
+    assert by_strategy[64, "deeppart"]["imbalance"] <= 1.02 < by_strategy[64, "whole"]["imbalance"]
+    rows = rows_of(file)
+    assert [row["ranks"] for row in rows] == ["1", "1", "4", "4", "64", "64", "65536", "65536"]
+    assert float(rows[0]["capture_s"]) == document["points"][0]["stages"]["capture"]
+
+
+def test_serial_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = sim(capsys, "scale", *SMALL, "--ranks", "8", "--serial")
+    assert code == 0 and "one after the other" in out

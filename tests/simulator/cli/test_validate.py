@@ -1,0 +1,28 @@
+"""``deeppart-sim validate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from deeppart_simulator.cli import main
+
+
+def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "validate",
+        "--quick",
+        "--ranks",
+        "1",
+        "--local-dir",
+        str(tmp_path),
+        "--persistent-dir",
+        str(tmp_path),
+        "--json",
+    ]
+    code = main(arguments, standalone_mode=False)
+    document = json.loads(capsys.readouterr().out)
+    assert code == (0 if document["met"] else 1)
+    assert len(document["comparisons"]) == 9
+    assert all(each["predicted_s"] > 0 and each["measured_s"] > 0 for each in document["comparisons"])

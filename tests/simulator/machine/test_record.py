@@ -1,0 +1,51 @@
+"""A machine as numbers: what is worked out from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from deeppart_simulator.machine.record import MTBF, SHARE, Failures, Machine, Memory
+
+from deeppart.errors import ConfigError
+from tests.simulator.timing.jobs import MACHINE
+
+
+def test_computing_takes_longer_where_there_are_more_ranks_than_cores() -> None:
+    machine = replace(MACHINE, cores=8, encode_threads=4)
+    assert [machine.crowding(ranks) for ranks in (1, 8, 16)] == [1.0, 1.0, 2.0]
+    assert [machine.encoding_threads(ranks) for ranks in (1, 2, 4, 16)] == [4.0, 4.0, 2.0, 0.5]
+
+
+def test_failures_are_rarer_by_a_factor_and_those_that_are_off_stay_off() -> None:
+    machine = replace(MACHINE, failures=Failures(process=10.0, node=20.0, system=40.0, group_nodes=4, shape=0.7))
+    rarer = machine.with_failures(2.0).failures
+    assert (rarer.process, rarer.node, rarer.system, rarer.group) == (20.0, 40.0, 80.0, math.inf)
+    assert (rarer.group_nodes, rarer.shape) == (4, 0.7)
+    assert replace(machine.with_failures(2.0), failures=machine.failures) == machine
+
+
+def test_a_job_that_does_not_fit_is_refused_with_the_option() -> None:
+    assert MACHINE.nodes_for(9, 4) == 3 and MACHINE.nodes_for(256, 4) == 64
+    with pytest.raises(ConfigError, match=r"65 nodes for 257 ranks, 4 on each") as refused:
+        MACHINE.nodes_for(257, 4, where="--sizes")
+    assert refused.value.where == "--sizes"
+
+
+def test_kappa_is_what_is_copied_in_the_time_of_a_tensor() -> None:
+    assert Memory(copy=2e9, node_copy=4e9, tensor=3e-6).kappa_bytes == pytest.approx(6000)
+
+
+def test_every_number_says_what_it_may_be() -> None:
+    numbers = [each for each in fields(Machine) if each.type in ("int", "float")]
+    assert len(numbers) == 5
+    for each in (*numbers, *fields(Memory), *fields(Failures)):
+        assert "kind" in each.metadata, each.name
+
+
+def test_never_is_infinity_for_failures_alone() -> None:
+    assert MTBF.read("never") == math.inf and MTBF.read("2 h") == 7200.0
+    for value in (True, "0.5"):
+        with pytest.raises(ValueError, match="a number"):
+            SHARE.read(value)

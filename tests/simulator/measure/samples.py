@@ -1,0 +1,20 @@
+"""Measurements of a machine that is known, made by arithmetic."""
+
+from __future__ import annotations
+
+from deeppart_simulator.measure.calibrate import Sample
+
+
+def samples_of(ranks: int, crowding: float = 1.0) -> list[Sample]:
+    """What a machine with round numbers would show: 10 GB/s copies of one rank, 16 of all, and so on."""
+    samples = []
+    for nbytes, tensors in ((1 << 20, 10), (1 << 27, 10), (1 << 25, 5000)):
+        plan = (1e-3 + (2e-6 + (3e-6 if ranks > 1 else 0)) * tensors * ranks) * crowding
+        capture = nbytes / min(10e9, 16e9 / ranks) + 4e-6 * tensors
+        blocked = plan + capture
+        local = 2e-3 + nbytes / min(2e9, 3e9 / ranks)
+        persistent = 5e-3 + nbytes / min(1e9, 1.5e9 / ranks)
+        restore = 1e-3 + nbytes / min(4e9, 6e9 / ranks)
+        seconds = {"plan": plan, "capture": capture, "blocked": blocked, "local": local}
+        samples.append(Sample(ranks, nbytes, tensors, seconds | {"persistent": persistent, "restore": restore}))
+    return samples

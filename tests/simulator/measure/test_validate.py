@@ -1,0 +1,52 @@
+"""Predictions against measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deeppart_simulator.machine.files import machine_toml, read_machine
+from deeppart_simulator.measure.calibrate import machine_from
+from deeppart_simulator.measure.validate import Comparison, Validation, predict
+
+from deeppart.cli.calibrate.tasks import SaveTask
+from tests.simulator.measure.samples import samples_of
+
+PIECES = {
+    "codec": {
+        "float32": {"ratio": 0.83, "encode": 1.7e9, "decode": 1.8e9},
+        "int64": {"ratio": 1.0, "encode": 1.0, "decode": 1.0},
+    },
+    "hash": 16e9,
+    "parity": 2.5e9,
+    "network": {"bandwidth": 5e9, "latency": 1e-6},
+}
+
+
+def test_a_machine_from_samples_predicts_them(tmp_path: Path) -> None:
+    machine = machine_from("round", 2, samples_of(1), samples_of(2), PIECES, PIECES["network"])
+    assert machine.memory.copy == pytest.approx(10e9) and machine.memory.node_copy == pytest.approx(16e9)
+    assert machine.memory.kappa_bytes == pytest.approx(40e3)
+    assert machine.memory.hash == 16e9
+    assert machine.memory.leaf == pytest.approx(2e-6) and machine.memory.compare == pytest.approx(3e-6, rel=0.01)
+    assert (machine.local.rank_write, machine.local.write) == pytest.approx((2e9, 3e9))
+    assert list(machine.codecs) == ["float32"]  # what does not shrink is stored raw
+    file = tmp_path / "machine.toml"
+    file.write_text(machine_toml(machine))
+    again = read_machine(str(file))
+    for ranks in (1, 2):
+        for sample in samples_of(ranks):
+            save = SaveTask(sample.share_bytes * ranks, sample.share_tensors * ranks, persistent=True)
+            found = predict(again, ranks, save)
+            for what in ("blocked", "local", "persistent"):
+                before = 0.0 if what == "blocked" else sample.seconds["blocked"]
+                assert found[what] == pytest.approx(before + sample.seconds[what], rel=0.02), (ranks, sample, what)
+
+
+def test_errors_of_a_validation() -> None:
+    def comparison(predicted: float, measured: float) -> Comparison:
+        return Comparison(1, 1, 1, None, "blocked", predicted, measured, measured, measured)
+
+    good = Validation((comparison(1.1, 1.0), comparison(0.95, 1.0), comparison(1.2, 1.0)))
+    assert good.median_error == pytest.approx(0.1) and good.worst_error == pytest.approx(0.2)
+    assert Validation((comparison(1.0, 1.0), comparison(0.7, 1.0), comparison(1.0, 1.0))).met is False

@@ -1,0 +1,48 @@
+"""The page of ``--report``: everything is in it, and it needs nothing."""
+
+from __future__ import annotations
+
+import html.parser
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.commands import SMALL, sim
+
+# --- pictures and pages -----------------------------------------------------------------------------------------------
+
+
+class _Reader(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.outside: list[str] = []
+        self.headings: list[str] = []
+        self._in_heading = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._in_heading = tag == "h2"
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data") and value and not value.startswith("#"):
+                self.outside.append(value)
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.headings.append(data)
+            self._in_heading = False
+
+
+@pytest.mark.parametrize("command", ["scale", "campaign", "advise"])
+def test_a_page_has_everything_and_needs_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "out.html"
+    more = ("--days", "1", "--seeds", "1") if command == "campaign" else ()
+    code, _, err = sim(capsys, command, *SMALL, "--ranks", "64", "--report", str(file), *more)
+    assert code == 0, err
+    reader = _Reader()
+    reader.feed(file.read_text())
+    assert reader.headings == ["How it scales", "One checkpoint", "Advice", "A campaign"]
+    assert reader.outside == [] and "script" not in reader.tags
+    assert reader.tags.count("svg") == 4

@@ -1,0 +1,42 @@
+"""The study of one checkpoint on more and more ranks."""
+
+from __future__ import annotations
+
+import pytest
+from deeppart_simulator.timing.scale import study
+from deeppart_simulator.workload.states import read_state
+
+from deeppart.errors import ConfigError
+from tests.simulator.timing.jobs import job
+
+# --- the study --------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_has_all_combinations() -> None:
+    points = study(job(), [16, 1, 4], ["deeppart", "rank0"], ["none", "tensor"])
+    assert [(p.ranks, p.strategy, p.compression) for p in points] == [
+        (ranks, strategy, compression)
+        for ranks in (1, 4, 16)
+        for strategy in ("deeppart", "rank0")
+        for compression in ("none", "tensor")
+    ]
+    assert all(
+        point.serial_speedup == pytest.approx(1)
+        for point in points
+        if point.strategy == "rank0" and point.compression == "none"
+    )
+    assert points[0].serial_efficiency == pytest.approx(1)
+    many = points[-4]
+    assert many.blocked_speedup == pytest.approx(1.6 / 0.2, rel=1e-3)
+    assert 1 <= many.imbalance < 1.02
+
+
+def test_efficiency_is_told_only_where_one_rank_can_hold_it() -> None:
+    points = study(job(state=read_state("tensors-64x250MB@tp=4")), [4, 8], ["deeppart"], ["none"])
+    assert [point.serial_efficiency for point in points] == [None, None]
+
+
+@pytest.mark.parametrize(("strategies", "compressions"), [(["best"], ["none"]), (["deeppart"], ["lz4"])])
+def test_unknown_names_are_refused(strategies: list[str], compressions: list[str]) -> None:
+    with pytest.raises(ConfigError, match="not known"):
+        study(job(), [1], strategies, compressions)

@@ -1,0 +1,93 @@
+"""Stage times against arithmetic by hand, and the scaling study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from deeppart_simulator.timing.stages import Protection, times_of
+
+from deeppart.errors import ConfigError
+from tests.simulator.timing.jobs import MACHINE, STATE, job
+
+# --- one checkpoint ---------------------------------------------------------------------------------------------------
+
+
+def test_stages_by_hand() -> None:
+    """1 GB a rank, four ranks a node: copied at 5 GB/s each, written at 0.5, sent at 10 GB/s a node, flushed at 1."""
+    this = job()
+    shares = STATE.shares(16, kappa=0)
+    assert shares.nbytes.tolist() == [10**9] * 16
+    stages = times_of(this, shares).stages()
+    assert stages["capture"] == pytest.approx(0.2)
+    assert stages["encode"] == 0
+    assert stages["local"] == pytest.approx(2.0)
+    assert stages["partner"] == pytest.approx(2.0)  # storing 4 GB takes longer than receiving them
+    assert stages["persistent"] == pytest.approx(4.0)
+
+
+def test_levels_follow_each_other() -> None:
+    times = times_of(job(), STATE.shares(16, kappa=0))
+    assert times.blocked_s == pytest.approx(0.2)
+    assert times.complete() == pytest.approx({"local": 2.2, "partner": 4.2, "persistent": 4.2})
+    assert times.complete(overlapped=False) == pytest.approx({"local": 2.2, "partner": 4.2, "persistent": 8.2})
+    assert times.serial_s() == pytest.approx(8.2)
+
+
+def test_the_file_system_limits_all_nodes_together() -> None:
+    machine = replace(MACHINE, persistent=replace(MACHINE.persistent, write=2e9))
+    assert times_of(job(machine=machine), STATE.shares(16, kappa=0)).stages()["persistent"] == pytest.approx(8.0)
+    busy = replace(machine, persistent=replace(machine.persistent, others=0.5))
+    assert times_of(job(machine=busy), STATE.shares(16, kappa=0)).stages()["persistent"] == pytest.approx(16.0)
+
+
+def test_flush_bandwidth_is_a_limit_per_node() -> None:
+    assert times_of(job(flush_bandwidth=0.5e9), STATE.shares(16, kappa=0)).stages()["persistent"] == pytest.approx(8.0)
+
+
+def test_encoding_takes_time_and_saves_bytes() -> None:
+    times = times_of(job(compression="tensor"), STATE.shares(16, kappa=0))
+    stages = times.stages()
+    assert stages["encode"] == pytest.approx(0.5 + 0.5 / 16)  # two threads, digests at 16 GB/s each
+    assert stages["local"] == pytest.approx(1.6)
+    assert float(times.encoded.sum()) == pytest.approx(0.8 * STATE.nbytes)
+
+
+def test_auto_encodes_where_that_pays() -> None:
+    shares = STATE.shares(16, kappa=0)
+    assert times_of(job(compression="auto"), shares).stages()["encode"] > 0
+    fast = replace(MACHINE, local=replace(MACHINE.local, write=100e9, rank_write=50e9))
+    no_flush = Protection(persistent=False)
+    assert times_of(job(compression="auto", machine=fast, protection=no_flush), shares).stages()["encode"] == 0
+
+
+def test_lazy_capture_blocks_for_planning_only() -> None:
+    machine = replace(MACHINE, memory=replace(MACHINE.memory, call=1e-3, leaf=1e-6))
+    times = times_of(job(capture="lazy", machine=machine), STATE.shares(16, kappa=0))
+    assert times.blocked_s == pytest.approx(1e-3 + 64e-6)
+    assert times.complete()["local"] == pytest.approx(2.2 + 1e-3 + 64e-6)
+
+
+def test_parity_moves_encodes_and_stores() -> None:
+    """Groups of 4 of which 1 may be lost: a node stores a third of its 4 GB, and sends three quarters of it."""
+    this = job(protection=Protection(partner=False, parity_group=4))
+    parity = times_of(this, STATE.shares(16, kappa=0)).stages()["parity"]
+    assert parity == pytest.approx(4e9 / 3 / 2e9, rel=0.01)  # storing takes longest
+    quick = replace(MACHINE, local=replace(MACHINE.local, write=1e12, rank_write=1e12))
+    sent = times_of(replace(this, machine=quick), STATE.shares(16, kappa=0)).stages()["parity"]
+    assert sent == pytest.approx(max(4e9 * 0.75 / 10e9, 1e9 / 2e9), rel=0.01)
+
+
+def test_one_node_has_no_partner_and_no_group() -> None:
+    assert times_of(job(ranks=4), STATE.shares(4, kappa=0)).stages()["partner"] == 0
+    with pytest.raises(ConfigError, match="fewer nodes than a parity group"):
+        times_of(job(ranks=4, protection=Protection(parity_group=4)), STATE.shares(4, kappa=0))
+    with pytest.raises(ConfigError, match="fewer nodes than the job"):
+        times_of(job(ranks=1024), STATE.shares(1024, kappa=0))
+
+
+def test_rank0_leaves_everything_to_one() -> None:
+    times = times_of(job(strategy="rank0"), STATE.shares(16, "rank0", 0))
+    stages = times.stages()
+    assert stages["capture"] == pytest.approx(1.6) and stages["local"] == pytest.approx(16.0)
+    assert stages["persistent"] == pytest.approx(16.0)

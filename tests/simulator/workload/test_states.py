@@ -1,0 +1,103 @@
+"""States by shape: counts that are published, and shares against the partitioner on the whole state."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from deeppart_simulator.workload.states import ITEM_BYTES, State, read_state
+
+from deeppart.errors import ConfigError
+from deeppart.model import LeafSpec
+from deeppart.partition import partition
+
+
+def test_bert_large_with_adam_is_the_state_of_the_benchmarks() -> None:
+    state = read_state("bert-large+adam")
+    assert (len(state.tensors), state.nbytes) == (1564, 4_021_704_220)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bert-large+sgd",
+        "bert-large:int3",
+        "bert-large+",
+        "bert-large@",
+        "bert-large@tp",
+        "bert-large@tp=0",
+        "bert-large@fsdp,hsdp=2",
+        "bert-large@pp=25",
+        "bert-large@ep=2",
+        "mixtral-8x7b@ep=3",
+        "bert-large@tp=2,tp=2",
+    ],
+)
+def test_impossible_states_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read_state(text)
+
+
+def test_optimizers_keep_what_they_keep() -> None:
+    parameters = 335_141_888
+    assert read_state("bert-large").nbytes == 4 * parameters
+    assert read_state("bert-large:bf16").nbytes == 2 * parameters
+    assert read_state("bert-large+adam").nbytes == 12 * parameters + 4 * 391
+    assert read_state("bert-large+adam-mixed").nbytes == 14 * parameters + 4 * 391
+    assert read_state("bert-large+sgd-momentum").nbytes == 8 * parameters
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def _direct(state: State, ranks: int, strategy: str, kappa: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same state handed to the partitioner as one list of leaves with their replica sets."""
+    specs = []
+    for tensor_groups in state.on(ranks):
+        for row in tensor_groups.ranks.tolist():
+            for number in range(len(tensor_groups.leaves)):
+                nbytes, item = int(tensor_groups.leaves.nbytes[number]), int(tensor_groups.leaves.itemsize[number])
+                members = None if len(row) == ranks else tuple(row)
+                specs.append(LeafSpec(f"{len(row):04d}/{min(row):04d}/{number:06d}", nbytes, item, members))
+    plan = partition(specs, ranks, kappa, strategy)
+    return plan.bytes_per_rank(), plan.spans_per_rank()
+
+
+@pytest.mark.parametrize("strategy", ["deeppart", "whole", "flat", "rank0"])
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("bert-base+adam", 6), ("bert-base+adam@tp=2", 8), ("bert-base@tp=2,pp=2", 8), ("bert-base+adam@hsdp=2", 8)],
+)
+def test_shares_are_those_of_the_partitioner_on_the_whole_state(text: str, ranks: int, strategy: str) -> None:
+    state = read_state(text)
+    shares = state.shares(ranks, strategy, 65536)
+    nbytes, spans = _direct(state, ranks, strategy, 65536)
+    assert int(shares.nbytes.sum()) == int(nbytes.sum())
+    # Cuts may fall at other leaves, since paths differ; what ranks carry may not differ by more than the promise.
+    cost, direct = shares.nbytes + 65536 * shares.spans, nbytes + 65536 * spans
+    assert float(cost.max()) == pytest.approx(float(direct.max()), rel=0.011, abs=65536)
+
+
+def test_shares_by_dtype_add_up() -> None:
+    shares = read_state("llama3-8b+adam-mixed@tp=8").shares(16)
+    assert sum(shares.by_dtype.values()) == pytest.approx(1.0)
+    assert shares.by_dtype["bfloat16"] == pytest.approx(2 / 14, rel=1e-3)
+
+
+def test_a_trillion_parameters_fit_on_a_laptop() -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    state = read_state("gpt-1t+adam-mixed@tp=8,pp=64")
+    shares = state.shares(65536)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert state.parameters > 10**12
+    assert shares.nbytes.sum() == pytest.approx(state.nbytes, rel=0.001)
+    assert peak < 1 << 30
+    assert time.process_time() - began < 60  # a backstop; benchmarks measure
+
+
+def test_every_dtype_has_a_size() -> None:
+    assert all(size in (1, 2, 4, 8, 16) for size in ITEM_BYTES.values())

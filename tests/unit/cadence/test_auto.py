@@ -1,0 +1,250 @@
+"""``every="auto"``: when a checkpoint is due, and the checkpointer that goes by it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.cadence import HISTORY_NAME, History, Run, failure_rates, history
+from deeppart.cadence.auto import Decider
+from deeppart.errors import DeeppartWarning
+from deeppart.model import StepKey
+from deeppart.pending import DONE, FAILED, RUNNING, Pending
+from deeppart.plan.interval import LevelCost, best, waste
+from deeppart.storage.files import DurableFile
+from deeppart.storage.steps import MANIFEST_NAME, step_directory
+from tests.histories import often_failing
+
+ALL = ("local", "partner", "persistent")
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def commit(root: Path, step: int) -> None:
+    directory = step_directory(root, StepKey(step, "a" * 32))
+    directory.mkdir(parents=True)
+    (directory / MANIFEST_NAME).write_text("a manifest")
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(levels: tuple[str, ...], blocked_s: float, busy_s: dict[str, float], **states: str) -> Pending:
+    """One that has come to its end."""
+    pending = Pending(1, frozenset(levels), lambda: None)
+    pending.note_cost(blocked_s=blocked_s)
+    for level in levels:
+        pending.note_stage(level, busy_s[level])
+        pending.note_level(level, states.get(level, DONE))
+    return pending
+
+
+# --- when it is due ---------------------------------------------------------------------------------------------------
+
+SLOWDOWN = 0.04
+BLOCKED_S, BUSY_S = 0.2, {"local": 0.5, "partner": 1.0, "persistent": 8.0}
+
+
+def train(
+    decider: Decider, seconds: float, step_s: float = 0.25, fails: str | None = None
+) -> tuple[list[tuple[float, frozenset[str]]], int]:
+    """(time and levels of every checkpoint, how often rank 0 was asked) of a training with a clock of its own."""
+    clock, calls, looks, busy_until = 0.0, 0, 0, 0.0
+    made: list[tuple[float, frozenset[str]]] = []
+    open_until: list[tuple[float, Pending, frozenset[str]]] = []
+    jitter = random.Random(1)
+    while clock < seconds:
+        for done, pending, due in list(open_until):
+            if clock >= done:
+                for level in due:
+                    pending.note_stage(level, BUSY_S[level])
+                    pending.note_level(level, FAILED if level == fails else DONE)
+                open_until.remove((done, pending, due))
+        working = bool(open_until)
+        decider.meter.entered(clock, working=working)
+        calls -= 1
+        due = frozenset[str]()
+        if calls <= 0:
+            looks += 1
+            due, calls = decider.decide(clock, room=not working)
+        if due:
+            pending = Pending(len(made), due, lambda: None)
+            pending.note_cost(blocked_s=BLOCKED_S)
+            made.append((clock, due))
+            clock += BLOCKED_S
+            decider.made(clock, pending)
+            busy_until = clock + max(BUSY_S[level] for level in due)
+            open_until.append((busy_until, pending, due))
+        else:
+            decider.meter.left(clock, working=working)
+        clock += step_s * jitter.uniform(0.95, 1.05) * (1 + SLOWDOWN * bool(open_until))
+    return made, looks
+
+
+def test_checkpoints_come_as_often_as_the_model_says() -> None:
+    runs = [Run(1800.0, 8, failed=True, needed=ALL[number % 3]) for number in range(100)]  # a failure each half hour
+    decider = Decider(ALL, 8, runs)
+    made, looks = train(decider, 4 * 3600)
+    assert decider.report is not None
+    settled = [time for time, _ in made if time > 600]
+    found = (settled[-1] - settled[0]) / (len(settled) - 1)
+    costs = [
+        LevelCost(level, SLOWDOWN * BUSY_S[level] + BLOCKED_S * (level == "local"), BLOCKED_S, failures_per_s=rate)
+        for level, rate in failure_rates(8, ALL, runs).items()
+    ]
+    assert found == pytest.approx(best(costs).period_s + 0.125, rel=0.1), "the next call after the time is up"
+    every = [round(len(made) / sum(level in due for _, due in made)) for level in ALL]
+    assert waste(costs, found, every).total <= 1.05 * best(costs).waste.total, "the optimum is flat: several are good"
+    assert made[0][1] == frozenset(ALL), "the first tells what they cost"
+    assert looks < 12 * len(made), "most calls ask nobody"
+    assert "failure every" in str(decider.report)
+
+
+def test_a_level_that_failed_is_tried_again_with_the_next() -> None:
+    runs = [Run(1800.0, 8, failed=True, needed=ALL[number % 3]) for number in range(100)]
+    decider = Decider(ALL, 8, runs)
+    made, _ = train(decider, 3600, fails="partner")
+    assert all("partner" in due for _, due in made)
+
+
+def test_the_file_system_is_left_to_others_most_of_the_time() -> None:
+    """Failures every minute would have it written to all the time: it takes 8 s."""
+    runs = [Run(60.0, 8, failed=True, needed="persistent") for _ in range(1500)]
+    made, _ = train(Decider(("persistent",), 8, runs, drain_share=0.1), 3600)
+    assert 79 < 3600 / len(made) < 90
+    made, _ = train(Decider(("persistent",), 8, runs), 3600)
+    assert 3600 / len(made) < 20
+
+
+def test_nothing_is_begun_while_there_is_no_room() -> None:
+    decider = Decider(("persistent",), 1)
+    assert decider.decide(0.0, room=True) == (frozenset({"persistent"}), 1)
+    decider.made(0.0, checkpoint(("persistent",), 0.1, {"persistent": 1.0}))
+    decider.meter.take_failures()
+    assert decider.decide(1e9, room=False)[0] == frozenset()
+    assert decider.decide(1e9, room=True)[0] == {"persistent"}
+
+
+def test_nothing_is_decided_before_the_first_checkpoint_is_complete() -> None:
+    decider = Decider(("persistent",), 1)
+    pending = Pending(0, frozenset({"persistent"}), lambda: None)
+    pending.note_level("persistent", RUNNING)
+    decider.made(0.0, pending)
+    assert decider.decide(1e9, room=True)[0] == frozenset() and decider.report is None
+    pending.note_level("persistent", DONE)
+    assert decider.decide(1e9, room=True)[0] == {"persistent"}
+
+
+# --- the checkpointer, one process ------------------------------------------------------------------------------------
+
+
+def test_most_calls_go_to_no_level_and_the_last_is_forced(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": torch.zeros(1000), "step": 0}
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", local_dir=tmp_path / "l", every="auto") as checkpointer:
+        assert checkpointer.cadence is None
+        first = checkpointer.checkpoint(state, 0)
+        assert first.levels == {"local", "persistent"}
+        first.wait(timeout=200)
+        calls = [checkpointer.checkpoint(state, step) for step in range(1, 200)]
+        assert not any(call.levels for call in calls)
+        assert all(call.finished and not call.skipped for call in calls)
+        with pytest.raises(deeppart.LevelNotRunError):
+            calls[0].wait()
+        state["step"] = 200
+        last = checkpointer.checkpoint(state, 200, force=True)
+        assert last.levels == {"local", "persistent"}
+        last.wait(timeout=200)
+        assert checkpointer.cadence is not None and checkpointer.cadence.failures == 0
+    assert deeppart.load(tmp_path / "p")["step"] == 200
+
+
+def test_closing_says_that_the_last_step_is_not_saved(tmp_path: Path) -> None:
+    with (
+        pytest.warns(DeeppartWarning, match="closed after step 2, which is not saved"),
+        deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer,
+    ):
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
+        checkpointer.checkpoint({"x": torch.ones(3)}, 2)
+        assert "(no earlier run seen)" in str(checkpointer.cadence)
+
+
+def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
+    often_failing(tmp_path / "p")
+    import time
+
+    state: dict[str, Any] = {"w": torch.zeros(1000)}
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer:
+        made, step, ends = [], 0, time.monotonic() + 30
+        while len(made) < 4 and time.monotonic() < ends:
+            time.sleep(0.002)
+            step += 1
+            if checkpointer.checkpoint(state, step).levels:
+                made.append(step)
+        assert len(made) == 4, "and the last of them is the last call"
+        report = checkpointer.cadence
+        assert report is not None and report.failures == 480 and "480 seen" in str(report)
+    runs = json.loads((tmp_path / "p" / HISTORY_NAME).read_text())["runs"]
+    assert len(runs) == 481 and runs[-1]["ended"]
+
+
+def test_a_history_that_cannot_be_kept_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_file = DurableFile.commit
+
+    def refused(self: DurableFile) -> None:
+        if HISTORY_NAME in str(self.path):
+            raise deeppart.StorageError("no space left on device", where=str(self.path))
+        commit_file(self)
+
+    monkeypatch.setattr(DurableFile, "commit", refused)
+    with (
+        pytest.warns(DeeppartWarning, match="does not know earlier runs"),
+        deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer,
+    ):
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
+    assert deeppart.load(tmp_path / "p")["x"].sum() == 3
+
+
+def test_a_directory_that_cannot_be_listed_hides_no_error_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(root: Path) -> dict[int, Path]:
+        raise deeppart.StorageError("cannot list a checkpoint directory", where=str(root))
+
+    with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
+        monkeypatch.setattr(history, "list_steps", refused)
+        raise ZeroDivisionError
+    known = History(tmp_path, "0" * 32, nodes=1)  # the run before has no end yet: looks for its last commit
+    assert known.problem is not None and "cannot list" in known.problem
+    assert len(known.runs) == 1 and not known.runs[0].failed
+
+
+def test_an_error_in_training_is_written_down(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
+        checkpointer.checkpoint({"x": torch.ones(3)}, 1).wait(timeout=200)
+        raise ZeroDivisionError
+    with deeppart.Checkpointer(persistent_dir=tmp_path, every="auto") as checkpointer:
+        checkpointer.restore({"x": torch.zeros(3)})
+        runs = json.loads((tmp_path / HISTORY_NAME).read_text())["runs"]
+    assert runs[0]["seen"] and not runs[0]["ended"] and runs[1]["restored"] == "persistent"
+
+
+def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:
+    every = {"local": 2, "persistent": 4}
+    with deeppart.Checkpointer(persistent_dir=tmp_path / "p", local_dir=tmp_path / "l", every=every) as checkpointer:
+        assert checkpointer.cadence is None
+        levels = [checkpointer.checkpoint({"x": 1}, step, force=step == 3).levels for step in range(4)]
+    assert levels == [{"local", "persistent"}, frozenset(), {"local"}, {"local", "persistent"}]
+    assert not (tmp_path / "p" / HISTORY_NAME).exists()
+
+
+def test_settings_or_a_config(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="every"):
+        deeppart.Checkpointer(deeppart.Config(persistent_dir=tmp_path), every="auto")

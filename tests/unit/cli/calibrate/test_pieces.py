@@ -1,0 +1,27 @@
+"""Single operations are timed: every number is there and possible; how large it is says nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deeppart.cli.calibrate import pieces
+from deeppart.cli.calibrate.pieces import measure_pieces
+from deeppart.comm import SingleComm
+
+
+def test_every_operation_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_SECONDS", 0.0)
+    found = measure_pieces(SingleComm(), ["float32", "int32"])
+    assert found["network"] is None, "one rank sends nothing"
+    assert list(found["codec"]) == ["float32", "int32"]
+    for numbers in found["codec"].values():
+        assert set(numbers) == {"ratio", "encode", "decode"} and 0 < numbers["ratio"] <= 1.0
+    rates = [found["hash"], found["parity"], *(numbers["encode"] for numbers in found["codec"].values())]
+    assert all(rate > 0 and math.isfinite(rate) for rate in rates)
+
+
+def test_an_unknown_dtype_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        measure_pieces(SingleComm(), ["float33"])

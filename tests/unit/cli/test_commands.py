@@ -1,0 +1,127 @@
+"""What ``deeppart`` and ``deeppart-sim`` share: subcommands found when called, exit codes, errors told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+import pytest
+
+from deeppart.cli.commands import BROKEN_PIPE, GOOD, INTERRUPTED, NOT_GOOD, REFUSED, Commands, print_json
+from deeppart.errors import ConfigError, CorruptFileError, DeeppartError
+
+RAISED: dict[str, BaseException | int | None] = {
+    "good": None,
+    "code": 7,
+    "config": ConfigError("impossible", expected="a number", todo="write one"),
+    "damage": CorruptFileError("a file is damaged", where="/ckpt"),
+    "system": PermissionError(13, "Permission denied", "/ckpt"),
+    "interrupted": KeyboardInterrupt(),
+    "module": ModuleNotFoundError("No module named 'extra_package'", name="extra_package"),
+    "other": ModuleNotFoundError("No module named 'mistyped'", name="mistyped"),
+}
+
+
+class Group(Commands):
+    """Commands that do what they are called."""
+
+    package: ClassVar[str] = "nowhere"
+    names: ClassVar[tuple[str, ...]] = tuple(RAISED)
+    about_content: ClassVar[tuple[type[DeeppartError], ...]] = (CorruptFileError,)
+    extra: ClassVar[tuple[tuple[str, ...], str]] = (("extra_package",), "pip install extra")
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        @click.command(name=cmd_name)
+        @click.option("--json", "as_json", is_flag=True)
+        def command(as_json: bool) -> int | None:
+            what = RAISED[cmd_name]
+            if isinstance(what, BaseException):
+                raise what
+            return what
+
+        return command if cmd_name in RAISED else None
+
+
+def run(*arguments: str) -> int:
+    return int(Group(name="test").main([*arguments], standalone_mode=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("good", GOOD),
+        ("code", 7),
+        ("config", REFUSED),
+        ("damage", NOT_GOOD),
+        ("system", REFUSED),
+        ("interrupted", INTERRUPTED),
+        ("module", REFUSED),
+        ("no such command", REFUSED),
+    ],
+)
+def test_exit_codes(capsys: pytest.CaptureFixture[str], name: str, code: int) -> None:
+    assert run(name) == code
+    out, err = capsys.readouterr()
+    assert out == "" and bool(err) == (name not in ("good", "code"))
+
+
+def test_an_error_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "--json") == REFUSED
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert err == "" and (error["kind"], error["exit_code"]) == ("ConfigError", REFUSED)
+    assert (error["summary"], error["expected"], error["todo"]) == ("impossible", "a number", "write one")
+    for name, kind in (("system", "OSError"), ("module", "ModuleNotFoundError"), ("nothing", "UsageError")):
+        assert run(name, "--json") == REFUSED
+        assert json.loads(capsys.readouterr().out)["error"]["kind"] == kind
+
+
+def test_what_installs_a_missing_package_is_told_and_other_modules_are_a_bug(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("module")
+    assert "pip install extra" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError, match="mistyped"):
+        run("other")
+
+
+def test_commands_are_imported_when_they_are_called() -> None:
+    class Lazy(Commands):
+        package: ClassVar[str] = "deeppart.cli"
+        names: ClassVar[tuple[str, ...]] = ("ls", "not written yet")
+
+    group = Lazy(name="test")
+    with click.Context(group) as context:
+        assert group.list_commands(context) == ["ls", "not written yet"]
+        found = group.get_command(context, "ls")
+        assert found is not None and found.name == "ls" and group.get_command(context, "prune") is None
+        with pytest.raises(ModuleNotFoundError):
+            group.get_command(context, "not written yet")
+
+
+def test_json_has_no_numbers_that_json_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"b": 1, "a": [2]}, sort_keys=True)
+    assert capsys.readouterr().out == '{\n  "a": [\n    2\n  ],\n  "b": 1\n}\n'
+    bad: Any = float("inf")
+    with pytest.raises(ValueError):
+        print_json(bad)
+
+
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    program = (
+        "import sys; from deeppart.cli.commands import end_quietly\n"
+        "code = end_quietly(); print('more', flush=True); sys.exit(code)"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, text=True, cwd=root, check=False
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (BROKEN_PIPE, "")

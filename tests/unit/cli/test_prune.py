@@ -1,0 +1,152 @@
+"""``deeppart prune``: what is removed, what never is, and who may."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from tests.unit.cli_support import (
+    call,
+    call_json,
+    forge,
+    invoke,
+    save,
+    step_dir,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Complete steps 10, 20, 30 and 40, committed in this order."""
+    for step in (10, 20, 30, 40):
+        forge(tmp_path, step, ranks=2)
+    return tmp_path
+
+
+def steps(root: Path) -> list[int]:
+    """Steps that have a directory."""
+    return sorted(int(path.name.split("-")[1]) for path in root.glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        (("--keep", "1"), [40]),
+        (("--keep", "3"), [20, 30, 40]),
+        (("--keep", "9"), [10, 20, 30, 40]),
+        (("--after", "20"), [10, 20]),
+        (("--after", "25"), [10, 20]),
+        (("--after", "40"), [10, 20, 30, 40]),
+        (("--before", "30"), [30, 40]),
+        (("--after", "10", "--before", "40"), [10, 40]),
+        (("--keep", "3", "--before", "100"), [20, 30, 40]),
+        (("--keep", "1", "--before", "20"), [20, 30, 40]),
+        (("--incomplete",), [10, 20, 30, 40]),
+    ],
+)
+def test_selections(options: tuple[str, ...], left: list[int], root: Path) -> None:
+    dry = call_json("prune", root, *options, "--dry-run")
+    assert dry["kept"] == left and dry["dry_run"] is True and dry["removed"] == []
+    assert steps(root) == [10, 20, 30, 40]
+    document = call_json("prune", root, *options, "--yes")
+    assert steps(root) == left
+    gone = sorted({10, 20, 30, 40} - set(left))
+    assert document.keys() == {
+        "directory", "dry_run", "owner", "selected", "kept", "removed", "failed", "left_behind", "signatures_checked",
+        "problems",
+    }  # fmt: skip
+    assert (document["signatures_checked"], document["problems"]) == (False, [])
+    assert (document["removed"], document["kept"], document["failed"]) == (gone, left, [])
+    assert [entry["step"] for entry in document["selected"]] == gone
+    assert all(entry["bytes"] > 8000 and entry["state"] == "complete" for entry in document["selected"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "say what to remove"),
+        (("--keep", "0"), "0 is not in the range"),
+        (("--keep", "1", "--after", "10"), "exclude each other"),
+        (("--after", "10", "--before", "11"), "no step is newer than 10 and older than 11"),
+        (("--after", "30", "--before", "20"), "no step is newer"),
+        (("--incomplete", "--local", "x"), "--local goes with"),
+    ],
+)
+def test_usage(options: tuple[str, ...], message: str, root: Path) -> None:
+    assert message in call("prune", root, *options, "--yes", code=2)
+    assert message in call_json("prune", root, *options, "--yes", code=2)["error"]["summary"]
+    assert steps(root) == [10, 20, 30, 40]
+
+
+def test_text(root: Path) -> None:
+    text = call("prune", root, "--keep", "2", "--dry-run")
+    assert str(step_dir(root, 10)) in text and str(step_dir(root, 30)) not in text
+    assert "would remove 2 steps (" in text and "steps 30, 40 stay" in text
+    assert call("prune", root, "--keep", "2", "--yes").startswith("removed 2 steps (")
+    assert call("prune", root, "--keep", "2", "--yes") == "nothing to remove; steps 30, 40 stay\n"
+    assert call("prune", root, "--keep", "1", "--yes").endswith("step 40 stays\n")
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_to_ask(root: Path) -> None:
+    assert "use --yes or --dry-run" in call("prune", root, "--keep", "1", code=2)
+    assert "use --yes or --dry-run" in call_json("prune", root, "--keep", "1", code=2)["error"]["summary"]
+    assert steps(root) == [10, 20, 30, 40]
+
+
+def test_nobody_is_asked_where_there_is_nothing_to_remove(root: Path) -> None:
+    assert call("prune", root, "--before", "1") == "nothing to remove; steps 10, 20, 30, 40 stay\n"
+    assert call_json("prune", root, "--keep", "4")["selected"] == []
+    assert "say what to remove" in call("prune", root, code=2)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, root: Path, text: str) -> Any:
+    """Run at what looks like a terminal."""
+    monkeypatch.setattr("deeppart.cli.prune._can_ask", lambda: True)
+    return invoke("prune", root, "--keep", "1", stdin=text)
+
+
+def test_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, code in (("n\n", 1), ("\n", 1), ("", 130)):
+        result = answer(monkeypatch, root, text)
+        assert (result.exit_code, steps(root)) == (code, [10, 20, 30, 40])
+        assert "Remove 3 steps (" in result.output and str(step_dir(root, 20)) in result.output
+    result = answer(monkeypatch, root, "y\n")
+    assert (result.exit_code, steps(root)) == (0, [40])
+
+
+def test_changed_while_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def confirm(*_: object, **__: object) -> bool:
+        shutil.rmtree(step_dir(root, 20))
+        return True
+
+    monkeypatch.setattr("click.confirm", confirm)
+    result = answer(monkeypatch, root, "")
+    assert result.exit_code == 2 and "has changed since you were asked" in result.output
+    assert steps(root) == [10, 30, 40]
+
+
+# --- running jobs -----------------------------------------------------------------------------------------------------
+
+
+def test_refused_while_a_job_runs(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2)
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 0})
+    with deeppart.Checkpointer(config) as checkpointer:
+        error = call_json("prune", tmp_path, "--keep", "1", "--yes", code=2)["error"]
+        assert error["kind"] == "DirectoryInUseError" and f"process {os.getpid()}" in error["found"]
+        assert error["found"].startswith("in use by ") and "nothing is changed" in error["summary"]
+        refused = "without --dry-run this would be refused: the directory is in use by "
+        assert refused in call("prune", tmp_path, "--keep", "1", "--dry-run")
+        assert "refused" not in call("prune", tmp_path, "--keep", "2", "--dry-run"), "there is nothing to remove"
+        assert steps(tmp_path) == [1, 2]
+        checkpointer.checkpoint({"x": 1}, step=3).wait("persistent", timeout=200)
+    call("prune", tmp_path, "--keep", "1", "--yes")
+    assert steps(tmp_path) == [3]

@@ -1,0 +1,90 @@
+"""Which codec a chunk gets, by the ``compression`` setting, its dtype and its contents."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from deeppart.codec import Chooser, EncodedChunk, codec_by_id
+from deeppart.errors import ConfigError
+
+NOISE = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
+FLOATS = np.random.default_rng(2).standard_normal(100_000).astype(np.float32).tobytes()
+BFLOATS = np.frombuffer(FLOATS, np.uint16)[1::2].tobytes()
+ZEROS = bytes(200_000)
+
+
+def decoded(chunk: EncodedChunk, raw_length: int) -> bytes:
+    return bytes(codec_by_id(chunk.codec_id).decode(memoryview(chunk.data), raw_length))
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", ["none", "tensor", "zstd", "zstd:1", "zstd:22", "zstd:-7"])
+@pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS, BFLOATS], ids=["one", "zeros", "noise", "f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["", "float32", "int64", "uint8", "float8_e4m3fn"])
+def test_chooser_round_trip_and_never_longer(compression: str, raw: bytes, dtype: str) -> None:
+    chunk = Chooser(compression).encode_chunk(memoryview(raw), dtype)
+    assert decoded(chunk, len(raw)) == raw
+    assert len(chunk.data) < len(raw) or (chunk.codec_id == 0 and len(chunk.data) == len(raw))
+
+
+@pytest.mark.parametrize(
+    ("compression", "raw", "dtype", "codec_id"),
+    [
+        ("none", ZEROS, "float32", 0),
+        ("zstd", ZEROS, "float32", 1),
+        ("zstd", NOISE, "float32", 0),  # does not shrink
+        ("zstd", b"x", "", 0),
+        ("zstd", FLOATS, "float32", 1),
+        ("tensor", FLOATS, "float32", 2),
+        ("tensor", BFLOATS, "bfloat16", 2),
+        ("tensor", NOISE, "float32", 0),
+        ("tensor", NOISE, "int64", 0),
+        ("tensor", ZEROS, "int32", 2),
+        ("tensor", ZEROS, "uint8", 1),  # one plane already
+        ("tensor", ZEROS, "float8_e5m2", 1),
+        ("tensor", ZEROS, "", 1),  # no numbers, or not in this machine's byte order
+    ],
+)
+def test_choice(compression: str, raw: bytes, dtype: str, codec_id: int) -> None:
+    assert Chooser(compression).encode_chunk(memoryview(raw), dtype).codec_id == codec_id
+
+
+def test_only_some_dtypes() -> None:
+    chooser = Chooser("tensor", only={"float32"})
+    assert chooser.encode_chunk(memoryview(FLOATS), "float32").codec_id == 2
+    assert chooser.encode_chunk(memoryview(FLOATS), "float64").codec_id == 0
+
+
+def test_level_reaches_zstd() -> None:
+    text = b"".join(b"%d %d," % (i, i * i) for i in range(8_000))
+    sizes = [len(Chooser(f"zstd:{level}").encode_chunk(memoryview(text)).data) for level in (-7, 1, 19)]
+    assert sizes == sorted(sizes, reverse=True)
+    level_3 = Chooser("zstd:3").encode_chunk(memoryview(text))
+    assert Chooser("zstd").encode_chunk(memoryview(text)) == level_3
+    assert Chooser("zstd:1").encode_chunk(memoryview(text)) != level_3
+
+
+@pytest.mark.parametrize(
+    "compression",
+    ["", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "raw", "auto"],
+)
+def test_unknown_compression(compression: str) -> None:
+    with pytest.raises(ConfigError, match=r'"auto", "none", "tensor", "zstd" or "zstd:LEVEL"') as caught:
+        Chooser(compression)
+    assert caught.value.found == repr(compression)
+
+
+def test_one_chooser_serves_many_threads() -> None:
+    chooser = Chooser("zstd:1")
+    raws = [memoryview(bytes([i]) * 50_000 + NOISE[i : i + 50_000]) for i in range(48)]
+    alone = [bytes(chooser.encode_chunk(raw).data) for raw in raws]
+    with ThreadPoolExecutor(8) as pool:
+        chunks = list(pool.map(chooser.encode_chunk, raws))
+        back = list(pool.map(decoded, chunks, [raw.nbytes for raw in raws]))
+    assert [bytes(chunk.data) for chunk in chunks] == alone
+    assert back == [bytes(raw) for raw in raws]

@@ -1,0 +1,37 @@
+"""Every codec of this version: its id, and chunks that come back unchanged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deeppart.codec import CODECS, Codec, codec_by_id
+from deeppart.errors import CorruptFileError, NewerFormatError
+
+NOISE = np.random.default_rng(1).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
+FLOATS = np.random.default_rng(2).standard_normal(100_000).astype(np.float32).tobytes()
+ZEROS = bytes(200_000)
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize("raw", [b"x", ZEROS, NOISE, FLOATS], ids=["one", "zeros", "noise", "floats"])
+def test_round_trip(codec: Codec, raw: bytes) -> None:
+    encoded = memoryview(codec.encode(memoryview(raw)))
+    assert bytes(codec.decode(encoded, len(raw))) == raw
+    into = memoryview(bytearray(len(raw)))
+    assert bytes(codec.decode(encoded, len(raw), into)) == raw == bytes(into)
+    for wrong_length in (len(raw) - 1, len(raw) + 1, 0, 2**60):
+        with pytest.raises(CorruptFileError):
+            codec.decode(encoded, wrong_length)
+        if wrong_length < 2**60:
+            with pytest.raises(CorruptFileError):
+                codec.decode(encoded, wrong_length, memoryview(bytearray(wrong_length)))
+
+
+def test_ids_are_part_of_the_format() -> None:
+    assert {codec_id: codec.name for codec_id, codec in CODECS.items()} == {0: "raw", 1: "zstd", 2: "tensor"}
+
+
+def test_unknown_id_is_from_a_newer_version() -> None:
+    with pytest.raises(NewerFormatError, match=r"codec 3[\s\S]*chunk 5"):
+        codec_by_id(3, where="chunk 5")

@@ -1,0 +1,233 @@
+"""The tensor codec: every dtype and every special value comes back bit for bit; what is not well-formed is refused."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deeppart.codec import ROOM_BYTES, Chooser, codec_by_id
+from deeppart.codec.planes import BLOCK_ELEMENTS, LAYOUTS
+from deeppart.codec.tensor import FOLDED_PLANE, PLANE_DTYPES, RAW_PLANE, STRAY_PLANE, ZSTD_PLANE, TensorCodec
+from deeppart.errors import CorruptFileError
+from deeppart.part import FileSource, PartReader
+from deeppart.state.leaves import TORCH_DTYPES, LeafType
+from tests.golden import make_v2
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "v2"
+RANDOM = np.random.default_rng(7)
+#: Tags that a chunk of a leaf can have.
+TAGS = sorted(
+    set(TORCH_DTYPES) | {LeafType("numpy", code, ()).tag for code in ("<u2", "<u4", "<u8", "<f2", "<c16", "|S3")}
+)
+UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def round_trip(raw: bytes, dtype: str) -> memoryview:
+    """Encode and decode, with memory of the caller's and without; returns the encoded bytes."""
+    codec = TensorCodec(dtype)
+    room = memoryview(bytearray(len(raw) + ROOM_BYTES))
+    encoded = codec.encode(memoryview(raw), room)
+    assert bytes(encoded) == bytes(codec.encode(memoryview(raw)))
+    assert bytes(codec.decode(encoded, len(raw))) == raw
+    into = memoryview(bytearray(b"\xa5" * len(raw)))
+    assert bytes(codec.decode(encoded, len(raw), into)) == raw == bytes(into)
+    return encoded
+
+
+def methods(encoded: memoryview) -> list[int]:
+    return [encoded[4 + 8 * plane] for plane in range(encoded[1])]
+
+
+def ordinary(dtype: str, count: int) -> bytes:
+    """Values as they occur: normals for floats, small numbers for integers, bytes for the rest."""
+    normals = torch.from_numpy(RANDOM.standard_normal(count))
+    kind = TORCH_DTYPES.get("float16" if dtype == "complex32" else dtype)
+    if kind is None or dtype.startswith("float4"):
+        return RANDOM.integers(0, 200, count * 8, dtype=np.uint8).tobytes()
+    if kind.is_floating_point or kind.is_complex:
+        return normals.to(kind).view(torch.uint8).numpy().tobytes()
+    return (normals * 100).abs().to(torch.int64).to(kind).view(torch.uint8).numpy().tobytes()
+
+
+# --- nothing is lost --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TAGS, ids=lambda tag: tag or "none")
+@pytest.mark.parametrize("count", [1, 7, 5000])
+def test_every_dtype(dtype: str, count: int) -> None:
+    raw = ordinary(dtype, count)
+    chunk = Chooser("tensor").encode_chunk(memoryview(raw), dtype)
+    assert bytes(codec_by_id(chunk.codec_id).decode(memoryview(chunk.data), len(raw))) == raw
+    assert len(chunk.data) <= len(raw)
+    if count == 5000 and (dtype in PLANE_DTYPES or dtype.startswith("float8")):
+        assert len(chunk.data) < 0.97 * len(raw)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int16", "uint16", "complex32"])
+def test_every_value_of_two_bytes(dtype: str) -> None:
+    values = np.arange(1 << 16, dtype=np.uint16)  # all NaNs, infinities, zeros, subnormals
+    round_trip(values.tobytes(), dtype)
+    round_trip(RANDOM.permutation(values).tobytes(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [name for name in TORCH_DTYPES if name.startswith("float8")])
+def test_every_value_of_one_byte(dtype: str) -> None:
+    raw = memoryview(np.arange(256, dtype=np.uint8).repeat(3).tobytes())
+    chunk = Chooser("tensor").encode_chunk(raw, dtype)
+    assert codec_by_id(chunk.codec_id).decode(memoryview(chunk.data), len(raw)) == raw
+
+
+def special_values(nbytes: int, exponent_bits: int) -> Iterator[int]:
+    """Bit patterns: every exponent with mantissas of all zeros, all ones, one bit; both signs."""
+    mantissa_bits = 8 * nbytes - 1 - exponent_bits
+    mantissas = {0, 1, (1 << mantissa_bits) - 1, *(1 << bit for bit in range(mantissa_bits))}
+    for exponent in range(1 << exponent_bits):
+        for mantissa in mantissas:
+            for sign in (0, 1):
+                yield sign << (8 * nbytes - 1) | exponent << mantissa_bits | mantissa
+
+
+@pytest.mark.parametrize(("dtype", "nbytes", "exponent_bits"), [("float32", 4, 8), ("float64", 8, 11)])
+def test_every_exponent_with_special_mantissas(dtype: str, nbytes: int, exponent_bits: int) -> None:
+    values = np.fromiter(special_values(nbytes, exponent_bits), UNSIGNED[nbytes])
+    round_trip(values.tobytes(), dtype)
+    round_trip(RANDOM.permutation(values).tobytes(), dtype)
+
+
+@pytest.mark.parametrize("dtype", sorted(PLANE_DTYPES))
+@pytest.mark.parametrize("nbytes", [1, 2, 3, 8, 63, 64, 65, 511, 4099])
+def test_lengths_that_are_no_multiple(dtype: str, nbytes: int) -> None:
+    round_trip(RANDOM.integers(0, 256, nbytes, dtype=np.uint8).tobytes(), dtype)
+    round_trip(bytes(nbytes), dtype)
+    round_trip(b"\xff" * nbytes, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int64"])
+def test_more_than_one_block(dtype: str) -> None:
+    for elements in (BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1, 2 * BLOCK_ELEMENTS + 77):
+        round_trip(ordinary(dtype, elements), dtype)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+def test_memory_that_is_not_aligned(offset: int) -> None:
+    raw = ordinary("float32", 5000)
+    memory = bytearray(offset) + raw
+    room = memoryview(bytearray(len(raw) + ROOM_BYTES + offset))[offset:]
+    encoded = TensorCodec("float32").encode(memoryview(memory)[offset:], room)
+    shifted = memoryview(bytearray(offset) + bytes(encoded))[offset:]
+    into = memoryview(bytearray(len(raw) + offset))[offset:]
+    assert TensorCodec().decode(shifted, len(raw), into) == raw
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(PLANE_DTYPES)), st.binary(min_size=1, max_size=700), st.integers(1, 40))
+def test_any_bytes(dtype: str, piece: bytes, times: int) -> None:
+    round_trip(piece * times, dtype)
+
+
+# --- what is chosen ---------------------------------------------------------------------------------------------------
+
+
+def test_each_plane_is_stored_as_it_suits() -> None:
+    normals = RANDOM.standard_normal(200_000).astype(np.float32)
+    assert methods(round_trip(normals.tobytes(), "float32")) == [RAW_PLANE, RAW_PLANE, ZSTD_PLANE]
+    assert methods(round_trip(np.abs(normals).tobytes(), "float32")) == [RAW_PLANE, FOLDED_PLANE, ZSTD_PLANE]
+    few_bits = (normals.view(np.uint32) & np.uint32(0xFFFF0000)).tobytes()
+    assert methods(round_trip(few_bits, "float32")) == [ZSTD_PLANE, ZSTD_PLANE, RAW_PLANE, ZSTD_PLANE]
+
+
+def test_one_negative_number_is_not_folded_away() -> None:
+    values = np.abs(RANDOM.standard_normal(200_000).astype(np.float32))
+    values[123_457] *= -1  # no sample sees it
+    encoded = round_trip(values.tobytes(), "float32")
+    assert methods(encoded) == [RAW_PLANE, STRAY_PLANE, ZSTD_PLANE]
+
+
+def test_rows_of_little_precision_are_seen_from_anywhere_in_the_chunk() -> None:
+    values = RANDOM.standard_normal(1 << 20).astype(np.float32)
+    values[700_000:900_000] = values[700_000:900_000].astype(np.float16)
+    encoded = round_trip(values.tobytes(), "float32")
+    assert methods(encoded)[:2] == [ZSTD_PLANE, ZSTD_PLANE]
+    assert len(encoded) < 0.83 * values.nbytes - 0.9 * 200_000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 0.834), ("bfloat16", 0.668), ("float64", 0.893), ("float16", 0.86)]
+)
+def test_normals_shrink_to_what_their_exponents_leave(dtype: str, most: float) -> None:
+    raw = ordinary(dtype, 1 << 20)
+    assert len(round_trip(raw, dtype)) < most * len(raw)
+
+
+def test_many_threads() -> None:
+    raws = [memoryview(ordinary("float32", 30_000 + 1000 * i)) for i in range(24)]
+    alone = [bytes(TensorCodec("float32").encode(raw)) for raw in raws]
+    with ThreadPoolExecutor(6) as pool:
+        encoded = list(pool.map(TensorCodec("float32").encode, raws))
+        decoded = list(pool.map(TensorCodec().decode, encoded, [len(raw) for raw in raws]))
+    assert [bytes(each) for each in encoded] == alone
+    assert [bytes(each) for each in decoded] == [bytes(raw) for raw in raws]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+RAW = ordinary("float32", 3000) + b"abc"
+ENCODED = bytes(TensorCodec("float32").encode(memoryview(RAW)))
+
+
+def refused(encoded: bytes, raw_length: int = len(RAW)) -> None:
+    for into in (None, memoryview(bytearray(max(raw_length, 0)))):
+        with pytest.raises(CorruptFileError):
+            TensorCodec().decode(memoryview(encoded), raw_length, into)
+
+
+def test_every_truncation_and_another_length() -> None:
+    for length in range(0, len(ENCODED), 97):
+        refused(ENCODED[:length])
+    refused(ENCODED[:-1])
+    refused(ENCODED + b"x")
+    for raw_length in (0, len(RAW) - 1, len(RAW) + 1, len(RAW) - 4, len(RAW) + 4, 2 * len(RAW)):
+        refused(ENCODED, raw_length)
+
+
+@pytest.mark.parametrize(
+    ("at", "data"),
+    [
+        (0, b"\0"), (0, b"\x07"), (0, b"\xff"), (1, b"\2"), (1, b"\xff"), (2, b"\1"),
+        (4, b"\1"), (4, b"\2"), (4, b"\4"), (20, b"\0"), (20, b"\2"), (20, b"\3"),
+        (8, struct.pack("<I", 0)), (8, struct.pack("<I", 2**32 - 1)), (24, struct.pack("<I", 1)),
+        (16, struct.pack("<I", 2999)), (24, struct.pack("<I", 0)),
+    ],
+)  # fmt: skip
+def test_head(at: int, data: bytes) -> None:
+    refused(ENCODED[:at] + data + ENCODED[at + len(data) :])
+
+
+def test_a_frame_that_claims_more_is_refused_before_memory_is_taken() -> None:
+    frame = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+    head = struct.pack("<BBH", 4, 2, 0) + struct.pack("<B3xI", 0, 1000) + struct.pack("<B3xI", 1, len(frame))
+    encoded = memoryview(head + bytes(1000) + frame)
+    tracemalloc.start()
+    with pytest.raises(CorruptFileError):
+        TensorCodec().decode(encoded, 2000)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_golden_chunks_decode() -> None:
+    with FileSource(GOLDEN / "part-00001-of-00002.dpp") as source:
+        reader = PartReader(source, where="golden")
+        assert [bytes(reader.read_chunk(i)) for i in range(len(reader.chunks))] == [raw for _, raw in make_v2.CHUNKS]
+        heads = [source.read_at(int(offset), 64) for offset in reader.chunks["offset"]]
+    assert {head[0] for head in heads} == set(LAYOUTS)
+    assert {method for head in heads for method in methods(memoryview(head))} == {RAW_PLANE, ZSTD_PLANE, FOLDED_PLANE}

@@ -1,0 +1,93 @@
+"""Operations: advanced by whoever has them, until they end or the time is over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deeppart.comm import SingleComm
+from deeppart.comm.base import Drive, Operation, as_bytes, immediately, rank_names, together
+from deeppart.errors import CommError, PeerTimeoutError
+
+
+def steps(*moved: bool, result: str = "result") -> Operation[str]:
+    yield from moved
+    return result
+
+
+class Counting(SingleComm):
+    """Of two ranks, of which the other is never heard of; counts how often it is told that this one waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size, self.announced = 2, 0
+
+    def announce(self) -> None:
+        self.announced += 1
+
+
+def test_a_drive_tells_whether_it_got_further_and_what_came_of_it() -> None:
+    drive = Drive(SingleComm(), steps(True, False), "a test", 10.0)
+    assert [(drive.advance(0.0), drive.moved) for _ in range(2)] == [(False, True), (False, False)]
+    assert drive.advance(0.0) and drive.result == "result"
+
+
+def test_after_its_timeout_the_ranks_that_are_missing_are_named_and_the_channel_is_broken() -> None:
+    comm = Counting()
+    drive = Drive(comm, steps(*[False] * 9), "commit of step 3", 10.0)
+    assert not drive.advance(10.0)
+    with pytest.raises(PeerTimeoutError, match=r"commit of step 3: waited 10\.5 s for rank 1"):
+        drive.advance(10.5)
+    assert isinstance(comm.broken, PeerTimeoutError)
+    with pytest.raises(CommError, match="can no longer talk to each other"):
+        Drive(comm, steps(True), "the next one", 10.0).advance(0.0)
+
+
+def test_who_waits_is_told_once_until_it_gets_further() -> None:
+    comm = Counting()
+    drive = Drive(comm, steps(False, False, True, False, False), "a test", 1000.0)
+    told = []
+    for _ in range(5):
+        drive.advance(999.0)
+        told.append(comm.announced)
+    assert told == [1, 1, 1, 2, 2]
+
+
+def test_operations_side_by_side_end_with_the_last_and_move_while_any_does() -> None:
+    ended: list[str] = []
+
+    def noting(name: str, *moved: bool) -> Operation[None]:
+        yield from moved
+        ended.append(name)
+
+    operation = together([noting("slow", False, False, True), noting("fast", False)])
+    assert list(operation) == [False, True, True] and ended == ["fast", "slow"]
+    assert list(together([])) == []
+
+
+def test_an_operation_that_is_over_needs_no_step() -> None:
+    with pytest.raises(StopIteration) as stop:
+        next(immediately(7))
+    assert stop.value.value == 7
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], "no rank"),
+        ([3], "rank 3"),
+        ([3, 3], "rank 3"),
+        ([0, 1], "ranks 0-1"),
+        ([7, 0, 2, 1, 3], "ranks 0-3 and 7"),
+        ([0, 2, 4], "ranks 0, 2 and 4"),
+    ],
+)
+def test_rank_names(ranks: list[int], text: str) -> None:
+    assert rank_names(ranks) == text
+
+
+def test_bytes_of_an_array_are_its_own_memory() -> None:
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    flat = as_bytes(array)
+    flat[:4] = [9, 0, 0, 0]
+    assert flat.shape == (24,) and array[0, 0] == 9

@@ -1,0 +1,137 @@
+"""The configuration as one frozen record: every key from every source, and which source comes first."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.config import Config
+from deeppart.config.checks import DEFAULT_EVERY
+from deeppart.model import DEFAULT_KEEP
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in MACHINES:
+        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
+    return tmp_path
+
+
+def write_toml(text: str) -> None:
+    Path("deeppart.toml").write_text(text, encoding="utf-8")
+
+
+def test_defaults() -> None:
+    config = Config()
+    assert config.persistent_dir == "ckpt" and config.local_dir is None
+    assert config.every == {"local": 0, "parity": 0, "persistent": 1}, "no local level without local_dir"
+    assert config.keep == DEFAULT_KEEP
+    assert (config.compression, config.capture, config.replicated, config.on_busy) == ("auto", "eager", "auto", "wait")
+    assert (config.flush_bandwidth, config.node_size, config.timeout, config.kappa) == (None, None, 600.0, None)
+    assert Config(local_dir="x").every == DEFAULT_EVERY
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.timeout = 1.0  # type: ignore[misc]
+
+
+MACHINES = ("one.toml", "two.toml", "three.toml")
+
+# key -> (argument, environment, toml literal, value seen) for four different values
+SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
+    "persistent_dir": (("a", "a"), ("b", "b"), ('"c"', "c")),
+    "local_dir": (("/a", "/a"), ("/b", "/b"), ('"/c"', "/c")),
+    "compression": (("none", "none"), ("zstd:7", "zstd:7"), ('"zstd"', "zstd")),
+    "replicated": (("all", "all"), ("none", "none"), ('"all"', "all")),
+    "on_busy": (("wait", "wait"), ("skip", "skip"), ('"skip"', "skip")),
+    "capture": (("eager", "eager"), ("lazy", "lazy"), ('"eager"', "eager")),
+    "flush_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
+    "scrub_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
+    "parity_group": ((2, 2), ("5", 5), ("9", 9)),
+    "parity_tolerate": ((1, 1), ("2", 2), ("3", 3)),
+    "protection": (("best", "best"), ("strict", "strict"), ('"strict"', "strict")),
+    "encode_threads": ((1, 1), ("2", 2), ("3", 3)),
+    "incremental": ((False, False), ("false", False), ("true", True)),
+    "node_size": ((1, 1), ("2", 2), ("3", 3)),
+    "timeout": ((1.5, 1.5), ("2.5", 2.5), ("3", 3)),
+    "kappa": ((0, 0), ("64k", 64e3), ("65536", 65536)),
+    "machine": ((MACHINES[0], MACHINES[0]), (MACHINES[1], MACHINES[1]), (f'"{MACHINES[2]}"', MACHINES[2])),
+    "sign_key_file": (("a", ("a",)), ("b:c", ("b", "c")), ('["d", "~/e"]', ("d", "~/e"))),
+    "permissions": (("umask", "umask"), ("group", "group"), ('"unchecked"', "unchecked")),
+    "keep": (
+        ({"local": 5}, {**DEFAULT_KEEP, "local": 5}),
+        ("persistent=7, local=0", {**DEFAULT_KEEP, "persistent": 7, "local": 0}),
+        ("{ local = 9 }", {**DEFAULT_KEEP, "local": 9}),
+    ),
+    "every": (
+        ({"persistent": 5}, {**DEFAULT_EVERY, "local": 0, "persistent": 5}),
+        ("persistent=6", {**DEFAULT_EVERY, "local": 0, "persistent": 6}),
+        ("{ persistent = 7 }", {**DEFAULT_EVERY, "local": 0, "persistent": 7}),
+    ),
+}
+
+
+def test_every_key_is_tested() -> None:
+    names = {field.name for field in dataclasses.fields(Config)}
+    assert names == set(SOURCES)
+
+
+@pytest.mark.parametrize("key", SOURCES)
+def test_argument_over_environment_over_file_over_default(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    argument, environment, file = SOURCES[key]
+    write_toml(f"{key} = {file[0]}\n")
+    assert getattr(Config(), key) == file[1]
+    monkeypatch.setenv(f"DEEPPART_{key.upper()}", environment[0])
+    assert getattr(Config(), key) == environment[1]
+    assert getattr(Config(**{key: argument[0]}), key) == argument[1]
+    monkeypatch.setenv(f"DEEPPART_{key.upper()}", "")
+    assert getattr(Config(), key) == file[1], "an empty variable is none"
+
+
+def test_auto_from_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Config(every="auto").every == "auto" == Config(every="auto", local_dir="x").every
+    write_toml('every = "auto"\n')
+    assert Config().every == "auto"
+    assert Config(every={"persistent": 2}).every == {**DEFAULT_EVERY, "local": 0, "persistent": 2}
+    write_toml("[every]\npersistent = 3\n")
+    monkeypatch.setenv("DEEPPART_EVERY", "auto")
+    assert Config().every == "auto"
+
+
+def test_sources_are_combined_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_toml('persistent_dir = "from file"\ntimeout = 11\nnode_size = 4\n')
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "22")
+    monkeypatch.setenv("DEEPPART_ON_BUSY", "skip")
+    config = Config(node_size=1)
+    assert (config.persistent_dir, config.timeout, config.on_busy, config.node_size) == ("from file", 22.0, "skip", 1)
+
+
+def test_a_config_is_a_frozen_dataclass_like_any_other() -> None:
+    config = Config("here", local_dir="x", every={"persistent": 4}, sign_key_file="key")
+    assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
+    changed = dataclasses.replace(config, timeout=5)
+    assert (changed.persistent_dir, changed.timeout, changed.every) == ("here", 5, config.every)
+    assert list(inspect.signature(Config).parameters) == [field.name for field in dataclasses.fields(Config)]
+    assert not hasattr(config, "__dict__") and repr(config).startswith("Config(persistent_dir='here'")
+    with pytest.raises(TypeError, match="multiple values"):
+        Config("here", persistent_dir="there")  # type: ignore[misc]
+
+
+RULES = {"replay/*": "none", "best/*": "rank0", "*": "auto"}
+
+
+def test_replicated_by_globs_from_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_toml('[replicated]\n"replay/*" = "none"\n"best/*" = "rank0"\n"*" = "auto"\n')
+    assert list(Config().replicated.items()) == list(RULES.items())  # type: ignore[union-attr]
+    monkeypatch.setenv("DEEPPART_REPLICATED", "replay/*=none, best/*=rank0,a=b=verify,*=auto")
+    found = Config().replicated
+    assert list(found.items()) == list((RULES | {"a=b": "verify"}).items())[:2] + [("a=b", "verify"), ("*", "auto")]  # type: ignore[union-attr]
+    assert Config(replicated={"x": "all"}).replicated == {"x": "all"}
+    with_order = Config(replicated={"a": "none", "*": "all"}), Config(replicated={"*": "all", "a": "none"})
+    first, second = (repr(config.shared_settings()["replicated"]) for config in with_order)
+    assert first != second, "the order counts: ranks with different ones do not agree"

@@ -1,0 +1,136 @@
+"""Settings from the environment, from files and from machine files: read once, by name, and refused by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deeppart.config import Config
+from deeppart.errors import ConfigError
+from tests.users import STRANGER, needs_root
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in MACHINES:
+        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
+    return tmp_path
+
+
+def write_toml(text: str) -> None:
+    Path("deeppart.toml").write_text(text, encoding="utf-8")
+
+
+MACHINES = ("one.toml", "two.toml", "three.toml")
+
+
+IMPOSSIBLE_TEXTS = [
+    ("timeout", "soon"), ("timeout", "nan"), ("timeout", "-1"), ("node_size", "2.5"), ("node_size", "0"),
+    ("every", "local"), ("every", "local=x"), ("every", "local=1,"), ("every", "local=-1"), ("every", "disk=1"),
+    ("keep", "persistent=1.5"), ("flush_bandwidth", "fast"), ("flush_bandwidth", "1X"), ("flush_bandwidth", "0"),
+    ("flush_bandwidth", "1 GiB/h"), ("compression", "best"), ("kappa", "-1"),
+    ("parity_group", "1"), ("parity_tolerate", "all"), ("local_dir", "{user}"), ("on_busy", "WAIT"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "text"), IMPOSSIBLE_TEXTS)
+def test_impossible_variables_are_named(key: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"DEEPPART_{key.upper()}", text)
+    with pytest.raises(ConfigError) as caught:
+        Config()
+    assert key in str(caught.value).lower()
+
+
+IMPOSSIBLE_FILES = {
+    "timeout = ": "toml",
+    "timeout = 'x'": "timeout",
+    "timeout = true": "timeout",
+    "every = 3": "every",
+    "[every]\nlocal = -1": "every",
+    "[keep]\ndisk = 1": "keep",
+    "timout = 5": "timout",
+    "[deeppart]\ntimeout = 5": "deeppart",
+    "timeout = 5\ntimeout = 6": "toml",
+    "\xff\xfe": "toml",
+}
+
+
+@pytest.mark.parametrize("text", IMPOSSIBLE_FILES)
+def test_impossible_files_are_named(text: str) -> None:
+    Path("deeppart.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
+        Config()
+    assert IMPOSSIBLE_FILES[text] in str(caught.value)
+
+
+@needs_root
+def test_a_file_that_a_stranger_has_put_into_a_shared_directory(tmp_path: Path) -> None:
+    """As deeppart.toml in /tmp; in a directory that is not everyone's, whoever may write there is trusted with it."""
+    write_toml("timeout = 5")
+    tmp_path.chmod(0o1777)
+    assert Config().timeout == 5
+    os.chown("deeppart.toml", STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=str(STRANGER)):
+        Config()
+    tmp_path.chmod(0o755)
+    assert Config().timeout == 5
+    tmp_path.chmod(0o1777)
+    Path("deeppart.toml").rename("mine.toml")
+    Path("deeppart.toml").symlink_to("mine.toml")
+    os.lchown("deeppart.toml", STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=str(STRANGER)):
+        Config()
+
+
+def test_a_directory_in_place_of_the_file_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "deeppart.toml").mkdir()
+    assert Config().timeout == 600.0
+
+
+def test_kappa_of_a_machine_file() -> None:
+    assert Config(machine="one.toml").kappa == pytest.approx(2e-6 * 5e9)
+    assert Config(machine="one.toml", kappa=7).kappa == 7
+    Path("other.toml").write_text("[memory]\ntensor = 3e-6\ncopy = 1e10\n")
+    assert Config(machine="other.toml").kappa == pytest.approx(3e4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "memory = 3",
+        "[memory]\ntensor = 1e-6",
+        '[memory]\ntensor = "soon"\ncopy = 1e9',
+        "[memory]\ntensor = -1\ncopy = 1",
+    ],
+)
+def test_machine_files_that_will_not_do(text: str) -> None:
+    Path("bad.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"machine|kappa"):
+        Config(machine="bad.toml")
+    with pytest.raises(ConfigError, match="there is none"):
+        Config(machine="nowhere.toml")
+    with pytest.raises(ConfigError, match="machine"):
+        Config(machine=3)  # type: ignore[arg-type]
+
+
+def test_rules_that_cannot_be_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPPART_REPLICATED", "x=none,y")
+    with pytest.raises(ConfigError, match="GLOB=MODE"):
+        Config()
+
+
+def test_the_file_and_the_environment_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are of one moment: none of them is from before a change, and another from after it."""
+    from deeppart.config import sources
+
+    read = sources._read_environment
+    calls = []
+    monkeypatch.setattr(sources, "_read_environment", lambda found: calls.append(1) or read(found))
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "7")
+    assert Config(persistent_dir=str(tmp_path)).timeout == 7 and len(calls) == 1
+    monkeypatch.setenv("DEEPPART_TIMEOUT", "8")
+    assert Config(persistent_dir=str(tmp_path)).timeout == 8 and len(calls) == 2

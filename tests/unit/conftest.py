@@ -1,0 +1,31 @@
+"""Fixtures that tests of several packages share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deeppart.state import deferred
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Background copies begin only when the event is set, which it is when an optimizer is about to step."""
+    go, copied, held = threading.Event(), deferred._copy, deferred.DeferredCopy.hold
+
+    def hold(copies: deferred.DeferredCopy) -> None:
+        go.set()
+        held(copies)
+
+    def waiting(piece: Any) -> Any:
+        if threading.current_thread().name.startswith("deeppart"):
+            go.wait(20)
+        return copied(piece)
+
+    monkeypatch.setattr(deferred, "_copy", waiting)
+    monkeypatch.setattr(deferred.DeferredCopy, "hold", hold)
+    yield go
+    go.set()

@@ -1,0 +1,222 @@
+"""The code against two others (pyeclib's own, and one by hand), every way to lose blocks, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+
+from deeppart.nodes.erasure import ReedSolomon
+from tests.golden import forge
+
+Bytes = npt.NDArray[np.uint8]
+#: pyeclib puts this many bytes before each fragment.
+FRAGMENT_HEADER_BYTES = 80
+SMALL = [(k, m) for k in range(1, 8) for m in range(1, 8) if k + m <= 8]
+
+
+def random_blocks(count: int, length: int, seed: int = 0) -> list[Bytes]:
+    return list(np.random.default_rng([seed, count, length]).integers(0, 256, (count, length), dtype=np.uint8))
+
+
+def empty_blocks(count: int, length: int) -> list[Bytes]:
+    """Blocks that hold something else than any result, so that one left untouched is seen."""
+    return [np.full(length, 0xA5, dtype=np.uint8) for _ in range(count)]
+
+
+def encoded(code: ReedSolomon, data: Sequence[Bytes]) -> list[Bytes]:
+    parity = empty_blocks(code.parity, data[0].size)
+    code.encode(data, parity)
+    return parity
+
+
+def rebuilt(code: ReedSolomon, blocks: Sequence[Bytes], rows: Sequence[int], wanted: Sequence[int]) -> list[bytes]:
+    out = empty_blocks(len(wanted), blocks[0].size)
+    code.rebuild([blocks[row] for row in rows], rows, wanted, out)
+    return [block.tobytes() for block in out]
+
+
+# --- the parity is that of others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "m"), [(1, 2), (2, 2), (3, 2), (4, 4), (7, 2), (8, 3), (10, 4), (13, 8), (28, 4)])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 4096])
+def test_parity_is_that_of_pyeclib(k: int, m: int, length: int) -> None:
+    """The format names ``isa_l_rs_cauchy``: whoever has only that can compute lost parts from our files (m > 1)."""
+    from pyeclib.ec_iface import ECDriver
+
+    data = random_blocks(k, length)
+    fragments = ECDriver(k=k, m=m, ec_type="isa_l_rs_cauchy").encode(b"".join(block.tobytes() for block in data))
+    theirs = [fragment[FRAGMENT_HEADER_BYTES:] for fragment in fragments]
+    assert theirs[:k] == [block.tobytes() for block in data], "fragments are not laid out as this test believes"
+    assert [block.tobytes() for block in encoded(ReedSolomon(k, m), data)] == theirs[k:]
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 254])
+def test_a_single_block_of_parity_is_the_exclusive_or(k: int) -> None:
+    """Whoever has nothing but that can compute a lost part from our files."""
+    data = random_blocks(k, 4099)
+    assert encoded(ReedSolomon(k, 1), data)[0].tobytes() == np.bitwise_xor.reduce(data, axis=0).tobytes()
+
+
+@pytest.mark.parametrize(("k", "m"), [*SMALL, (1, 254), (254, 1), (31, 33), (200, 55)])
+def test_parity_is_that_of_field_arithmetic_by_hand(k: int, m: int) -> None:
+    """Also beyond the 32 fragments that pyeclib can do."""
+    data = random_blocks(k, 37)
+    expected = forge.parity_of([block.tobytes() for block in data], m)
+    assert [block.tobytes() for block in encoded(ReedSolomon(k, m), data)] == expected
+
+
+# --- any k blocks give all others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "m"), SMALL)
+def test_any_k_blocks_give_all_others(k: int, m: int) -> None:
+    code, data = ReedSolomon(k, m), random_blocks(k, 70)
+    blocks = [*data, *encoded(code, data)]
+    expected = [block.tobytes() for block in blocks]
+    for rows in itertools.combinations(range(k + m), k):
+        lost = [row for row in range(k + m) if row not in rows]
+        assert rebuilt(code, blocks, rows, lost) == [expected[row] for row in lost], rows
+
+
+def test_blocks_may_come_in_any_order_and_any_may_be_asked_for() -> None:
+    """Also blocks that are there, and one of them twice."""
+    code, data = ReedSolomon(3, 2), random_blocks(3, 100)
+    blocks = [*data, *encoded(code, data)]
+    for rows in itertools.permutations(range(5), 3):
+        wanted = [4, 0, rows[0], 2, 2]
+        assert rebuilt(code, blocks, rows, wanted) == [blocks[row].tobytes() for row in wanted]
+
+
+@given(st.integers(1, 254), st.data())
+@settings(max_examples=40)
+def test_any_k_blocks_give_the_others_in_large_codes(k: int, data: st.DataObject) -> None:
+    """Up to the 255 blocks that there can be."""
+    m = data.draw(st.integers(1, 255 - k))
+    code, blocks = ReedSolomon(k, m), random_blocks(k, 65)
+    blocks += encoded(code, blocks)
+    order = data.draw(st.permutations(range(k + m)))
+    rows, wanted = order[:k], order[k : k + 3]
+    assert rebuilt(code, blocks, rows, wanted) == [blocks[row].tobytes() for row in wanted]
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 63, 64, 65, 4095, 1 << 20])
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (4, 1), (3, 2)])
+def test_all_lengths_and_nothing_beside_the_blocks_is_touched(k: int, m: int, length: int) -> None:
+    """Blocks lie at odd addresses here, with bytes between them that vector units must not run over."""
+    memory = np.full((k + 2 * m) * (length + 1) + 1, 0x5A, dtype=np.uint8)
+    views = [memory[1 + i * (length + 1) :][:length] for i in range(k + 2 * m)]
+    data, parity, out = views[:k], views[k : k + m], views[k + m :]
+    for view, block in zip(data, random_blocks(k, length), strict=True):
+        view[:] = block
+    before = [block.tobytes() for block in data]
+    code = ReedSolomon(k, m)
+    code.encode(data, parity)
+    lost = list(range(min(k, m)))
+    rows = [row for row in range(k + m) if row not in lost][:k]
+    code.rebuild([[*data, *parity][row] for row in rows], rows, lost, out[: len(lost)])
+    assert [block.tobytes() for block in data] == before, "encoding and rebuilding only read data"
+    assert [block.tobytes() for block in out[: len(lost)]] == before[: len(lost)]
+    assert (memory[:: length + 1] == 0x5A).all(), "bytes between the blocks"
+
+
+def test_threads_may_share_a_code() -> None:
+    code = ReedSolomon(5, 3)
+    wrong: list[tuple[int, ...]] = []
+
+    def work(seed: int) -> None:
+        data = random_blocks(5, 5000, seed)
+        blocks = [*data, *encoded(code, data)]
+        for rows in itertools.combinations(range(8), 5):
+            lost = [row for row in range(8) if row not in rows]
+            if rebuilt(code, blocks, rows, lost) != [blocks[row].tobytes() for row in lost]:
+                wrong.append((seed, *rows))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "m"), [(0, 1), (1, 0), (-1, 3), (3, -1), (255, 1), (1, 255), (128, 128), (0, 0)])
+def test_impossible_codes(k: int, m: int) -> None:
+    with pytest.raises(ValueError, match="not possible"):
+        ReedSolomon(k, m)
+
+
+def block(length: int = 64, dtype: Any = np.uint8) -> Any:
+    return np.zeros(length, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("data", "parity"),
+    [
+        ([block()] * 2, [block()] * 2),
+        ([block()] * 4, [block()] * 2),
+        ([block()] * 3, [block()]),
+        ([block()] * 3, [block()] * 3),
+        ([], []),
+        ([block(), block(), block(63)], [block()] * 2),
+        ([block()] * 3, [block(), block(65)]),
+        ([block()] * 3, [block(), block(dtype=np.uint16)]),
+        ([block(), block(), block(dtype=np.int8)], [block()] * 2),
+        ([block(), block(), block(128)[::2]], [block()] * 2),
+        ([block()] * 3, [block(), block(128)[::2]]),
+    ],
+)
+def test_encode_refuses(data: list[Bytes], parity: list[Bytes]) -> None:
+    with pytest.raises(ValueError, match="3 \\+ 2 contiguous blocks"):
+        ReedSolomon(3, 2).encode(data, parity)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "rows", "wanted", "out"),
+    [
+        ([block()] * 2, [0, 1], [2], [block()]),
+        ([block()] * 4, [0, 1, 2, 3], [4], [block()]),
+        ([block()] * 3, [0, 1], [2], [block()]),
+        ([block()] * 2, [0, 1, 3], [2], [block()]),
+        ([block()] * 3, [0, 1, 1], [2], [block()]),
+        ([block()] * 3, [0, 1, 5], [2], [block()]),
+        ([block()] * 3, [0, 1, -1], [2], [block()]),
+        ([block()] * 3, [0, 1, 3], [5], [block()]),
+        ([block()] * 3, [0, 1, 3], [-1], [block()]),
+        ([block()] * 3, [0, 1, 3], [2, 4], [block()]),
+        ([block()] * 3, [0, 1, 3], [2], [block()] * 2),
+        ([block()] * 3, [0, 1, 3], [2], [block(63)]),
+        ([block(), block(), block(65)], [0, 1, 3], [2], [block()]),
+        ([block()] * 3, [0, 1, 3], [2], [block(dtype=np.float32)]),
+        ([block()] * 3, [0, 1, 3], [2], [block(128)[::2]]),
+    ],
+)
+def test_rebuild_refuses(blocks: list[Bytes], rows: list[int], wanted: list[int], out: list[Bytes]) -> None:
+    with pytest.raises(ValueError, match="3 \\+ 2 contiguous blocks"):
+        ReedSolomon(3, 2).rebuild(blocks, rows, wanted, out)
+
+
+def test_blocks_longer_than_the_library_can_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are C ints there: a longer one would be taken for a negative number."""
+    monkeypatch.setattr("deeppart.nodes.erasure.reed_solomon._MOST_BLOCK_BYTES", 64)
+    code = ReedSolomon(3, 2)
+    code.encode([block()] * 3, [block(), block()])
+    with pytest.raises(ValueError, match="65"):
+        code.encode([block(65)] * 3, [block(65), block(65)])
+
+
+def test_nothing_wanted_is_nothing_done() -> None:
+    blocks = [block() + value for value in (1, 2, 3)]
+    ReedSolomon(3, 2).rebuild(blocks, [0, 1, 3], [], [])  # no error
+    assert [set(each.tolist()) for each in blocks] == [{1}, {2}, {3}]

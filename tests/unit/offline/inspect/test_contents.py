@@ -1,0 +1,167 @@
+"""What a checkpoint holds: its leaves, their types, and the parts that their bytes are in."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+
+import deeppart
+from deeppart.testing.states import difference
+from tests.unit.cli_support import call, call_json, flip, forge, make_state, part_path, save
+
+Pair = namedtuple("Pair", "left right")
+Point = namedtuple("Point", "x y")
+
+
+def leaves(*arguments: object, code: int = 0) -> dict[str, Any]:
+    return {leaf["path"]: leaf for leaf in call_json("show", *arguments, code=code)["leaves"]}
+
+
+def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    document = call_json("show", tmp_path)
+    assert document.keys() == {
+        "directory", "step", "created", "library", "ranks", "signed", "suspect", "totals", "leaves", "problems",
+        "signature_checked", "unreadable_suspect_records", "passed_over",
+    }  # fmt: skip
+    found = {leaf["path"]: leaf for leaf in document["leaves"]}
+    # as saved: in the order of the dict, nested as it was
+    assert list(found) == [
+        "model/weight", "model/head", "model/bias", "moments/0", "moments/1", "ids", "noise", "empty", "step", "rate",
+        "not a number", "big", "a~1b/0", "a~1b/1", "a~1b/2",
+    ]  # fmt: skip
+    state = make_state()
+    aliases = {path: leaf["alias_of"] for path, leaf in found.items() if leaf.get("alias_of")}
+    assert aliases in ({"model/head": "model/weight"}, {"model/weight": "model/head"})
+    for path, live in (("model/weight", state["model"]["weight"]), ("ids", state["ids"]), ("empty", state["empty"])):
+        leaf = found[path]
+        assert (leaf["kind"], leaf["dtype"]) == ("tensor", str(live.dtype).removeprefix("torch."))
+        assert (leaf["shape"], leaf["bytes"]) == (list(live.shape), live.numel() * live.element_size())
+        assert leaf["parts"] == ([{"part": 0, "start": 0, "bytes": leaf["bytes"]}] if leaf["bytes"] else [])
+        assert (leaf["per_rank"], leaf["ranks"]) == (False, None)
+    assert (found["noise"]["kind"], found["noise"]["dtype"], found["noise"]["shape"]) == ("array", "<f8", [3, 5])
+    assert found["step"] == {
+        "path": "step", "kind": "value", "per_rank": False, "type": "int", "value": 12, "ranks": None
+    }  # fmt: skip
+    values = {path: leaf["value"] for path, leaf in found.items() if leaf["kind"] == "value"}
+    assert values["rate"] == 1e-3 and values["not a number"] == "nan" and values["big"] == hex(1 << 70)
+    assert [values[f"a~1b/{i}"] for i in range(3)] == [None, "text", "torch.bfloat16"]
+    stored = 320_000 * 4 + 400 + 1_200_000 * 4 + 28 + 400 + 120
+    assert document["totals"] == {
+        "leaves": 8,
+        "values": 7,
+        "replicated_bytes": stored,
+        "per_rank_bytes": 0,
+        "file_bytes": part_path(tmp_path, 1).stat().st_size,
+        "referenced_bytes": 0,
+    }
+
+
+def test_containers(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "pair": Pair(1, OrderedDict(x=2)),
+        5: {(1, "k"): [], "[bold]": "\x1b[31m" + "x" * 99, "": {}},
+    }
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
+        checkpointer.checkpoint(state, step=3).wait("persistent", timeout=200)
+    text = call("show", tmp_path)
+    assert "├── model  torch.nn.modules.container.Sequential of 2\n│   ├── 0.weight  float32[3, 2]" in text
+    assert "├── optimizer  torch.optim.sgd.SGD of 2\n" in text
+    assert "├── pair  namedtuple Pair of 2\n" in text and "OrderedDict of 1\n" in text
+    assert "└── 5  dict of 3\n" in text and "(1, 'k')  list of 0\n" in text
+    assert "[bold]  = '\\x1b[31mxxx" in text and "xxx...\n    └── ''  dict of 0\n" in text and "\x1b" not in text
+    found = leaves(tmp_path, "5/*")
+    assert found["5/[bold]"]["value"] == "\x1b[31m" + "x" * 99
+
+
+def test_counter_if_it_can_be_saved(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
+        try:
+            checkpointer.checkpoint({"c": Counter(a=1)}, step=1).wait("persistent", timeout=200)
+        except deeppart.UnsupportedLeafError:
+            pytest.skip("this version does not store Counters")
+    assert "c  Counter of 1\n" in call("show", tmp_path)
+
+
+@pytest.mark.parametrize("root", [torch.arange(3), 17])
+def test_a_state_that_is_one_leaf(root: Any, tmp_path: Path) -> None:
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path))) as checkpointer:
+        checkpointer.checkpoint(root, step=1).wait("persistent", timeout=200)
+    assert "(root)  " in call("show", tmp_path)
+    assert list(leaves(tmp_path)) == ["(root)"]
+
+
+NESTED: dict[str, Any] = {
+    "model": {"a": torch.ones(2), "inner": {"b": torch.ones(3), "none": {}}},
+    "modem": torch.zeros(1),
+    "best": None,
+    "point": Point(torch.ones(1), 2),
+    "rows": [[place, str(place)] for place in range(300)],
+    "word": {"model": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "covered"),
+    [
+        (["model"], ["model/a", "model/inner/b"]),
+        (["model/*"], ["model/a", "model/inner/b"]),
+        (["model/inner"], ["model/inner/b"]),
+        (["mode[lm]"], ["model/a", "model/inner/b", "modem"]),
+        (["best/*"], ["best"]),
+        (["best", "poin?"], ["best", "point/x", "point/y"]),
+        (["rows/7"], ["rows"]),
+        (["rows/7/*"], ["rows"]),
+        (["*/model"], ["word/model"]),
+    ],
+)
+def test_a_glob_covers_what_is_below_a_container(keys: list[str], covered: list[str], tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(tmp_path / "ckpt")) as checkpointer:
+        checkpointer.checkpoint(NESTED, step=1).wait("persistent", timeout=200)
+    assert list(leaves(tmp_path / "ckpt", *keys)) == covered
+    loaded = deeppart.load(tmp_path / "ckpt", keys=keys)
+    assert list(loaded) == list(dict.fromkeys(path.split("/")[0] for path in covered))
+    if "model/inner/b" in covered and "model/a" in covered:
+        assert difference(NESTED["model"], loaded["model"]) is None, "all of it, to what is empty"
+    assert loaded.get("rows", [[7, "7"]]) == [[7, "7"]]
+    out = tmp_path / "out.h5"
+    call("export", tmp_path / "ckpt", out, *(each for key in keys for each in ("--keys", key)))
+    with h5py.File(out) as file:
+        assert sorted(file["state"]) == sorted(loaded)
+
+
+def test_spans_and_per_rank_leaves(tmp_path: Path) -> None:
+    forge(tmp_path, 1, ranks=5)
+    found = leaves(tmp_path)
+    assert found["a"]["parts"] == [{"part": rank, "start": 720 * rank, "bytes": 720} for rank in range(5)]
+    assert found["b"]["parts"] == [{"part": 0, "start": 0, "bytes": 800}]
+    assert (found["rng"]["per_rank"], found["rng"]["bytes"], found["rng"]["stored_bytes"]) == (True, 16, 80)
+    assert found["rng"]["ranks"][4] == {"rank": 4, "dtype": "uint8", "shape": [16]}
+    assert found["position"]["ranks"][4] == {"rank": 4, "type": "int", "value": 1004}
+    text = call("show", tmp_path)
+    assert "a  float32[900]  3.6 kB  parts 0-4\n" in text
+    assert "rng  uint8[16]  16 B  per rank (0-4)\n" in text
+    assert "position  = 0: 1000, 1: 1001, 2: 1002, 3: 1003, ...  per rank\n" in text
+    assert "4.4 kB replicated, 80 B per rank; in all 5 part files" in text
+
+
+def test_a_part_that_cannot_be_read_is_noted(tmp_path: Path) -> None:
+    forge(tmp_path, 1)
+    part_path(tmp_path, 1, 1, 3).unlink()
+    flip(part_path(tmp_path, 1, 2, 3), -40 + part_path(tmp_path, 1, 2, 3).stat().st_size)
+    document = call_json("show", tmp_path, code=1)
+    assert len(document["problems"]) == 2
+    found = {leaf["path"]: leaf for leaf in document["leaves"]}
+    assert [part["part"] for part in found["a"]["parts"]] == [0]
+    assert [entry["rank"] for entry in found["rng"]["ranks"]] == [0]
+    text = call("show", tmp_path, code=1)
+    assert "cannot be read: " in text and "a  float32[900]  3.6 kB  part 0\n" in text

@@ -1,0 +1,106 @@
+"""Lists of steps: cheap, and short in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import deeppart
+from deeppart.offline.inspect.listing import list_directory, name_ranks
+from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save, step_dir
+
+
+def test_local_parts(tmp_path: Path) -> None:
+    root, local = tmp_path / "ckpt", tmp_path / "local"
+    save(root, 1, 2, local_dir=local)
+    steps = call_json("ls", root, "--local", local)["steps"]
+    for step in steps:
+        assert [place["level"] for place in step["places"]] == ["persistent", "local"]
+    assert "local, persistent  complete" in call("ls", root, "--local", local)
+    part_path(root, 2).unlink()
+    assert call_json("ls", root)["steps"][1]["state"] == "damaged"
+    step = call_json("ls", root, "--local", local)["steps"][1]
+    assert (step["state"], step["restorable"]) == ("recoverable", True)
+    assert step["reasons"] == ["part 0 is missing"]
+
+
+def test_local_only_and_unfinished(tmp_path: Path) -> None:
+    root, local = tmp_path / "ckpt", tmp_path / "local"
+    save(root, 1, 2, local_dir=local)
+    manifest_path(root, 1).unlink()  # as if the job had been killed while it drained
+    for file in step_dir(root, 2).iterdir():
+        file.unlink()
+    step_dir(root, 2).rmdir()
+    first, second = call_json("ls", root, "--local", local)["steps"]
+    assert (first["state"], second["state"]) == ("recoverable", "recoverable")
+    assert second["reasons"] == ["not on the persistent level"]
+    assert [place["level"] for place in second["places"]] == ["local"]
+    assert second["bytes"] > 0 and second["created"] is None
+    config = deeppart.Config(persistent_dir=str(root), local_dir=str(local))
+    with deeppart.Checkpointer(config) as checkpointer:
+        assert checkpointer.restore(make_state(0.0)) == 2  # recoverable indeed
+
+
+def test_parts_of_another_attempt_do_not_count(tmp_path: Path) -> None:
+    """Two jobs made step 5; the second's persistent part is lost, and the first's local one is no replacement."""
+    root, other, local = tmp_path / "ckpt", tmp_path / "other", tmp_path / "local"
+    save(root, 1)
+    save(root, 5)
+    save(other, 5, local_dir=local)
+    lineage = call_json("ls", root)["lineage"]
+    (local / call_json("ls", other)["lineage"]).rename(local / lineage)
+    part_path(root, 5).unlink()
+    listing = call_json("ls", root, "--local", local)
+    steps = [step for step in listing["steps"] if step["step"] == 5]
+    assert [step["state"] for step in steps] == ["damaged"] and steps[0]["places"] == []
+    assert "of step 5 of another lineage" in listing["problems"][0]
+
+
+def test_a_local_part_that_the_manifest_does_not_name_does_not_count(tmp_path: Path) -> None:
+    """The same attempt and rank, but another index: not the bytes that were committed."""
+    root, other = tmp_path / "ckpt", tmp_path / "other"
+    forge(root, 1)
+    (root / "deeppart.json").write_text(json.dumps({"lineage": "ab" * 16}))
+    forge(other, 1, spans=lambda spans: spans[1].append((1, 0, 8)))
+    other.rename(tmp_path / ("ab" * 16))
+    part_path(root, 1, 1, 3).unlink()
+    (step,) = call_json("ls", root, "--local", tmp_path, code=1)["steps"]
+    assert step["state"] == "damaged"
+    assert [(place["level"], place["parts"]) for place in step["places"]] == [("persistent", [0, 2]), ("local", [0, 2])]
+    assert step["reasons"] == ["part 1 is missing", "found nowhere: part 1"]
+
+
+def test_local_directories_that_do_not_belong(tmp_path: Path) -> None:
+    root, other, local = tmp_path / "ckpt", tmp_path / "other", tmp_path / "local"
+    save(root, 1)
+    save(other, 1, local_dir=local)
+    problems = call_json("ls", root, "--local", local, "--local", tmp_path / "gone")["problems"]
+    assert problems[0].endswith("no parts that belong to this checkpoint directory (1 of other directories)")
+    assert problems[1].endswith("No such file or directory")
+    assert "note: " in call("ls", root, "--local", local)
+
+
+def test_damaged_local_part_is_passed_over(tmp_path: Path) -> None:
+    root, local = tmp_path / "ckpt", tmp_path / "local"
+    save(root, 1, local_dir=local)
+    (part,) = local.glob("*/step-*/part-*")
+    flip(part, 20)
+    document = call_json("ls", root, "--local", local)
+    assert [place["level"] for place in document["steps"][0]["places"]] == ["persistent"]
+    assert "digest of the header" in document["problems"][0]
+
+
+def test_listing_reads_no_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forge(tmp_path, 1)
+    flip(part_path(tmp_path, 1, 0, 3), 4096)
+    monkeypatch.setattr("deeppart.part.reader.PartReader.read_chunk", None)
+    (step,) = list_directory(tmp_path).steps
+    assert step.state == "complete"
+
+
+def test_name_ranks() -> None:
+    assert name_ranks([3, 0, 1, 2, 7]) == "0-3, 7"
+    assert name_ranks([]) == ""
+    assert name_ranks(range(0, 40, 2), most=2) == "0, 2, ..."

@@ -1,0 +1,126 @@
+"""``deeppart.load``: with keys, only what they name is read and checked."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CorruptFileError
+from deeppart.part.source import FileSource
+from deeppart.testing.states import Box, difference
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight leaves of 3 MiB, one of 30 MiB, thousands of small ones, nothing compressed."""
+    directory = tmp_path_factory.mktemp("load")
+    state: dict[str, Any] = {f"layer{i}": {"w": torch.full((3 * MIB,), i, dtype=torch.uint8)} for i in range(8)}
+    state["long"] = torch.arange(30 * MIB // 4, dtype=torch.int32)
+    state["small"] = [torch.full((40,), float(i)) for i in range(3000)]
+    with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory), compression="none")) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=200)
+    return directory
+
+
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of every read of a part file."""
+    lengths: list[int] = []
+    real = FileSource.read_into
+
+    def read_into(self: FileSource, offset: int, buffer: memoryview) -> None:
+        lengths.append(buffer.nbytes)
+        real(self, offset, buffer)
+
+    monkeypatch.setattr(FileSource, "read_into", read_into)
+    return lengths
+
+
+def tables(directory: Path) -> int:
+    """Bytes of a part that every reader reads: all but its chunks."""
+    (part,) = directory.glob("*/part-*")
+    return part.stat().st_size - 8 * 3 * MIB - 30 * MIB - 3000 * 160
+
+
+def test_only_the_chunks_that_hold_what_matches_are_read(checkpoint: Path, bytes_read: list[int]) -> None:
+    loaded = deeppart.load(checkpoint, keys="layer3/*")
+    assert loaded.keys() == {"layer3"} and bool((loaded["layer3"]["w"] == 3).all())
+    assert 3 * MIB <= sum(bytes_read) <= 3 * MIB + tables(checkpoint)
+    bytes_read.clear()
+    assert deeppart.load(checkpoint, keys="layer3")["layer3"]["w"][0] == 3
+    assert 3 * MIB <= sum(bytes_read) <= 3 * MIB + tables(checkpoint), "of a container, too"
+    bytes_read.clear()
+    assert len(deeppart.load(checkpoint, keys=["long"])["long"]) == 30 * MIB // 4
+    assert 30 * MIB <= sum(bytes_read) <= 30 * MIB + tables(checkpoint)
+    bytes_read.clear()
+    assert deeppart.load(checkpoint, keys=["small/17"])["small"][0][0] == 17
+    assert sum(bytes_read) <= MIB + tables(checkpoint), "3,000 small leaves share a chunk"
+    bytes_read.clear()
+    deeppart.load(checkpoint)
+    assert sum(bytes_read) >= 54 * MIB
+
+
+def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
+    (part,) = checkpoint.glob("*/part-*")
+    data = bytearray(part.read_bytes())
+    at = data.index(bytes([5]) * 1000) + 500_000  # in layer5
+    data[at] ^= 1
+    part.write_bytes(data)
+    try:
+        assert bool((deeppart.load(checkpoint, keys="layer4/*")["layer4"]["w"] == 4).all())
+        for keys in (None, "layer5/w", ["layer*"]):
+            with pytest.raises(CorruptFileError):
+                deeppart.load(checkpoint, keys=keys)
+    finally:
+        data[at] ^= 1
+        part.write_bytes(data)
+    deeppart.load(checkpoint)
+
+
+Point = namedtuple("Point", "x y")
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 20.0, **settings})
+
+
+def save(directory: Path, state: Any, **settings: Any) -> deeppart.Report:
+    with deeppart.Checkpointer(config(directory, **settings)) as ck:
+        pending = ck.checkpoint(state, step=1)
+        pending.wait(timeout=200)
+        return pending.report
+
+
+# --- load with keys ---------------------------------------------------------------------------------------------------
+
+
+def test_load_reads_what_keys_name(tmp_path: Path) -> None:
+    state = {"model": {"a.w": torch.ones(2), "b": torch.zeros(3)}, "opt": [1, {"m": torch.ones(4)}], "a/b": Point(1, 2)}
+    save(tmp_path, state)
+    path = tmp_path / "ckpt"
+    assert difference({"model": state["model"]}, deeppart.load(path, keys="model/*")) is None
+    assert difference({"a/b": Point(1, 2)}, deeppart.load(path, keys=["a~1b/*"])) is None
+    assert deeppart.load(path, keys="a~1b/x") == {"a/b": {"x": 1}}, "a namedtuple needs all its fields"
+    assert difference({"opt": [{"m": torch.ones(4)}]}, deeppart.load(path, keys=["opt/*/m"])) is None
+    with pytest.raises(deeppart.StructureMismatchError, match=r"model/a\.w"):
+        deeppart.load(path, keys="nothing*")
+
+
+def test_objects_load_as_what_their_state_dict_gave(tmp_path: Path) -> None:
+    state = {"box": Box({"a": Box([torch.ones(2), 3])}), "linear": torch.nn.Linear(2, 3)}
+    loaded = both_ways_of_objects(tmp_path, state)
+    assert type(loaded["linear"]) is OrderedDict and loaded["linear"]._metadata[""] == {"version": 1}
+
+
+def both_ways_of_objects(directory: Path, state: Any) -> Any:
+    save(directory, state)
+    loaded = deeppart.load(directory / "ckpt")
+    assert difference(state, loaded) is None
+    return loaded

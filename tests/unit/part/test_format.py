@@ -1,0 +1,37 @@
+"""Names and layout of part files, as docs/format.md has them."""
+
+from __future__ import annotations
+
+from deeppart.part import (
+    base_file_name,
+    parse_base_file_name,
+    parse_part_file_name,
+    part_file_name,
+)
+
+
+def test_base_names() -> None:
+    name = base_file_name(3, 8, "0123456789abcdef" * 2)
+    assert parse_base_file_name(name) == (3, 8, "0123456789abcdef" * 2) and parse_part_file_name(name) is None
+    for wrong in (name.upper(), name + "x", name.replace("00003", "00008"), name.replace("-of-00008", "-of-000008")):
+        assert parse_base_file_name(wrong) is None
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_part_file_names() -> None:
+    assert part_file_name(3, 8) == "part-00003-of-00008.dpp"
+    for rank, world_size in [(0, 1), (3, 8), (99_999, 100_000), (1_234_567, 2_000_000)]:
+        assert parse_part_file_name(part_file_name(rank, world_size)) == (rank, world_size)
+    for name in [
+        "part-00008-of-00008.dpp",
+        "part-3-of-8.dpp",
+        "part-000003-of-00008.dpp",
+        "part-00003-of-00008.dpp.tmp",
+        "part-00003-of-00008.dpp\n",
+        "../part-00003-of-00008.dpp",
+        "part-٠٠٠٠٣-of-00008.dpp",
+        "",
+    ]:
+        assert parse_part_file_name(name) is None, name

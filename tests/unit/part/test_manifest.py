@@ -1,0 +1,452 @@
+"""A manifest comes back exactly as it was written, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.errors import CorruptFileError, FormatError, NewerFormatError
+from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
+from deeppart.part import (
+    FileSource,
+    PartReader,
+    decode_manifest,
+    encode_manifest,
+    part_file_name,
+)
+from tests.golden import forge, make_v1, make_v3
+
+SOUND = forge.seal(forge.manifest_document())
+
+
+def sound() -> Manifest:
+    return decode_manifest(SOUND, where="sound")
+
+
+def refused(data: bytes) -> CorruptFileError:
+    with pytest.raises(CorruptFileError) as caught:
+        decode_manifest(data, where="manifest under test")
+    assert caught.value.where == "manifest under test"
+    assert len(str(caught.value)) < 2000
+    return caught.value
+
+
+def test_made_by_hand_and_by_the_library_alike() -> None:
+    manifest = sound()
+    assert manifest.attempt == Attempt(forge.LINEAGE.hex(), forge.SESSION.hex(), 7, 1200, 2)
+    first = PartRecord(0, part_file_name(0, 2), 5000, 200, "0" * 32, "0" * 30 + "10")
+    assert manifest.parts[0] == first
+    assert manifest.structure == forge.manifest_document()["structure"]
+    assert encode_manifest(manifest) == SOUND
+    assert decode_manifest(memoryview(SOUND), where="view") == manifest
+
+
+@pytest.mark.parametrize("text", ["", "\0", "\ud800", "\U0001f600", 'quote " \\ slash /', "\n", "\u2028"])
+def test_any_string_survives(text: str) -> None:
+    manifest = replace(sound(), structure={text: [text, {text: None}]})
+    data = encode_manifest(manifest)
+    assert data.isascii()
+    assert decode_manifest(data, where="text") == manifest
+
+
+def test_any_number_survives() -> None:
+    numbers = [0, -1, 2**63, -(2**200), 0.1, 5e-324, 1.7976931348623157e308, True]
+    manifest = replace(sound(), structure={"numbers": numbers})
+    back = decode_manifest(encode_manifest(manifest), where="numbers").structure["numbers"]
+    assert list(map(repr, back)) == list(map(repr, numbers))
+
+
+# --- without new digests ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0xFF, 0x01, 0x02, 0x80])
+def test_every_flipped_byte_is_found(mask: int) -> None:
+    damaged = bytearray(SOUND)
+    for i in range(len(damaged)):
+        damaged[i] ^= mask
+        refused(bytes(damaged))
+        damaged[i] ^= mask
+
+
+def test_every_truncation_and_appended_bytes_are_found() -> None:
+    for length in range(len(SOUND)):
+        refused(SOUND[:length])
+    for more in (b"\n", b" ", b"\0", SOUND):
+        refused(SOUND + more)
+        refused(more + SOUND)
+
+
+def test_version_1_has_no_other_digest_for_nodes() -> None:
+    document = forge.manifest_document()
+    refused(forge.seal(document, version=1))
+    for part in document["parts"]:
+        del part["node_index_digest"], part["referenced_bytes"]
+    refused(forge.seal(document, version=1))
+    del document["compared"]
+    parts = decode_manifest(forge.seal(document, version=1), where="version 1").parts
+    assert [part.index_digests for part in parts] == [{part.index_digest} for part in parts]
+    refused(forge.seal(document, version=2))
+
+
+def test_older_versions_do_not_say_when_leaves_were_compared() -> None:
+    document = forge.manifest_document()
+    refused(forge.seal(document, version=2))
+    del document["compared"]
+    refused(forge.seal(document, version=3))
+    manifest = decode_manifest(forge.seal(document, version=2), where="version 2")
+    assert manifest.compared is None
+    assert decode_manifest(encode_manifest(manifest), where="version 3") == manifest
+
+
+@pytest.mark.parametrize(
+    "compared",
+    [
+        [[1100]],
+        [[1100, [[5, 1]], 1]],
+        [[1100, []]],
+        [[1100, [5]]],
+        [[1100, [[5]]]],
+        [[1100, [[5, 0]]]],
+        [[1100, [[-1, 1]]]],
+        [[1100, [[5, 1], [5, 1]]]],
+        [[1100, [[5, 1], [6, 1]]]],
+        [[1100, [[5, 2], [6, 1]]]],
+        [[1100, [[2**32, 1]]]],
+        [[1100, [[0, 2**32]]]],
+        [[1100, [[True, 1]]]],
+        [[1100, [[0, 1.0]]]],
+        [[1100, {"0": 1}]],
+        [[-1, [[5, 1]]]],
+        [[2**63, [[5, 1]]]],
+        [["1100", [[5, 1]]]],
+        [[True, [[5, 1]]]],
+        [[1100, [[5, 1]]], [1100, [[7, 1]]]],
+        [[1100, [[5, 1]]], [1000, [[7, 1]]]],
+        [[1100, [[5, 1]]], [None, [[7, 1]]]],
+        [[None, [[5, 1]]], [None, [[7, 1]]]],
+        [[1100, [[5, 10]]], [1101, [[14, 1]]]],
+        [[None, [[14, 1]]], [1101, [[5, 10]]]],
+        {"1100": [[5, 1]]},
+    ],
+    ids=str,
+)
+def test_impossible_comparisons(compared: object) -> None:
+    refused(changed(("compared",), compared))
+
+
+def test_comparisons_come_back() -> None:
+    assert sound().compared == (ComparedEarlier(None, ((0, 2),)), ComparedEarlier(1100, ((5, 1), (9, 40))))
+    for compared in (None, (), (ComparedEarlier(0, ((0, 1), (2, 2**32 - 1))),)):
+        manifest = replace(sound(), compared=compared)
+        assert decode_manifest(encode_manifest(manifest), where="again") == manifest
+
+
+def test_comparisons_of_many_leaves_are_short() -> None:
+    # as bad as it gets: 100,000 leaves, of which every other is small
+    compared = (ComparedEarlier(10**9, tuple((leaf, 1) for leaf in range(1, 100_000, 2))),)
+    longer = len(encode_manifest(replace(sound(), compared=compared))) - len(encode_manifest(sound()))
+    assert longer < 500_000
+
+
+def test_newer_version() -> None:
+    with pytest.raises(NewerFormatError, match=r"version 4; .* version 3"):
+        decode_manifest(forge.seal({"anything": 1}, version=4), where="manifest under test")
+    refused(forge.seal({"anything": 1}, version=4, digest="0" * 32))
+    refused(forge.seal(forge.manifest_document(), version=0))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"deeppart-manifest",
+        SOUND.replace(b"\n", b"\r\n", 1),
+        SOUND.replace(b"manifest 3", b"manifest 02", 1),
+        SOUND.replace(b"manifest 3", b"manifest  2", 1),
+        SOUND.replace(b"bytes=", b"bytes=0", 1),
+        SOUND.replace(b"bytes=", b"bytes=+", 1),
+        SOUND.replace(b"bytes=", b"bytes=" + b"9" * 5000, 1),
+        SOUND.replace(b"manifest 3", b"manifest " + b"9" * 5000, 1),
+        SOUND.replace(b"xxh3-128=", b"xxh3-128=" + b"0" * 200, 1),
+        forge.seal(b"", nbytes=0),
+        forge.seal(forge.manifest_document(), nbytes=10**10),
+        forge.seal(forge.manifest_document(), nbytes=10),
+    ],
+)
+def test_malformed_first_line(data: bytes) -> None:
+    refused(data)
+
+
+# --- with new digests ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"{",
+        b"\xff\xfe",
+        b'{"a":"\xc3\x28"}',
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":' + b"9" * 10_000 + b"}",
+        b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b"{}{}",
+        b"null",
+        b"1",
+        b'"text"',
+        b"[]",
+        b"{}",
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_body_that_is_no_document(body: bytes) -> None:
+    refused(forge.seal(body))
+
+
+def test_deep_structure_in_a_sound_document() -> None:
+    body = SOUND.split(b"\n", 1)[1].replace(
+        b'"structure":{', b'"structure":{"deep":' + b"[" * 10**5 + b"]" * 10**5 + b","
+    )
+    assert "deeply" in str(refused(forge.seal(body)))
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 10_000])
+def test_numbers_that_json_does_not_have(number: bytes) -> None:
+    body = SOUND.split(b"\n", 1)[1].replace(b"-2.5", number)
+    assert "that can be read" in str(refused(forge.seal(body)))
+
+
+def test_any_depth_ends_in_a_manifest_or_in_our_error() -> None:
+    """Parsing, describing, comparing and encoding reach the interpreter's limit at different depths."""
+    body = SOUND.split(b"\n", 1)[1]
+    ended = set()
+    for depth in (*range(1, 60), *range(700, 1400)):
+        deep = b"[" * depth + b"]" * depth
+        refused(forge.seal(body.replace(b'"2026-11-21T04:05:06+00:00"', deep)))
+        try:
+            manifest = decode_manifest(
+                forge.seal(body.replace(b'"leaves":', b'"deep":' + deep + b',"leaves":')), where="x"
+            )
+        except CorruptFileError:
+            ended.add("not decoded")
+            continue
+        try:
+            encode_manifest(manifest)
+            ended.add("encoded")
+        except FormatError:
+            ended.add("not encoded")
+    assert ended >= {"not decoded", "encoded"}
+
+
+def changed(path: tuple[Any, ...], value: object) -> bytes:
+    """The sound document with ``value`` at ``path``, sealed anew."""
+    document: Any = forge.manifest_document()
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return forge.seal(document)
+
+
+ALL_FIELDS = [
+    *((name,) for name in ("attempt", "compared", "created", "library", "parts", "structure")),
+    *(("attempt", name) for name in ("lineage", "session", "sequence", "step", "world_size")),
+    *(
+        ("parts", 1, name)
+        for name in (
+            *("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest"),
+            *("node_index_digest", "referenced_bytes"),
+        )
+    ),
+    ("parts", 0),
+]
+
+
+@pytest.mark.parametrize("path", ALL_FIELDS, ids=str)
+def test_wrong_type_missing_or_unknown_field(path: tuple[Any, ...]) -> None:
+    for value in (None, True, False, -1, 1.0, 2**70, "", "\0", "x" * 10**6, [], [[]], [1]):
+        if (path[-1], value) == ("node_index_digest", ""):
+            continue  # there is no other file on nodes
+        if path == ("compared",) and (value is None or value == []):
+            continue  # not known; all at this step
+        refused(changed(path, value))
+    if path != ("structure",):
+        refused(changed(path, {}))
+        refused(changed(path, {"a": 1}))
+    document: Any = forge.manifest_document()
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    value = inner[path[-1]]
+    del inner[path[-1]]
+    refused(forge.seal(document))
+    if isinstance(inner, dict):
+        inner[path[-1]] = value
+        inner["more"] = 1
+        assert "more" in str(refused(forge.seal(document)))
+
+
+NAME = "part-00001-of-00002.dpp"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/passwd",
+        "..",
+        f"../{NAME}",
+        f"./{NAME}",
+        f"/{NAME}",
+        f"{NAME}/../../x",
+        f"{NAME}/",
+        f"{NAME}\0",
+        f"{NAME}\n",
+        f"a\\{NAME}",
+        "part-00000-of-00002.dpp",
+        "part-00001-of-00003.dpp",
+        "part-000001-of-00002.dpp",
+        "part-1-of-2.dpp",
+        "part-00001-of-00002.DPP",
+        "part-00001-of-0000\u0662.dpp",
+    ],
+)
+def test_file_names_of_others(name: str) -> None:
+    assert NAME in str(refused(changed(("parts", 1, "file"), name)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("attempt", "lineage"), "A" * 32),
+        (("attempt", "lineage"), "a" * 31),
+        (("attempt", "session"), "a" * 31 + "\n"),
+        (("attempt", "session"), "a" * 32 + "\n"),
+        (("attempt", "step"), 2**63),
+        (("attempt", "sequence"), 2**63),
+        (("attempt", "world_size"), 0),
+        (("attempt", "world_size"), 1),
+        (("attempt", "world_size"), 3),
+        (("attempt", "world_size"), 2**24 + 1),
+        (("parts", 1, "digest"), "g" * 32),
+        (("parts", 1, "index_digest"), "0x" + "0" * 30),
+        (("parts", 1, "node_index_digest"), "0" * 31),
+        (("parts", 1, "nbytes"), 4223),
+        (("parts", 1, "nbytes"), 2**62),
+        (("parts", 1, "raw_bytes"), 2**62),
+        (("parts", 1, "referenced_bytes"), 2**62),
+        (("parts", 1, "rank"), 0),
+        (("parts", 1, "rank"), 2),
+        (("parts", 0, "rank"), False),
+        (("parts", 1, "rank"), True),
+        (("created",), "2026-11-21T04:05:06"),
+        (("created",), "2026-11-21T04:05:06+01:00"),
+        (("created",), "yesterday"),
+        (("library",), "deeppart\x1b[31m"),
+        (("library",), "d" * 201),
+        (("parts",), forge.manifest_document()["parts"][::-1]),
+        (("parts",), forge.manifest_document()["parts"][:1] * 2),
+        (("parts",), forge.manifest_document()["parts"][:1]),
+        (("parts",), forge.manifest_document(3)["parts"]),
+    ],
+    ids=str,
+)
+def test_impossible_value(path: tuple[Any, ...], value: object) -> None:
+    refused(changed(path, value))
+
+
+def test_limits_that_are_possible() -> None:
+    for path, value in [
+        (("attempt", "step"), 2**63 - 1),
+        (("parts", 1, "nbytes"), 4224),
+        (("parts", 1, "raw_bytes"), 0),
+        (("created",), "2026-11-21T04:05:06.123456+00:00"),
+        (("created",), "2026-11-21T04:05:06Z"),
+        (("structure",), {}),
+    ]:
+        manifest = decode_manifest(changed(path, value), where="limits")
+        assert decode_manifest(encode_manifest(manifest), where="again") == manifest
+
+
+def test_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.part.manifest.MAX_MANIFEST_BYTES", len(SOUND) - 1)
+    assert "too long" in str(refused(SOUND))
+
+
+# --- encoding --------------------------------------------------------------------------------------------------------
+
+
+def with_structure(value: object) -> Callable[[Manifest], Manifest]:
+    return lambda manifest: replace(manifest, structure={"value": value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_structure((1, 2)),
+        with_structure({1: 2}),
+        with_structure({None: 2}),
+        with_structure({1: 1, "a": 2}),
+        with_structure(float("nan")),
+        with_structure(float("inf")),
+        with_structure(b"bytes"),
+        with_structure({1, 2}),
+        with_structure(object()),
+        lambda manifest: replace(manifest, parts=manifest.parts[:1]),
+        lambda manifest: replace(manifest, parts=manifest.parts[::-1]),
+        lambda manifest: replace(manifest, parts=(manifest.parts[0], replace(manifest.parts[1], file="x"))),
+        lambda manifest: replace(manifest, parts=(manifest.parts[0], replace(manifest.parts[1], nbytes=-1))),
+        lambda manifest: replace(manifest, attempt=replace(manifest.attempt, step=-1)),
+        lambda manifest: replace(manifest, created="now"),
+        lambda manifest: replace(manifest, library=""),
+    ],
+)
+def test_what_would_not_come_back_is_not_written(change: Callable[[Manifest], Manifest]) -> None:
+    with pytest.raises(FormatError, match="cannot be written") as caught:
+        encode_manifest(change(sound()))
+    assert not isinstance(caught.value, CorruptFileError)
+    assert json.dumps(forge.manifest_document())  # the sound one is not changed by any of this
+
+
+def test_circular_structure_is_not_written() -> None:
+    structure: dict[str, Any] = {}
+    structure["self"] = structure
+    with pytest.raises(FormatError, match="cannot be written"):
+        encode_manifest(replace(sound(), structure=structure))
+
+
+def test_large_world() -> None:
+    document = forge.manifest_document(5000)
+    manifest = decode_manifest(forge.seal(document), where="large")
+    assert len(manifest.parts) == 5000
+    assert encode_manifest(manifest) == forge.seal(document)
+
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_golden_manifest(version: int) -> None:
+    data = (GOLDEN.parent / f"v{version}" / "manifest").read_bytes()
+    manifest = decode_manifest(data, where="golden")
+    assert (encode_manifest(manifest) == data) == (version == 3)
+    assert manifest.compared == (make_v3.COMPARED if version == 3 else None)
+    assert manifest.attempt == make_v1.ATTEMPT
+    assert (manifest.created, manifest.library) == ("2026-11-21T04:05:06+00:00", "deeppart 0.1.0")
+    assert manifest.structure == {"kind": "dict", "leaves": [["w", 1, -2.5, None, True, "é☃"]]}
+    for record in manifest.parts:
+        with FileSource(GOLDEN / record.file) as source:
+            reader = PartReader(source, where=record.file, expected_index_digest=record.index_digest)
+            reader.verify(expected_digest=record.digest)
+            assert (source.size, reader.raw_bytes) == (record.nbytes, record.raw_bytes)
+    assert manifest.parts[0] == make_v1.make_part(0)[1].record(make_v1.ATTEMPT, 0)

@@ -1,0 +1,240 @@
+"""Signed parts and manifests: no bit of them can be changed without the key."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.errors import CorruptFileError, FormatError, SignatureError
+from deeppart.part import FileSource, MemorySource, PartReader, Signing, decode_manifest
+from tests.fuzz.images import PartImage
+from tests.golden import forge, make_signed, make_v1
+from tests.golden.make_v2 import LATER_RAW
+
+SECRET, OTHER = bytes(range(32)), b"another key, long enough to be one"
+SIGNING = Signing([SECRET])
+GOLDEN = Path(__file__).parents[2] / "golden"
+#: What a signature takes in the first line of a manifest.
+SIGNATURE = " blake2b=" + 64 * "0"
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+Edit = Callable[[PartImage], object]
+
+
+def small_part() -> bytes:
+    """Signed, by hand: two chunks, of which one is compressed."""
+    import zstandard
+
+    packed = zstandard.compress(bytes(5000))
+    first = bytes(range(200))
+    rows = [
+        forge.chunk_row(first, dtype=b"uint8"),
+        forge.chunk_row(
+            packed, offset=4296, raw_length=5000, codec=1, raw_digest=forge.xxhash.xxh3_128_digest(bytes(5000))
+        ),
+    ]
+    return forge.part(
+        first + packed,
+        rows,
+        [forge.span_row(0, 0, 200, 0), forge.span_row(1, 0, 5000, 200)],
+        raw_bytes=5200,
+        head=forge.header(version=3),
+        meta=b'{"a":1}',
+        secret=SECRET,
+        strong=[forge.strong_digest(first), forge.strong_digest(packed)],
+    )
+
+
+def read_all(data: bytes, signing: Signing | None = SIGNING, **expected: Any) -> bytes:
+    reader = PartReader(MemorySource(data), where="here", signing=signing, **expected)
+    return b"".join(bytes(reader.read_chunk(chunk)) for chunk in range(len(reader.chunks)))
+
+
+def test_a_part_signed_by_hand_is_read() -> None:
+    assert read_all(small_part()) == bytes(range(200)) + bytes(5000)
+    assert read_all(small_part(), None) == read_all(small_part())
+    assert PartReader(MemorySource(small_part()), where="here").signed
+
+
+def test_the_image_of_a_signed_part_is_exact() -> None:
+    assert PartImage.parse(small_part()).encode() == small_part()
+
+
+def _set(name: str, value: Any) -> Edit:
+    return lambda part: part.head.__setitem__(name, value)
+
+
+def _row(table: str, name: str, value: Any) -> Edit:
+    return lambda part: getattr(part, table)[0].__setitem__(name, value)
+
+
+def _other_bytes(part: PartImage) -> None:
+    part.chunks[0].update(encoded=bytes(reversed(part.chunks[0]["encoded"])), raw_digest=None)
+
+
+def _old_digest(part: PartImage) -> None:
+    _other_bytes(part)
+    part.chunks[0]["strong"] = forge.strong_digest(bytes(range(200)))
+
+
+def _exchanged(part: PartImage) -> None:
+    part.spans[0]["leaf"], part.spans[1]["leaf"] = 1, 0
+
+
+EDITS: dict[str, Edit] = {
+    "lineage": _set("lineage", bytes(16)),
+    "session": _set("session", bytes(16)),
+    "sequence": _set("sequence", 8),
+    "step": _set("step", 1300),
+    "rank": _set("rank", 1),
+    "world_size": _set("world_size", 3),
+    "dtype": _row("chunks", "dtype", b"float32"),
+    "flags": _row("chunks", "flags", 1),
+    "leaf": _row("spans", "leaf", 5),
+    "table": _row("spans", "table", 1),
+    "start": _row("spans", "start", 8),
+    "spans exchanged": _exchanged,
+    "meta": lambda part: part.meta.update(a=2),
+    "bytes of a chunk": _other_bytes,
+    "bytes of a chunk, strong digest left": _old_digest,
+    "strong digest alone": lambda part: part.chunks[0].update(strong=bytes(32)),
+    "tag": lambda part: setattr(part, "tag", bytes([part.tag[0] ^ 1]) + part.tag[1:]),
+    "chunk removed": lambda part: (part.chunks.pop(), part.spans.pop()),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_no_field_of_a_signed_part_can_be_changed(name: str) -> None:
+    part = PartImage.parse(small_part())
+    EDITS[name](part)
+    forged = part.encode()
+    assert forged != small_part()
+    if name != "strong digest alone":
+        read_all(forged, None)  # all other digests are right
+    with pytest.raises(SignatureError) as caught:
+        read_all(forged)
+    assert "here" in str(caught.value) and caught.value.todo and "step" in str(caught.value)
+
+
+def test_every_bit_of_index_and_header_is_covered() -> None:
+    """Whatever is flipped, with the unkeyed digests computed anew."""
+    data = bytearray(small_part())
+    image = PartImage.parse(bytes(data))
+    index_offset = 4096 + sum(len(row["encoded"]) for row in image.chunks)
+    generator = np.random.default_rng(3)
+    places = [*range(8, 72), *range(index_offset, len(data) - 64)]
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << int(generator.integers(8))
+        head = bytes(flipped[:4088])
+        flipped[4088:4096] = forge.xxhash.xxh3_64_digest(head)
+        if not index_offset + 40 <= place < index_offset + 48:
+            flipped[index_offset + 40 : index_offset + 48] = flipped[4088:4096]
+        index = bytes(flipped[index_offset:-64])
+        flipped[-32:-16] = forge.xxhash.xxh3_128_digest(index)
+        flipped[-8:] = forge.xxhash.xxh3_64_digest(bytes(flipped[-64:-8]))
+        with pytest.raises(FormatError):
+            read_all(bytes(flipped))
+
+
+def test_a_chunk_with_another_content_of_the_same_xxh3_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collisions of XXH3 can be made; here one is had by making both digests of the table hold."""
+    reader = PartReader(MemorySource(small_part()), where="here", signing=SIGNING)
+    without = PartReader(MemorySource(small_part()), where="here")
+    wrong = bytes(200)
+    expected = reader.chunks["encoded_digest"][0].tobytes()
+    monkeypatch.setattr("deeppart.part.reader.xxhash.xxh3_128_digest", lambda _: expected)
+    with pytest.raises(SignatureError, match="strong digest"):
+        reader.check_chunk(0, memoryview(wrong))
+    without.check_chunk(0, memoryview(wrong))
+
+
+def test_unsigned_parts_and_other_keys_are_refused() -> None:
+    with pytest.raises(SignatureError, match="part 0 of step 1200 is not signed"):
+        PartReader(MemorySource(forge.simple_part()), where="here", signing=SIGNING)
+    with pytest.raises(SignatureError, match="does not hold"):
+        PartReader(MemorySource(small_part()), where="here", signing=Signing([OTHER]))
+    read_all(small_part(), Signing([OTHER, SECRET]))
+    stripped = PartImage.parse(small_part())
+    stripped.head["version"], stripped.tag = 2, b""
+    read_all(stripped.encode(), None)
+    with pytest.raises(SignatureError, match="is not signed"):
+        read_all(stripped.encode())
+
+
+@pytest.mark.parametrize("field", ["step", "rank", "session", "lineage", "sequence"])
+def test_a_part_cannot_be_played_again_for_another(field: str) -> None:
+    reader = PartReader(MemorySource(small_part()), where="here", signing=SIGNING)
+    attempt, rank = reader.attempt, reader.rank
+    if field == "rank":
+        rank = 1
+    else:
+        other: dict[str, Any] = {field: "ab" * 16 if field in ("session", "lineage") else 9}
+        attempt = replace(attempt, **other)
+    with pytest.raises(CorruptFileError, match="not the one"):
+        read_all(small_part(), expected_attempt=attempt, expected_rank=rank)
+
+
+def test_manifests() -> None:
+    document = forge.manifest_document()
+    signed = forge.seal(document, secret=SECRET)
+    manifest = decode_manifest(signed, where="here", signing=SIGNING)
+    assert manifest.signed and manifest == decode_manifest(forge.seal(document), where="here")
+    assert not decode_manifest(forge.seal(document), where="here").signed
+    assert decode_manifest(signed, where="here").signed
+    for change in (
+        lambda d: d["attempt"].update(step=1300),
+        lambda d: d["attempt"].update(session="ab" * 16),
+        lambda d: d.update(created="2026-11-22T04:05:06+00:00"),
+        lambda d: d["parts"][0].update(index_digest="0" * 32),
+        lambda d: d["parts"][1].update(nbytes=6000),
+        lambda d: d.update(compared=None),
+        lambda d: d["structure"].update(kind="list"),
+    ):
+        changed = forge.manifest_document()
+        change(changed)
+        body = forge.seal(changed).partition(b"\n")
+        forged = body[0] + signed.partition(b"\n")[0][-len(SIGNATURE) :] + b"\n" + body[2]
+        assert decode_manifest(forged, where="here").signed
+        with pytest.raises(SignatureError, match="does not hold"):
+            decode_manifest(forged, where="here", signing=SIGNING)
+    with pytest.raises(SignatureError, match="is not signed"):
+        decode_manifest(forge.seal(document), where="here", signing=SIGNING)
+    with pytest.raises(SignatureError, match="does not hold"):
+        decode_manifest(signed, where="here", signing=Signing([OTHER]))
+    for version in (1, 2):
+        with pytest.raises(CorruptFileError, match="cannot be signed"):
+            decode_manifest(forge.seal(document, version=version, secret=SECRET), where="here", signing=SIGNING)
+
+
+def test_golden_files() -> None:
+    data = (GOLDEN / "signed" / "manifest").read_bytes()
+    assert data == make_signed.make_manifest()
+    assert decode_manifest(data, where="golden", signing=make_signed.SIGNING).attempt == make_v1.ATTEMPT
+    part = (GOLDEN / "signed" / "part-00000-of-00002.dpp").read_bytes()
+    assert part == make_signed.make_part()[0]
+    source = MemorySource(part)
+    source.beside = lambda name: FileSource(GOLDEN / "v1" / "part-00000-of-00002.dpp")  # type: ignore[method-assign]
+    reader = PartReader(source, where="golden", signing=make_signed.SIGNING)
+    assert b"".join(bytes(reader.read_chunk(chunk)) for chunk in range(2)) == LATER_RAW
+
+
+def test_keys_are_never_shown() -> None:
+    texts = [repr(SIGNING), str(SIGNING), repr(Signing([SECRET, OTHER])), *SIGNING.fingerprints]
+    for text in texts:
+        assert SECRET.hex() not in text and forge.key_of(SECRET).hex() not in text
+    with pytest.raises(TypeError):
+        pickle.dumps(SIGNING)
+
+
+def test_tags_for_one_purpose_do_not_serve_another() -> None:
+    assert not SIGNING.accepts(SIGNING.tag(b"dpp part", b"data"), b"dpp manifest", b"data")
+    assert SIGNING.tag(b"dpp part", b"da", b"ta") == forge.tag(SECRET, b"dpp part", b"data")

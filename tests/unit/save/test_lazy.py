@@ -1,0 +1,132 @@
+"""What is left of a lazy capture when ``checkpoint()`` has returned: who waits for it, and how it ends."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.session import leave
+from deeppart.state import deferred, owners
+from deeppart.state.capture import CallCopy
+from deeppart.testing.states import difference
+from tests.unit.slow_copies import config, gradients, model, saved
+
+OPTIMIZERS: list[tuple[str, Callable[[Any], torch.optim.Optimizer]]] = [
+    ("sgd", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
+    ("sgd-fused", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True)),
+    ("adam", lambda p: torch.optim.Adam(p, 0.1, foreach=False)),
+    ("adam-foreach", lambda p: torch.optim.Adam(p, 0.1, foreach=True)),
+    ("adam-fused", lambda p: torch.optim.Adam(p, 0.1, fused=True)),
+    ("adamw-amsgrad", lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True)),
+    ("adagrad", lambda p: torch.optim.Adagrad(p, 0.1)),
+    ("rmsprop", lambda p: torch.optim.RMSprop(p, 0.1)),
+    ("lbfgs", lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3)),
+]
+
+
+@pytest.mark.parametrize("make", [make for _, make in OPTIMIZERS], ids=[name for name, _ in OPTIMIZERS])
+def test_the_step_waits_until_the_state_is_captured(
+    tmp_path: Path, slow: threading.Event, make: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    net = model()
+    optimizer = make(net.parameters())
+
+    def closure() -> torch.Tensor:
+        net.zero_grad()
+        loss = net(torch.ones(8, 200)).square().sum()
+        loss.backward()
+        return loss
+
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        optimizer.step(closure)
+        expected = copy.deepcopy({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
+        pending = ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
+        gradients(net)  # runs while nothing has been captured, and changes BatchNorm's buffers
+        optimizer.step(closure)
+        slow.set()
+        pending.wait("persistent", 30)
+        assert pending.report.held_s > 0
+        assert pending.report.stages_s["deferred"] > 0
+    assert difference(expected, saved(tmp_path, 1)) is None
+
+
+def test_who_needs_the_copies_takes_part_in_making_them() -> None:
+    """One thread is stuck in its first piece; the other makes all the rest."""
+    stuck, go, made = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        stuck.set()
+        assert go.wait(20)
+
+    rest = [lambda number=number: made.append((number, threading.current_thread())) for number in range(50)]
+    calls = [CallCopy(None, call) for call in (first, *rest)]
+    copies = deferred.DeferredCopy(calls, {}, lambda: 0, 1, "here", 20.0)
+    background = threading.Thread(target=copies.work, daemon=True)
+    background.start()
+    assert stuck.wait(20)
+    threading.Timer(0.2, go.set).start()
+    copies.hold()
+    assert copies.done and copies.held_s >= 0.1
+    assert made == [(number, threading.current_thread()) for number in range(50)]
+    background.join(20)
+
+
+# --- the rest of its life ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_held_back_after_the_end(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    gradients(net)
+    for failing in (False, True):
+        try:
+            with deeppart.Checkpointer(config(tmp_path / str(failing))) as ck:
+                ck.checkpoint({"net": net, "optimizer": optimizer}, 1).wait("persistent", 30)
+                optimizer.step()
+                if failing:
+                    raise KeyError("training")
+        except KeyError:
+            leave.settle(60)  # what had begun comes to its end first
+        assert not owners.REGISTRY._listeners and owners.REGISTRY._hook is None
+        optimizer.step()
+    gone = owners.REGISTRY.stepped()
+    assert optimizer in gone
+    del optimizer, gone
+    gc.collect()
+    assert not any(each.param_groups[0]["params"][0] is net[0].weight for each in owners.REGISTRY.stepped())
+
+
+def test_a_restore_waits_for_the_capture(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters())
+    gradients(net)
+    optimizer.step()
+    state = {"net": net, "optimizer": optimizer}
+    expected = copy.deepcopy(net.state_dict())
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint(state, 1)
+        assert ck.restore(state) == 1
+    assert difference(expected, net.state_dict()) is None
+
+
+def test_a_copy_that_never_ends_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    stuck = [CallCopy(None, lambda: never.wait(20))]
+    copies = deferred.DeferredCopy(stuck, {}, lambda: 0, 1, "rank 0, step 1", 0.2)
+    background = threading.Thread(target=copies.work, daemon=True)
+    background.start()
+    time.sleep(0.05)
+    copies.hold()
+    error = copies.wait()
+    assert error is not None and "did not end within 0.2 s" in str(error) and not copies.done
+    never.set()
+    background.join(10)

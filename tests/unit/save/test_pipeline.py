@@ -1,0 +1,188 @@
+"""The background of a save: backpressure, errors that nobody expected, and a long run."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.errors import (
+    BackgroundFailureWarning,
+    CheckpointError,
+    DeeppartWarning,
+    LevelNotRunError,
+    PeerTimeoutError,
+    StepExistsError,
+)
+from deeppart.testing.states import difference
+from tests.unit.one_rank import BIG, config, persistent_steps, state, states_of
+
+
+def test_waiting_for_a_slow_level(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 MB/s: half a second each. Two are in flight at most, so the third waits, and says so."""
+    settings = {"flush_bandwidth": 24e6, "compression": "none"}
+    with deeppart.Checkpointer(config(memory, **settings)) as ck:
+        release, waited_at = threading.Event(), []
+        open_part, wait_for_room = ck._session.persistent.open_part, ck._pipeline.wait_for_room
+
+        def held(*arguments: Any) -> Any:
+            release.wait()
+            return open_part(*arguments)
+
+        def released(timeout: float) -> bool:
+            waited_at.append(len(pendings))
+            release.set()  # nothing gets on before somebody waits for it
+            return wait_for_room(timeout)
+
+        monkeypatch.setattr(ck._session.persistent, "open_part", held)
+        monkeypatch.setattr(ck._pipeline, "wait_for_room", released)
+        pendings: list[Any] = []
+        for step in range(4):
+            pendings.append(ck.checkpoint(state(step, BIG), step))
+            pendings[-1].wait("local", timeout=300)
+            assert step > 1 or not pendings[0].done()
+        for pending in pendings:
+            pending.wait(timeout=300)
+    assert waited_at[0] == 2 and pendings[2].report.waited_s > 0
+    assert all(p.report.blocked_s >= p.report.waited_s for p in pendings)
+    seconds = pendings[0].report.levels["persistent"].seconds
+    assert seconds is not None and seconds > 0.3
+    assert all(not p.skipped for p in pendings) and persistent_steps(memory) == [1, 2, 3]
+
+
+def test_skipping_while_a_slow_level_is_busy(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"flush_bandwidth": 24e6, "compression": "none", "on_busy": "skip", "keep": {"persistent": 0}}
+    with deeppart.Checkpointer(config(memory, **settings)) as ck:
+        pendings = []
+        monkeypatch.setattr(ck._pipeline, "wait_for_room", lambda timeout: pytest.fail("it waits"))
+        for step in range(12):
+            pendings.append(ck.checkpoint(state(step, BIG), step))
+            time.sleep(0.05)
+        ck._pipeline.drain(30)
+        skipped = [p for p in pendings if p.skipped]
+        assert skipped and not pendings[0].skipped
+        for pending in skipped:
+            assert states_of(pending) == ("skipped", "skipped")
+            with pytest.raises(LevelNotRunError, match="skipped"):
+                pending.wait(timeout=1)
+        step = skipped[0].step
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeeppartWarning)  # that it counts down
+            ck.checkpoint(state(step, BIG), step).wait(timeout=200)  # its number is still free
+    kept = {p.step for p in pendings if not p.skipped} | {step}
+    assert set(persistent_steps(memory)) == kept and ck.failures == 0
+    for number in kept:
+        assert difference(state(number, BIG), deeppart.load(memory / "p", number)) is None
+
+
+@pytest.mark.parametrize("on_busy", ["wait", "skip"])
+def test_a_checkpoint_that_goes_nowhere_waits_for_nothing(memory: Path, on_busy: str) -> None:
+    settings = {"flush_bandwidth": 12e6, "compression": "none", "on_busy": on_busy, "every": {"persistent": 3}}
+    with deeppart.Checkpointer(config(memory, local_dir=None, **settings)) as ck:
+        first = ck.checkpoint(state(0, BIG), 0)
+        for step in (1, 2):
+            nowhere = ck.checkpoint(state(step, BIG), step)
+            assert states_of(nowhere) == ("off", "off") and nowhere.report.waited_s == 0 and nowhere.finished
+        assert not first.finished
+        fourth = ck.checkpoint(state(3, BIG), 3)
+        assert fourth.skipped == (on_busy == "skip")
+        first.wait(timeout=200)
+        ck._pipeline.drain(30)
+        if on_busy == "skip":
+            ck.checkpoint(state(4), 4).wait(timeout=200)  # a skipped one is made up for by the next call
+
+
+def test_the_local_level_frees_training_from_a_slow_persistent_one(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with deeppart.Checkpointer(config(memory, compression="none")) as ck:
+        release, open_part = threading.Event(), ck._session.persistent.open_part
+
+        def held(*arguments: Any) -> Any:
+            release.wait()
+            return open_part(*arguments)
+
+        monkeypatch.setattr(ck._session.persistent, "open_part", held)
+        first = ck.checkpoint(state(1, BIG), 1)
+        first.wait("local", timeout=300)
+        why = r"not complete at level 'persistent'.*\n.*the level is (waiting|running)"
+        with pytest.raises(PeerTimeoutError, match=why):
+            first.wait("persistent", timeout=0.01)
+        second = ck.checkpoint(state(2, BIG), 2)
+        assert not first.done("persistent")
+        release.set()
+        second.wait(timeout=300)
+        assert first.done("persistent")
+
+
+def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
+    with deeppart.Checkpointer(config(memory, local_dir=None, timeout=0.5)) as ck:
+        release = threading.Event()
+        real = ck._session.persistent.open_part
+
+        def stuck(*arguments: Any) -> Any:
+            release.wait(20)
+            return real(*arguments)
+
+        ck._session.persistent.open_part = stuck  # type: ignore[method-assign]
+        first = ck.checkpoint(state(1), 1)
+        with pytest.raises(CheckpointError, match="earlier checkpoint is still being written"):
+            ck.checkpoint(state(2), 2)
+        live = state(0)
+        with pytest.raises(CheckpointError, match="earlier checkpoint is still being written"):
+            ck.restore(live)  # its memory is in use
+        assert difference(state(0), live) is None
+        release.set()
+        first.wait(timeout=200)
+        assert difference(state(1), deeppart.load(memory / "p", 1)) is None
+        ck.checkpoint(state(2), 2).wait(timeout=200)
+
+
+# --- failures in the background ---------------------------------------------------------------------------------------
+
+
+def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deeppart.save import complete as completing
+    from deeppart.save import write
+
+    def broken(*arguments: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    with deeppart.Checkpointer(config(memory)) as ck:
+        for number, name in enumerate(("write_part", "copy_part", "commit_round", "Manifest")):
+            with monkeypatch.context() as patch:
+                patch.setattr(write if hasattr(write, name) else completing, name, broken)
+                pending = ck.checkpoint(state(number), 10 * number)
+                deadline = time.monotonic() + 200
+                while not pending.finished:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.005)
+                ck._pipeline.drain(30)
+            failed = [level for level in ("local", "persistent") if pending.report.levels[level].state == "failed"]
+            assert failed, name
+            with pytest.warns(BackgroundFailureWarning, match="ZeroDivisionError|a bug"):
+                again = ck.checkpoint(state(number), 10 * number + 1)
+            again.wait("local", timeout=200)
+            again.wait("persistent", timeout=200)
+        live = state(99)
+        assert ck.restore(live) == 31
+
+
+def test_a_long_run_does_not_grow(memory: Path) -> None:
+    with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
+        for step in range(300):
+            ck.checkpoint({"step": step}, step)
+        ck._pipeline.drain(30)
+        ck.checkpoint({"step": 300}, 300).wait(timeout=200)
+        ck._pipeline.drain(30)
+        assert len(ck._recent) <= 3
+        assert all(len(steps) <= 2 for steps in ck._retention._steps.values()) and not any(
+            ck._retention._leftovers.values()
+        )
+        with pytest.raises(StepExistsError):
+            ck.checkpoint({"step": 7}, 7)

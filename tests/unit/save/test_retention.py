@@ -1,0 +1,121 @@
+"""What is removed, and what does not wait for it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+import deeppart
+from deeppart.model import StepKey
+from deeppart.save.retention import Retention
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.steps import list_steps, step_directory
+from tests.unit.cli_support import steps_in
+
+PATIENCE_S = 200.0
+
+
+def test_a_file_system_that_removes_slowly_holds_up_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can take seconds."""
+    begun, go_on = threading.Event(), threading.Event()
+    old = StepKey(1, "a" * 32, 0)
+    step_directory(tmp_path, old).mkdir()
+
+    def slow(self: PersistentLevel, keys: set[StepKey]) -> None:
+        assert keys == {old}
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(PersistentLevel, "remove", slow)
+    levels = ("local", "persistent")
+    every, keep = dict.fromkeys(levels, 1), dict.fromkeys(levels, 1)
+    retention = Retention({}, PersistentLevel(tmp_path), keep, every, {"local": set(), "persistent": {old}})
+    slowly = threading.Thread(target=retention.committed, args=("persistent", StepKey(2, "b" * 32, 0), set))
+    local = threading.Thread(target=retention.committed, args=("local", StepKey(3, "b" * 32, 1), set))
+    slowly.start()
+    assert begun.wait(PATIENCE_S)
+    local.start()
+    local.join(PATIENCE_S)
+    assert not local.is_alive()
+    go_on.set()
+    slowly.join(PATIENCE_S)
+    assert not slowly.is_alive()
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_who_forgets_to_restore_does_not_lose_what_the_next_restore_takes(tmp_path: Path, restores: bool) -> None:
+    """A run from scratch, in the directory of one that was far ahead; and one that went back on purpose."""
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
+
+    def run(*steps: int) -> None:
+        with warnings.catch_warnings(), deeppart.Checkpointer(config) as checkpointer:
+            warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+            if restores:
+                checkpointer.restore({"x": 0})
+            for step in steps:
+                checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+
+    run(1000, 1001, 1002)
+    run(1, 2, 3, 4)
+    assert steps_in(tmp_path) == ([3, 4] if restores else [3, 4, 1001, 1002])
+    run(5000, 5001)
+    assert steps_in(tmp_path) == [5000, 5001]
+
+
+def test_a_finished_job_that_saves_its_last_step_again_keeps_the_ones_before(tmp_path: Path) -> None:
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 3}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (5, 6, 7, 8):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    for times in range(3):  # submitted again, three times
+        live = {"x": 0}
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore(live) == 8
+            for _ in range(times):
+                checkpointer.checkpoint(live, 8, force=True).wait(timeout=PATIENCE_S)
+        assert steps_in(tmp_path) == [6, 7, 8] and deeppart.load(tmp_path)["x"] == 8
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.restore({"x": 0})
+        checkpointer.checkpoint({"x": 9}, 9).wait(timeout=PATIENCE_S)
+    assert steps_in(tmp_path) == [7, 8, 9]
+
+
+def test_a_step_that_cannot_be_restored_does_not_count_and_that_is_told(tmp_path: Path) -> None:
+    """``keep = 2``, and the newest step of the run before is damaged: the one before it takes its place."""
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    for part in step_directory(tmp_path, newest_key(tmp_path)).glob("*.dpp"):
+        part.write_bytes(part.read_bytes()[:-1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with deeppart.Checkpointer(config) as checkpointer:
+            assert checkpointer.restore({"x": 0}) == 1
+            checkpointer.checkpoint({"x": 3}, 3).wait(timeout=PATIENCE_S)
+            checkpointer.checkpoint({"x": 4}, 4).wait(timeout=PATIENCE_S)
+    told = [str(each.message) for each in caught if each.category is deeppart.errors.KeepNotice]
+    assert len(told) == 1 and "step 2 cannot be restored" in told[0] and "does not count for `keep`" in told[0]
+    assert steps_in(tmp_path) == [3, 4]
+
+
+def test_with_one_step_of_its_own_the_one_that_counts_stays(tmp_path: Path) -> None:
+    config = deeppart.Config(persistent_dir=str(tmp_path), keep={"persistent": 2}, incremental=False)
+    with deeppart.Checkpointer(config) as checkpointer:
+        for step in (1, 2):
+            checkpointer.checkpoint({"x": step}, step).wait(timeout=PATIENCE_S)
+    for part in step_directory(tmp_path, newest_key(tmp_path)).glob("*.dpp"):
+        part.write_bytes(part.read_bytes()[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with deeppart.Checkpointer(config) as checkpointer:
+            checkpointer.restore({"x": 0})
+            checkpointer.checkpoint({"x": 3}, 3).wait(timeout=PATIENCE_S)
+    assert 1 in steps_in(tmp_path) and 3 in steps_in(tmp_path), "two that can be restored"
+
+
+def newest_key(root: Path) -> StepKey:
+    return list(list_steps(root))[-1]

@@ -1,0 +1,293 @@
+"""States that do not fit each other: the message says what was most likely meant."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import (
+    DeeppartWarning,
+    StateError,
+    StructureMismatchError,
+)
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 30.0, **settings})
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+
+
+class Wrapped(torch.nn.Module):
+    """As DistributedDataParallel (``module``) and torch.compile (``_orig_mod``) do: the names get a prefix."""
+
+    def __init__(self, inner: torch.nn.Module, name: str) -> None:
+        super().__init__()
+        self.add_module(name, inner)
+
+
+class Deep(torch.nn.Module):
+    """A model of two parts, of which one may be wrapped."""
+
+    def __init__(self, wrap: Callable[[torch.nn.Module], torch.nn.Module] = lambda inner: inner) -> None:
+        super().__init__()
+        self.inner = wrap(network())
+        self.outer = torch.nn.Linear(2, 2)
+
+
+# --- the calls --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ck(tmp_path: Path) -> Iterator[deeppart.Checkpointer]:
+    with deeppart.Checkpointer(config(tmp_path)) as checkpointer:
+        yield checkpointer
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> None:
+    """Neither of a state dict, alone, in a list, or saved as an object; of one that has stepped all but settings do."""
+    (_, saved), (model, stepped) = trained(), trained()
+    fresh = torch.optim.Adam(model.parameters())
+    ck.checkpoint({"one": saved, "more": [saved.state_dict()]}, 1).wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ck.restore({"one": stepped.state_dict(), "more": [stepped.state_dict()]})
+        ck.restore({"one": fresh, "more": None})
+    fresh = torch.optim.Adam(model.parameters())
+    live = {"one": fresh.state_dict(), "more": [fresh.state_dict()]}
+    with pytest.warns(DeeppartWarning, match=r"at more/0, one, but.*load_state_dict\(\)") as told:
+        ck.restore(live)
+    assert len(told) == 1 and not fresh.state and fresh.param_groups[0]["lr"] != 0.5
+    fresh.load_state_dict(live["one"])  # as it says
+    assert fresh.param_groups[0]["lr"] == 0.5 and len(fresh.state) == 4
+
+
+def test_an_optimizer_of_another_class_that_takes_what_was_saved_is_told(ck: deeppart.Checkpointer) -> None:
+    model, optimizer = trained()
+    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=200)
+    other = torch.optim.AdamW(model.parameters(), lr=0.5)
+    with pytest.warns(deeppart.DeeppartWarning, match="optimizer: Adam in the checkpoint, AdamW here"):
+        assert ck.restore({"model": model, "optimizer": other}) == 1
+
+    class Mine(torch.optim.Adam):
+        """Extends the class that was saved."""
+
+    class Wrapping(torch.optim.Optimizer):
+        """As accelerate's: hands all on to another optimizer."""
+
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+            self.param_groups, self.state = optimizer.param_groups, optimizer.state
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.optimizer.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.optimizer.load_state_dict(state_dict)
+
+    for live in (Mine(model.parameters()), Wrapping(torch.optim.Adam(model.parameters()))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert ck.restore({"model": model, "optimizer": live}) == 1
+
+
+def test_an_optimizer_of_another_class_that_cannot_take_it_is_named(ck: deeppart.Checkpointer) -> None:
+    model, optimizer = trained()
+    ck.checkpoint({"model": model, "optimizer": optimizer}, step=1).wait("persistent", timeout=200)
+    other = torch.optim.SGD(model.parameters(), lr=0.5)
+    with pytest.raises(StructureMismatchError, match="optimizer: Adam in the checkpoint, SGD here"):
+        ck.restore({"model": model, "optimizer": other})
+
+
+# --- states that are nested otherwise ---------------------------------------------------------------------------------
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    return optimizer
+
+
+def training(model: torch.nn.Module) -> dict[str, Any]:
+    return {"model": model, "optimizer": optimizer_of(model), "step": 3}
+
+
+#: (saved, live), words of the advice
+NESTING: dict[str, tuple[Callable[[], tuple[Any, Any]], list[str]]] = {
+    "model of a dict": (
+        lambda: (training(network()), network()),
+        ["a level more", "the keys model, optimizer, step", 'restore({"model": model, "optimizer"', "as 'model'"],
+    ),
+    "state_dict of a dict": (
+        lambda: (training(network()), network().state_dict()),
+        ["the keys model, optimizer, step", 'restore({"model": model', "as 'model'"],
+    ),
+    "optimizer of a dict": (
+        lambda: (training(network()), optimizer_of(network())),
+        ['restore({"model": model, "optimizer": optimizer', "as 'optimizer'"],
+    ),
+    "another module of a dict": (
+        lambda: (training(network()), torch.nn.BatchNorm1d(3)),
+        ["a dict with the keys model, optimizer, step", 'restore({"model": model'],
+    ),
+    "dict of a model": (
+        lambda: (network(), training(network())),
+        ["a level less", "restore(state['model'])", "save dicts with the keys model, optimizer, step"],
+    ),
+    "a level more": (
+        lambda: ({"train": training(network())}, training(network())),
+        ["a level more", 'restore({"train": train})', "as 'train'"],
+    ),
+    "a level less": (
+        lambda: (training(network()), {"train": training(network())}),
+        ["a level less", "restore(state['train'])"],
+    ),
+    "a level more inside": (
+        lambda: ({"all": {"net": network()}, "n": 1}, {"all": network(), "n": 1}),
+        ["what is at all is a dict with the key net"],
+    ),
+    "DDP was saved": (
+        lambda: ({"model": Wrapped(network(), "module")}, {"model": network()}),
+        ["begin with 'module.'", "DistributedDataParallel", "at model", "wrapped.module"],
+    ),
+    "DDP is live": (
+        lambda: ({"model": network()}, {"model": Wrapped(network(), "module")}),
+        ["live names at model begin with 'module.'", "give restore the model inside", "wrapped.module"],
+    ),
+    "compiled was saved": (
+        lambda: (network(), Wrapped(network(), "_orig_mod")),
+        ["begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod"],
+    ),
+    "compiled is live": (
+        lambda: (Wrapped(network(), "_orig_mod"), network()),
+        ["begin with '_orig_mod.'", "torch.compile", "wrapped._orig_mod"],
+    ),
+    "both wrappers": (
+        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": network()}),
+        ["'module._orig_mod.'", "DistributedDataParallel over torch.compile"],
+    ),
+    "a part is compiled now": (
+        lambda: ({"m": Deep()}, {"m": Deep(lambda inner: Wrapped(inner, "_orig_mod"))}),
+        ["at m differ only by wrappers", "checkpoint's hold nothing", "live ones '_orig_mod.' (torch.compile)"],
+    ),
+    "a part was compiled": (
+        lambda: (Deep(lambda inner: Wrapped(inner, "_orig_mod")), Deep()),
+        ["checkpoint's hold '_orig_mod.' (torch.compile), the live ones nothing", "wrap the same", "part.compile()"],
+    ),
+    "compiled inside DDP": (
+        lambda: ({"m": Wrapped(Wrapped(network(), "_orig_mod"), "module")}, {"m": Wrapped(network(), "module")}),
+        ["hold '_orig_mod.' (torch.compile) and 'module.'", "the live ones 'module.' (Distributed"],
+    ),
+    "one wrapper and another": (
+        lambda: (Wrapped(network(), "_orig_mod"), Wrapped(network(), "module")),
+        ["hold '_orig_mod.'", "the live ones 'module.'", "wrap the same parts"],
+    ),
+    "a wrapper and a level": (
+        lambda: ({"model": Wrapped(network(), "module"), "n": 1}, network()),
+        ["the keys model, n", 'restore({"model": model, "n": n})'],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTING)
+def test_states_that_are_nested_otherwise(tmp_path: Path, name: str) -> None:
+    make, words = NESTING[name]
+    saved, live = make()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint(saved, 1).wait()
+        with pytest.raises(StateError) as caught:
+            ck.restore(live)
+        todo = str(caught.value.todo)
+        assert not [word for word in words if word not in todo], str(caught.value)
+        assert ck.restore(saved) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiling_in_place_leaves_the_names_as_they_are() -> None:
+    """What the advice for parts rests on."""
+    model = Deep()
+    names = list(model.state_dict())
+    model.inner.compile()
+    assert list(model.state_dict()) == names
+    model.inner = torch.compile(model.inner)  # type: ignore[assignment]
+    assert list(model.state_dict()) == [name.replace("inner.", "inner._orig_mod.") for name in names]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_real_compiled_and_data_parallel_modules_have_these_prefixes() -> None:
+    assert all(name.startswith("_orig_mod.") for name in torch.compile(network()).state_dict())
+    assert all(name.startswith("module.") for name in torch.nn.DataParallel(network()).state_dict())
+
+
+def test_a_mismatch_without_such_a_cause_keeps_its_own_advice(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"a": torch.ones(3), "b": 1}, 1).wait()
+        for live in ({"a": torch.ones(4), "b": 1}, {"a": torch.ones(3), "b": 1, "c": 2}, [1, 2]):
+            with pytest.raises(StateError) as caught:
+                ck.restore(live)
+            assert "level" not in str(caught.value.todo)
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    settings = {"local_dir": str(tmp_path / "local"), "keep": {"local": 2}}
+    with deeppart.Checkpointer(config(tmp_path, **settings)) as ck:
+        ck.checkpoint({"a": torch.ones(3)}, 100).wait()
+    return tmp_path / "ckpt"
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("way", ["dict", "object", "nested dict"])
+def test_what_the_optimizer_does_not_know_of(way: str, steps: int, tmp_path: Path) -> None:
+    """The learning rate that comes back into a dict is not the optimizer's, stepped or not."""
+
+    def make(lr: float, steps: int) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+        parameter = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.Adam([parameter], lr=lr)
+        for _ in range(steps):
+            parameter.grad = torch.ones(4)
+            optimizer.step()
+        state: dict[str, Any] = {"p": parameter, "optimizer": optimizer if way == "object" else optimizer.state_dict()}
+        return optimizer, {"run": state} if way == "nested dict" else state
+
+    config = deeppart.Config(persistent_dir=str(tmp_path), timeout=20.0)
+    with deeppart.Checkpointer(config) as ck:
+        ck.checkpoint(make(0.5, 2)[1], 1).wait(timeout=200)
+    optimizer, state = make(0.1, steps)
+    with warnings.catch_warnings(record=True) as caught, deeppart.Checkpointer(config) as ck:
+        warnings.simplefilter("always")
+        assert ck.restore(state) == 1
+    told = [str(each.message) for each in caught if issubclass(each.category, deeppart.DeeppartWarning)]
+    if way == "object":
+        assert optimizer.param_groups[0]["lr"] == 0.5 and not told
+        return
+    assert optimizer.param_groups[0]["lr"] == 0.1, "nobody can reach it from the dict"
+    (text,) = told
+    assert ("run/optimizer" if way == "nested dict" else "optimizer") in text and "learning rate" in text
+    optimizer.load_state_dict((state["run"] if way == "nested dict" else state)["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == 0.5 and len(optimizer.state) == 1

@@ -1,0 +1,39 @@
+"""What a live object cannot take is told before anything is touched."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.testing.states import difference
+from tests.unit.trained import network, save_and_restore, train
+
+
+def test_an_optimizer_that_has_stepped_cannot_unlearn_it(tmp_path: Path) -> None:
+    model, live = network(1), network(2)
+    optimizer, other = torch.optim.Adam(model.parameters()), torch.optim.Adam(live.parameters())
+    train(live, other, 1)
+    before = copy.deepcopy((live.state_dict(), other.state_dict()))
+    with pytest.raises(deeppart.StructureMismatchError, match="o/state/0"):
+        save_and_restore(tmp_path, {"m": model, "o": optimizer}, {"m": live, "o": other})
+    assert difference(before, (live.state_dict(), other.state_dict())) is None
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "todo"),
+    [
+        (torch.nn.Linear(3, 2), torch.nn.Sequential(torch.nn.Linear(3, 2)), "live module is wrapped, .* with '0.'"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Linear(3, 2), "saved in a wrapper, .* with '0.'"),
+        (torch.nn.Linear(3, 2), torch.nn.ParameterList([torch.zeros(2)]), "build the module as it was"),
+        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).bfloat16(), r"converted once it is restored, module.to\(dtype\)"),
+        (torch.nn.Linear(3, 2), torch.nn.Linear(3, 1), "shapes in training"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_told_how_to(tmp_path: Path, saved: Any, live: Any, todo: str) -> None:
+    with pytest.raises(deeppart.DeeppartError, match=f"to do: .*{todo}"):
+        save_and_restore(tmp_path, {"m": saved}, {"m": live})

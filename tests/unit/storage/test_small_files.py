@@ -1,0 +1,61 @@
+"""Small files: written whole or not at all, and read only as far as they may be long."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.storage.small_files import create_file, read_file, write_file
+from deeppart.testing.faults import StorageFaults
+
+
+def test_what_is_written_is_read_and_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    for data in (b"", b"first", b"second, longer"):
+        write_file(path, data)
+        assert read_file(path, 100) == data
+    assert os.listdir(tmp_path) == ["record"]
+
+
+def test_a_file_that_is_created_takes_nobodys_place(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    create_file(path, b"first")
+    with pytest.raises(StorageError) as refused:
+        create_file(path, b"second")
+    assert refused.value.errno == errno.EEXIST and read_file(path, 100) == b"first"
+    with pytest.raises(StorageError):
+        create_file(tmp_path / "no directory" / "record", b"first")
+    assert os.listdir(tmp_path) == ["record"]
+
+
+@pytest.mark.parametrize("operation", ["write", "fsync", "rename"])
+def test_a_refusal_leaves_the_old_file_whole_and_nothing_beside_it(tmp_path: Path, operation: str) -> None:
+    path = tmp_path / "record"
+    write_file(path, b"first")
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.EIO, only=(operation,))
+        with pytest.raises(StorageError):
+            write_file(path, b"second")
+        assert faults.refused == 1
+    assert read_file(path, 100) == b"first" and os.listdir(tmp_path) == ["record"]
+
+
+def test_no_file_and_no_access_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "record", 100)
+    with pytest.raises(CorruptFileError, match="a regular file"):
+        read_file(tmp_path, 100)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CorruptFileError):  # and nobody waits for a writer
+        read_file(tmp_path / "pipe", 100)
+
+
+def test_longer_than_allowed_is_damage(tmp_path: Path) -> None:
+    write_file(tmp_path / "record", b"x" * 100)
+    assert len(read_file(tmp_path / "record", 100)) == 100
+    with pytest.raises(CorruptFileError, match="at most 99 bytes"):
+        read_file(tmp_path / "record", 99)

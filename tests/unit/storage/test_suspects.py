@@ -1,0 +1,67 @@
+"""Records of suspect steps in a directory: created once, read by all, told by the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import pytest
+
+import deeppart
+from deeppart.errors import StorageError
+from deeppart.model import SuspectLeaf, Suspicion
+from deeppart.offline.export import export
+from deeppart.part import encode_suspicion
+from deeppart.storage.manifests import committed_steps, read_manifest
+from deeppart.storage.suspects import read_suspicions, write_suspicion
+from tests.unit.cli_support import call, call_json, save
+from tests.unit.suspicions import OTHER, RECORD, attempt
+
+
+def test_a_record_is_created_once_and_read_by_all(tmp_path: Path) -> None:
+    assert read_suspicions(tmp_path).records == ()
+    write_suspicion(tmp_path, RECORD)
+    with pytest.raises(StorageError):
+        write_suspicion(tmp_path, RECORD)
+    (tmp_path / f"suspect-{OTHER}-000001").write_bytes(encode_suspicion(RECORD))
+    (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
+    (tmp_path / "suspect-of-mine").write_bytes(b"")
+    found = read_suspicions(tmp_path)
+    assert found.records == (RECORD,) and len(found.problems) == 2
+    assert [leaf.path for leaf in found.of(attempt(8))] == ["a/b", "c"]
+
+
+def test_the_commands_and_load_name_the_leaves(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3)
+    first, second, third = (read_manifest(tmp_path, key, None).attempt for key in committed_steps(tmp_path))
+    leaf = SuspectLeaf("model/weight", "rank 1 differs from rank 0", first.sequence, 1)
+    write_suspicion(tmp_path, Suspicion(second.lineage, second.session, third.sequence, 3, (2,), (leaf,)))
+    expected = [{"path": "model/weight", "ranks": "rank 1 differs from rank 0", "compared_at_step": 1}]
+    listed = {step["step"]: step["suspect"] for step in call_json("ls", tmp_path)["steps"]}
+    assert listed == {1: [], 2: expected, 3: []}
+    assert "suspect: model/weight" in call("ls", tmp_path)
+    for step in (1, 2, 3):
+        found = expected if step == 2 else []
+        assert call_json("show", tmp_path, "--step", step)["suspect"] == found
+        assert call_json("verify", tmp_path, "--step", step)["steps"][0]["suspect"] == found
+        assert ("suspect: model/weight" in call("show", tmp_path, "--step", step)) == (step == 2)
+        assert ("is suspect: model/weight" in call("verify", tmp_path, "--step", step)) == (step == 2)
+        assert ("is suspect" in call("restore", tmp_path, "--dry-run", "--step", step)) == (step == 2)
+    deeppart.load(tmp_path, step=3)
+    export(tmp_path, tmp_path / "3.h5", step=3)
+    with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
+        deeppart.load(tmp_path, step=2)
+    with pytest.warns(deeppart.SuspectStepWarning, match="model/weight"):
+        export(tmp_path, tmp_path / "2.h5", step=2)
+    for step in (2, 3):
+        with h5py.File(tmp_path / f"{step}.h5") as archive:
+            assert ("suspect" in archive.attrs) == (step == 2)
+    assert "is suspect: model/weight" in call("export", tmp_path, tmp_path / "x.h5", "--step", 2)
+    document = call_json("export", tmp_path, tmp_path / "y.h5", "--step", 2)
+    assert len(document["remarks"]) == 1 and "model/weight" in document["remarks"][0]
+    (tmp_path / f"suspect-{OTHER}-000002").write_bytes(b"deeppart-suspect")
+    assert call_json("verify", tmp_path)["unreadable_suspect_records"]
+    assert call_json("show", tmp_path)["unreadable_suspect_records"] and "may be suspect" in call("show", tmp_path)
+    assert call_json("ls", tmp_path)["problems"]
+    with pytest.warns(deeppart.SuspectStepWarning, match="may be suspect"):
+        deeppart.load(tmp_path, step=3)

@@ -1,0 +1,81 @@
+"""Storage that misbehaves on demand: what was chosen is refused, everything else goes through."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from deeppart.testing.faults import StorageFaults
+
+
+def write(path: Path, data: bytes = b"bytes") -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def test_operations_below_the_root_are_counted_and_no_others(tmp_path: Path) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.mkdir()
+    with StorageFaults(root) as faults:
+        write(root / "file")
+        write(other / "file")
+        os.stat(root)
+        assert faults.log == [("open", "file"), ("write", "file"), ("close", "file")] and faults.refused == 0
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_one_operation_is_refused_and_the_others_are_not(tmp_path: Path, first: int) -> None:
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(first, errno.EDQUOT)
+        with pytest.raises(OSError) as refused:
+            write(tmp_path / "file")
+        assert refused.value.errno == errno.EDQUOT and faults.refused == 1
+        write(tmp_path / "file")
+        assert faults.refused == 1
+
+
+def test_only_the_kind_that_was_named_is_refused_and_counted(tmp_path: Path) -> None:
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(1, errno.EIO, count=None, only=("write",))
+        write(tmp_path / "first")
+        for name in ("second", "third"):
+            with pytest.raises(OSError):
+                write(tmp_path / name)
+        assert faults.refused == 2
+
+
+def test_a_close_that_is_refused_has_given_the_descriptor_back(tmp_path: Path) -> None:
+    with StorageFaults(tmp_path) as faults:
+        descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+        faults.refuse(0, errno.EIO, only=("close",))
+        with pytest.raises(OSError):
+            os.close(descriptor)
+    with pytest.raises(OSError) as gone:
+        os.fstat(descriptor)
+    assert gone.value.errno == errno.EBADF
+
+
+def test_what_hangs_is_done_late(tmp_path: Path) -> None:
+    with StorageFaults(tmp_path) as faults:
+        faults.hang(0, 0.2, only=("write",))
+        began = time.monotonic()
+        write(tmp_path / "file")
+        assert time.monotonic() - began >= 0.2 and faults.refused == 1
+    assert (tmp_path / "file").read_bytes() == b"bytes"
+
+
+def test_when_it_is_over_the_functions_are_the_systems_again(tmp_path: Path) -> None:
+    before = os.open
+    with pytest.raises(ZeroDivisionError), StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.EIO, count=None)
+        raise ZeroDivisionError
+    assert os.open is before
+    write(tmp_path / "file")
