@@ -19,6 +19,7 @@ from deeppart.errors import (
     DirectoryInUseError,
     LaunchError,
 )
+from deeppart.storage import owner as owner_module
 from deeppart.storage import persistent
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.storage.owner import DirectoryOwner
@@ -30,7 +31,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistent, "_LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(owner_module, "_LOCK_PATIENCE_S", 0.05)
 
 
 def test_two_in_one_process(tmp_path: Path) -> None:
