@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from deeppart.checkpointer import Checkpointer
     from deeppart.offline.load import load
     from deeppart.repair.scrub import ScrubReport
-    from deeppart.state.per_rank import PerRank, PerRankFunction
+    from deeppart.state.tree.per_rank import PerRank, PerRankFunction
     from deeppart.storage.key_files import KeyFiles
 
 __all__ = [
@@ -126,8 +126,8 @@ _LATER = {
     "CadenceReport": "deeppart.cadence",
     "Checkpointer": "deeppart.checkpointer",
     "KeyFiles": "deeppart.storage.key_files",
-    "PerRank": "deeppart.state.per_rank",
-    "PerRankFunction": "deeppart.state.per_rank",
+    "PerRank": "deeppart.state.tree.per_rank",
+    "PerRankFunction": "deeppart.state.tree.per_rank",
     "ScrubReport": "deeppart.repair.scrub",
     "load": "deeppart.offline.load",
 }

@@ -41,9 +41,9 @@ from deeppart.session.open import open_session
 from deeppart.session.rebuilding import rebuild_redundancy
 from deeppart.session.telling import tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
-from deeppart.state.capture import Staging
-from deeppart.state.deferred import DeferredCopy
-from deeppart.state.per_rank import PerRank, refusal_of, way_of
+from deeppart.state.capture.deferred import DeferredCopy
+from deeppart.state.capture.plan import Staging
+from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02

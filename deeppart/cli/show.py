@@ -18,8 +18,8 @@ from deeppart.model.units import show_bytes
 from deeppart.offline.inspect.contents import Container, Contents, Leaf, Node, Value, read_contents
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.part import Signing
-from deeppart.state.naming import KIND_NAMES
-from deeppart.state.runs import describe_leaf_value, run_kind
+from deeppart.state.tree.naming import KIND_NAMES
+from deeppart.state.tree.runs import describe_leaf_value, run_kind
 
 #: Longer texts are cut where people read them; --json has all of them.
 _MOST_CHARACTERS = 60

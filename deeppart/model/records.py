@@ -299,7 +299,7 @@ class Manifest:
         created: UTC time of the commit, ISO 8601.
         library: name and version of the writer.
         parts: one record per rank, in rank order.
-        structure: the state's structure document (see ``deeppart.state.structure``), JSON-like.
+        structure: the state's structure document (see ``deeppart.state.document.structure``), JSON-like.
         compared: the replicated leaves that were last compared in full before this step, by that step; the others were
             at this step. None where the writer did not say.
         signed: whether the file that it was read from is signed; whether it was checked is another matter.

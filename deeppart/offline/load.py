@@ -16,13 +16,13 @@ from deeppart.model import Manifest
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
-from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.leaves import Array
-from deeppart.state.merge import build, tie
-from deeppart.state.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
-from deeppart.state.structure import SavedNode, Structure
-from deeppart.state.structure_decoding import decode_structure
-from deeppart.state.target import Target, decode_values
+from deeppart.state.document.decoding import decode_structure
+from deeppart.state.document.parts import OwnDocument, decode_meta
+from deeppart.state.document.structure import SavedNode, Structure
+from deeppart.state.restore.merge import build, tie
+from deeppart.state.restore.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
+from deeppart.state.restore.target import Target, decode_values
+from deeppart.state.tree.leaves import Array
 from deeppart.storage.key_files import KeyFiles, read_key_files
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deeppart.errors import StructureMismatchError
-from deeppart.state.columns import CONTAINERS
-from deeppart.state.paths import ROOT, readable
-from deeppart.state.patterns import covers, may_match_below
-from deeppart.state.runs import make_run, run_items, run_kind
-from deeppart.state.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
+from deeppart.state.tree.columns import CONTAINERS
+from deeppart.state.tree.paths import ROOT, readable
+from deeppart.state.tree.patterns import covers, may_match_below
+from deeppart.state.tree.runs import make_run, run_items, run_kind
 
 
 def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:

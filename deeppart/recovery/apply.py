@@ -23,11 +23,11 @@ from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.saved import saved_step
-from deeppart.state.leaves import Array
-from deeppart.state.merge import put, tie
-from deeppart.state.overlaps import assign
-from deeppart.state.per_rank import PerRank
-from deeppart.state.scatter import Scatter
+from deeppart.state.restore.merge import put, tie
+from deeppart.state.restore.overlaps import assign
+from deeppart.state.restore.scatter import Scatter
+from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.per_rank import PerRank
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from deeppart.comm.waiting import finish
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
 from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.recover import Recovered
-from deeppart.state.scatter import Piece, Scatter, chunk_pieces
+from deeppart.state.restore.scatter import Piece, Scatter, chunk_pieces
 
 #: Chunks on their way at once.
 WINDOW = 8

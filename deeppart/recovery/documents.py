@@ -10,13 +10,13 @@ from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import together
 from deeppart.errors import CorruptFileError
 from deeppart.recovery.recover import Recovered
-from deeppart.state.apart import OwnTree
-from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.leaves import Array
-from deeppart.state.merge import build, tie
-from deeppart.state.paths import ExactPath, Path, exact
-from deeppart.state.structure import Structure
-from deeppart.state.target import Target
+from deeppart.state.document.apart import OwnTree
+from deeppart.state.document.parts import OwnDocument, decode_meta
+from deeppart.state.document.structure import Structure
+from deeppart.state.restore.merge import build, tie
+from deeppart.state.restore.target import Target
+from deeppart.state.tree.leaves import Array
+from deeppart.state.tree.paths import ExactPath, Path, exact
 
 _FAILED = "the documents of a step could not be taken in"
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart.errors import DeeppartError, StateError
-from deeppart.state.flat import FlatState
-from deeppart.state.flatten import flatten
-from deeppart.state.leaves import overlaps_itself
-from deeppart.state.paths import Path, readable
-from deeppart.state.runs import encode_leaf_value
-from deeppart.state.target import Target
+from deeppart.state.restore.target import Target
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import overlaps_itself
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.runs import encode_leaf_value
 
 
 def flatten_live(state: Any) -> FlatState:

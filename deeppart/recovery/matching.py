@@ -20,15 +20,21 @@ from deeppart.errors import (
 from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.live import check_writable, flatten_live
 from deeppart.recovery.saved import SavedStep, check_spans
-from deeppart.state.advice import advice, exchanged_notice, exchanged_optimizers, unreached_notice, unreached_optimizers
-from deeppart.state.flat import FlatState
-from deeppart.state.matching import find_targets
-from deeppart.state.paths import readable
-from deeppart.state.per_rank import DROP, STRICT, PerRank, dropped_notice, strict_error, way_of
-from deeppart.state.structure import Structure
-from deeppart.state.target import DROPPED, Target, decode_values
-from deeppart.state.ties import alias_digests
-from deeppart.state.units import Unit, units_of
+from deeppart.state.document.structure import Structure
+from deeppart.state.document.ties import alias_digests
+from deeppart.state.document.units import Unit, units_of
+from deeppart.state.restore.advice import (
+    advice,
+    exchanged_notice,
+    exchanged_optimizers,
+    unreached_notice,
+    unreached_optimizers,
+)
+from deeppart.state.restore.matching import find_targets
+from deeppart.state.restore.target import DROPPED, Target, decode_values
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.per_rank import DROP, STRICT, PerRank, dropped_notice, strict_error, way_of
 
 
 @dataclass(frozen=True, slots=True)

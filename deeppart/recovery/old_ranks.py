@@ -16,17 +16,17 @@ from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.saved import SavedStep
-from deeppart.state.apart import OwnTree, insert
-from deeppart.state.filling import detached
-from deeppart.state.flatten import flatten
-from deeppart.state.leaves import Array, leaf_type, new_array
-from deeppart.state.matching import find_targets
-from deeppart.state.paths import Path, readable
-from deeppart.state.per_rank import MAP, RANK0, PerRank
-from deeppart.state.scatter import Scatter
-from deeppart.state.structure import SavedArray, SavedValue
-from deeppart.state.structure_decoding import check_aliases, decode_tree
-from deeppart.state.structure_encoding import encode_tree
+from deeppart.state.document.apart import OwnTree, insert
+from deeppart.state.document.decoding import check_aliases, decode_tree
+from deeppart.state.document.encoding import encode_tree
+from deeppart.state.document.structure import SavedArray, SavedValue
+from deeppart.state.restore.filling import detached
+from deeppart.state.restore.matching import find_targets
+from deeppart.state.restore.scatter import Scatter
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import Array, leaf_type, new_array
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.per_rank import MAP, RANK0, PerRank
 
 #: Per old rank, its per-rank leaves by number.
 OldLeaves = list[dict[int, Array]]

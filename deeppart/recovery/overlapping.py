@@ -10,9 +10,9 @@ import numpy as np
 from deeppart.errors import StructureMismatchError
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
-from deeppart.state.leaves import Array, new_array
-from deeppart.state.overlaps import conflicting, overlapping
-from deeppart.state.paths import readable
+from deeppart.state.restore.overlaps import conflicting, overlapping
+from deeppart.state.tree.leaves import Array, new_array
+from deeppart.state.tree.paths import readable
 
 
 @dataclass(frozen=True, slots=True)

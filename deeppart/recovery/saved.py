@@ -11,10 +11,10 @@ from deeppart.model import Attempt
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.documents import Documents, apart_paths
-from deeppart.state.apart import OwnTree, without_apart
-from deeppart.state.paths import Path, readable
-from deeppart.state.scatter import check_cover, check_places
-from deeppart.state.structure import SavedValue, Structure
+from deeppart.state.document.apart import OwnTree, without_apart
+from deeppart.state.document.structure import SavedValue, Structure
+from deeppart.state.restore.scatter import check_cover, check_places
+from deeppart.state.tree.paths import Path, readable
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from deeppart.codec import AutoCompression, Chooser
 from deeppart.part import Signing
 from deeppart.save.encoding import Encoders
 from deeppart.save.transfer import Encoding, Staged
-from deeppart.state.layout import ShareLayout
+from deeppart.state.capture.layout import ShareLayout
 
 #: Chunks of a dtype that are encoded to see how fast that is.
 _TRIED = 3

@@ -28,25 +28,25 @@ from deeppart.errors import (
 from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES, partition
 from deeppart.save.transfer import Staged
-from deeppart.state.apart import encode_own
-from deeppart.state.capture import CapturePlan, Staging, staging_bytes
-from deeppart.state.classify import DIGESTS, Classified, Classifier
-from deeppart.state.comparing import UNREAD
-from deeppart.state.deferred import DeferredCopy
-from deeppart.state.derived import Layout
-from deeppart.state.divergence import Divergence
-from deeppart.state.document import Own, PartDocument
-from deeppart.state.flat import Cuts, FlatState
-from deeppart.state.layout import ShareLayout, lay_out, leaf_specs
-from deeppart.state.lazy import LazyCapture
-from deeppart.state.naming import Naming, pattern_of, some_names
-from deeppart.state.owners import trained_leaves
-from deeppart.state.paths import ExactPath, readable
-from deeppart.state.per_rank import WAYS
-from deeppart.state.reconciling import reconcile
-from deeppart.state.structure_encoding import encode_path
-from deeppart.state.template import Template
-from deeppart.state.trailing import TrailingSlices
+from deeppart.state.capture.deferred import DeferredCopy
+from deeppart.state.capture.layout import ShareLayout, lay_out, leaf_specs
+from deeppart.state.capture.lazy import LazyCapture
+from deeppart.state.capture.plan import CapturePlan, Staging, staging_bytes
+from deeppart.state.compare.classify import DIGESTS, Classified, Classifier
+from deeppart.state.compare.comparing import UNREAD
+from deeppart.state.compare.derived import Layout
+from deeppart.state.compare.divergence import Divergence
+from deeppart.state.compare.owners import trained_leaves
+from deeppart.state.compare.reconciling import reconcile
+from deeppart.state.compare.trailing import TrailingSlices
+from deeppart.state.document.apart import encode_own
+from deeppart.state.document.encoding import encode_path
+from deeppart.state.document.parts import Own, PartDocument
+from deeppart.state.tree.flat import Cuts, FlatState
+from deeppart.state.tree.naming import Naming, pattern_of, some_names
+from deeppart.state.tree.paths import ExactPath, readable
+from deeppart.state.tree.per_rank import WAYS
+from deeppart.state.tree.template import Template
 
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
 
@@ -369,7 +369,7 @@ class Saver:
         By the same reduction as :meth:`agree`, so that ranks which are in different calls find that out.
 
         Args:
-            per_rank: one of :data:`deeppart.state.per_rank.WAYS`.
+            per_rank: one of :data:`deeppart.state.tree.per_rank.WAYS`.
 
         Raises:
             RanksDisagreeError: ranks make different calls.

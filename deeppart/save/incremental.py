@@ -12,7 +12,7 @@ from deeppart.model import Attempt, Level
 from deeppart.part import PartSummary
 from deeppart.save.transfer import Staged, Unchanged
 from deeppart.save.unchanged import Holdings, choose, link_bases, raw_digests
-from deeppart.state.layout import ShareLayout
+from deeppart.state.capture.layout import ShareLayout
 
 
 class Incremental:

@@ -11,7 +11,7 @@ from pathlib import Path
 from deeppart.errors import BackgroundFailureWarning
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.save.ledger import Ledger
-from deeppart.state.divergence import Divergence
+from deeppart.state.compare.divergence import Divergence
 from deeppart.storage.suspects import write_suspicion
 
 #: Steps named in a warning; the record has all.

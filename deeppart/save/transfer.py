@@ -23,8 +23,8 @@ from deeppart.save.behind import WriteBehind
 from deeppart.save.encoding import Chunk, Encoders, Watch
 from deeppart.save.relay import Relay
 from deeppart.save.workers import Workers
-from deeppart.state.document import PartDocument
-from deeppart.state.layout import ShareLayout
+from deeppart.state.capture.layout import ShareLayout
+from deeppart.state.document.parts import PartDocument
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from deeppart.part import ChunkPlace, PartSummary, base_file_name, part_file_nam
 from deeppart.storage.links import link
 
 if TYPE_CHECKING:  # it imports torch, for which `deeppart ls` is not to wait
-    from deeppart.state.layout import ChunkPlan
+    from deeppart.state.capture.layout import ChunkPlan
 
 #: A base must hold at least this share of bytes that are still needed.
 LEAST_LIVE = 1 / 8

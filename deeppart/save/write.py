@@ -21,7 +21,7 @@ from deeppart.save.rank_storage import RankStorage
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
-from deeppart.state.layout import ShareLayout
+from deeppart.state.capture.layout import ShareLayout
 from deeppart.storage.files import DurableFile
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel

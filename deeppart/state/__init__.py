@@ -1,1 +1,1 @@
-"""The only room that knows containers and tensors: apart, compared, captured, and back together."""
+"""The only layer that knows containers and tensors: taken apart, compared, captured, and put back together."""

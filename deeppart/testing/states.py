@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.paths import readable
+from deeppart.state.tree.paths import readable
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _DICTS = (dict, OrderedDict, Counter)

@@ -25,10 +25,10 @@ from deeppart.offline.export.archive import export
 from deeppart.offline.inspect.ownership import read_owner
 from deeppart.part import MemorySource, PartReader
 from deeppart.plan.restart import Inventory, StoredPart, survey
-from deeppart.state.leaves import LeafType
-from deeppart.state.runs import decode_leaf_value
-from deeppart.state.structure_decoding import decode_structure
-from deeppart.state.values import decode_value
+from deeppart.state.document.decoding import decode_structure
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.runs import decode_leaf_value
+from deeppart.state.tree.values import decode_value
 from deeppart.storage.owner import DirectoryOwner
 from tests.fuzz.edits import RUNS
 from tests.fuzz.images import ManifestImage, PartImage
@@ -323,7 +323,7 @@ def test_memory_of_nested_values(levels: int, kind: str) -> None:
 
 
 def test_nothing_is_imported_that_a_file_names() -> None:
-    code = "import sys; from deeppart.state.values import decode_value\n"
+    code = "import sys; from deeppart.state.tree.values import decode_value\n"
     code += "try: decode_value(['dtype', '_inductor'], 'here')\nexcept Exception: pass\n"
     code += "print('torch._inductor' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -9,8 +9,9 @@ import deeppart.part.format as fmt
 from deeppart.part import parity, reader
 from deeppart.part.reader import PartReader
 from deeppart.part.signing import Signing
-from deeppart.state import document, structure_decoding
-from deeppart.state.leaves import LeafType
+from deeppart.state.document import decoding as structure_decoding
+from deeppart.state.document import parts as document
+from deeppart.state.tree.leaves import LeafType
 
 
 def _nothing(*arguments: Any, **named: Any) -> None:

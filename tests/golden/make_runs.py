@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.runs import encode_leaf_value
+from deeppart.state.tree.runs import encode_leaf_value
 
 NAN = struct.unpack("<d", bytes.fromhex("0100000000f4ff7f"))[0]
 _MANY = 64

@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect.listing import list_directory
-from deeppart.state.turns import TURNS
+from deeppart.state.compare.turns import TURNS
 from tests.mpi.suspect_training import Training
 from tests.unit.cli_support import call_json
 

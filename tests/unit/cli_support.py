@@ -18,12 +18,12 @@ from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
 from deeppart.save.encoding import Encoders
 from deeppart.save.transfer import Encoding, Staged, write_part
-from deeppart.state.document import PartDocument
-from deeppart.state.flatten import flatten
-from deeppart.state.layout import lay_out
-from deeppart.state.leaves import flat_bytes, leaf_type
-from deeppart.state.structure_encoding import encode_tree
-from deeppart.state.values import encode_value
+from deeppart.state.capture.layout import lay_out
+from deeppart.state.document.encoding import encode_tree
+from deeppart.state.document.parts import PartDocument
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import flat_bytes, leaf_type
+from deeppart.state.tree.values import encode_value
 from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deeppart.state import deferred
+from deeppart.state.capture import deferred
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from deeppart._gc import collection_paused
-from deeppart.state.document import PartDocument
-from deeppart.state.leaves import LeafType
+from deeppart.state.document.parts import PartDocument
+from deeppart.state.tree.leaves import LeafType
 
 LEAVES = 20_000
 

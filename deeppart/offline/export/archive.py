@@ -19,9 +19,9 @@ from deeppart.model.version import VERSION
 from deeppart.offline.export.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
-from deeppart.state.paths import readable
-from deeppart.state.structure import SavedApart, SavedArray, SavedNode, SavedValue
-from deeppart.state.ties import contiguous_strides
+from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedValue
+from deeppart.state.document.ties import contiguous_strides
+from deeppart.state.tree.paths import readable
 from deeppart.storage.files import storage_error
 from deeppart.storage.key_files import KeyFiles, read_key_files
 

@@ -14,10 +14,10 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from deeppart.state.leaves import Array, LeafType, flat_bytes
-from deeppart.state.paths import component
-from deeppart.state.runs import encode_leaf_value, run_kind
-from deeppart.state.values import encode_key
+from deeppart.state.tree.leaves import Array, LeafType, flat_bytes
+from deeppart.state.tree.paths import component
+from deeppart.state.tree.runs import encode_leaf_value, run_kind
+from deeppart.state.tree.values import encode_key
 
 _INT64_LIMIT = 1 << 63
 _COMPLEX32 = np.dtype([("r", "<f2"), ("i", "<f2")])  # what h5py makes of complex numbers, at half the width

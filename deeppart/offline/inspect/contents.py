@@ -20,14 +20,14 @@ from deeppart.offline.find import find_step
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.part import OWN_TABLE, Signing
-from deeppart.state.apart import OwnTree
-from deeppart.state.document import OwnDocument
-from deeppart.state.leaves import LeafType
-from deeppart.state.paths import ROOT, exact, readable
-from deeppart.state.paths import Path as KeyPath
-from deeppart.state.patterns import covers, may_match_below
-from deeppart.state.runs import decode_leaf_value, paths_inside, run_kind
-from deeppart.state.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.apart import OwnTree
+from deeppart.state.document.parts import OwnDocument
+from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import ROOT, exact, readable
+from deeppart.state.tree.paths import Path as KeyPath
+from deeppart.state.tree.patterns import covers, may_match_below
+from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
 from deeppart.storage.node import one_line
 from deeppart.storage.retired import MOST_LOOKS, step_is_retired
 from deeppart.storage.suspects import read_suspicions
@@ -96,7 +96,7 @@ class Container:
     """A dict, list, tuple, namedtuple or object.
 
     Attributes:
-        kind: as :class:`deeppart.state.structure.SavedBranch`.
+        kind: as :class:`deeppart.state.document.structure.SavedBranch`.
         name: type name of a namedtuple or object.
         children: (key as text, what is there), in the order saved.
     """

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.offline.inspect.cover import Fault
-from deeppart.state.document import OwnDocument
-from deeppart.state.paths import readable
-from deeppart.state.structure import Alias, SavedArray, Structure
+from deeppart.state.document.parts import OwnDocument
+from deeppart.state.document.structure import Alias, SavedArray, Structure
+from deeppart.state.tree.paths import readable
 
 
 @dataclass(frozen=True, slots=True)

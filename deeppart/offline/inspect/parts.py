@@ -13,10 +13,10 @@ import numpy.typing as npt
 from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
-from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.leaves import LeafType
-from deeppart.state.structure import Structure
-from deeppart.state.structure_decoding import decode_structure
+from deeppart.state.document.decoding import decode_structure
+from deeppart.state.document.parts import OwnDocument, decode_meta
+from deeppart.state.document.structure import Structure
+from deeppart.state.tree.leaves import LeafType
 
 
 @dataclass(frozen=True, slots=True)

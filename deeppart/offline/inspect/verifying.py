@@ -25,7 +25,7 @@ from deeppart.offline.inspect.naming import DamagedLeaf, LeafNames
 from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
 from deeppart.part import HEADER_BYTES
 from deeppart.part.json_text import parse_json
-from deeppart.state.scatter import check_places
+from deeppart.state.restore.scatter import check_places
 from deeppart.storage.manifests import UNFINISHED
 from deeppart.storage.retired import is_gone, step_is_retired
 from deeppart.storage.steps import MANIFEST_NAME

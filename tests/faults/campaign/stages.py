@@ -49,7 +49,7 @@ STAGES: dict[str, Stage] = {
         "deeppart.session.directories.NodeLevel.__init__", "open", after=True, needs="local"
     ),
     "comparing states": Stage("deeppart.save.foreground.Saver.agree"),
-    "capturing": Stage("deeppart.state.capture.CapturePlan.copy"),
+    "capturing": Stage("deeppart.state.capture.plan.CapturePlan.copy"),
     "local part: writing": Stage(f"{_FILE}.write", level="local", needs="local"),
     "local part: before its name": Stage(f"{_FILE}.commit", level="local", needs="local"),
     "local part: after its name": Stage(f"{_FILE}.commit", level="local", after=True, needs="local"),

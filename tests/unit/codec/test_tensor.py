@@ -20,7 +20,7 @@ from deeppart.codec.planes import BLOCK_ELEMENTS, LAYOUTS
 from deeppart.codec.tensor import FOLDED_PLANE, PLANE_DTYPES, RAW_PLANE, STRAY_PLANE, ZSTD_PLANE, TensorCodec
 from deeppart.errors import CorruptFileError
 from deeppart.part import FileSource, PartReader
-from deeppart.state.leaves import TORCH_DTYPES, LeafType
+from deeppart.state.tree.leaves import TORCH_DTYPES, LeafType
 from tests.golden import make_v2
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v2"

@@ -14,9 +14,9 @@ from deeppart.save.encoding import Encoders
 from deeppart.save.relay import Relay
 from deeppart.save.transfer import Encoding, Staged, recode_part
 from deeppart.save.workers import Workers
-from deeppart.state.document import PartDocument
-from deeppart.state.layout import lay_out
-from deeppart.state.leaves import LeafType
+from deeppart.state.capture.layout import lay_out
+from deeppart.state.document.parts import PartDocument
+from deeppart.state.tree.leaves import LeafType
 
 RANDOM = np.random.default_rng(3)
 

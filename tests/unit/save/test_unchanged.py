@@ -14,7 +14,7 @@ from deeppart.codec import EncodedChunk
 from deeppart.model import BaseRecord
 from deeppart.part import ChunkPlace
 from deeppart.save.unchanged import LEAST_LIVE, MOST_BASES, SAMPLED_CHUNKS, SPACE_FACTOR, Holdings, choose, raw_digests
-from deeppart.state.layout import ChunkPlan
+from deeppart.state.capture.layout import ChunkPlan
 
 # --- what is referred to, by itself -----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeppart.state.runs import (
+from deeppart.state.tree.runs import (
     LEAST_ROWS,
 )
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.flatten import flatten
-from deeppart.state.leaves import TORCH_DTYPES
-from deeppart.state.runs import is_run
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tree.runs import is_run
 from deeppart.testing import strategies
 from deeppart.testing.states import Box, arrays
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 import deeppart
-from deeppart.state.leaves import TORCH_DTYPES
-from deeppart.state.runs import decode_leaf_value
-from deeppart.state.values import decode_value
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.state.tree.runs import decode_leaf_value
+from deeppart.state.tree.values import decode_value
 
 
 def written(directory: Path, state: Any, step: int = 1) -> Path:

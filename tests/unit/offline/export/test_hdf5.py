@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deeppart.offline.export import export
-from deeppart.state.leaves import TORCH_DTYPES
+from deeppart.state.tree.leaves import TORCH_DTYPES
 from deeppart.testing.states import difference
 from tests.unit.offline.export.reading import plain, read_back, written
 

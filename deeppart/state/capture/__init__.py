@@ -1,0 +1,1 @@
+"""The copy of a share into staging memory, at once or later."""

@@ -1,0 +1,122 @@
+"""How one rank's share lies in memory and in its part file: segments laid end to end, cut into chunks.
+
+Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its segments one after another:
+larger element sizes first, so that every segment is aligned without padding, then shared before per-rank, then what is
+not trained before what is, then by leaf. A chunk holds one dtype and either shared or per-rank bytes, never both, so
+that a reader can fetch just what it needs and a codec knows what it compresses; and no leaves that are trained beside
+others, so that the others need not be written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.model import LeafSpec
+from deeppart.part import SPAN_DTYPE
+from deeppart.state.tree.leaves import LeafType
+
+#: Raw bytes per chunk, at most. Small enough to stay in cache between hashing and writing, large enough for one
+#: system call per chunk not to matter.
+CHUNK_BYTES = 4 << 20
+#: A segment of at least this many bytes does not share its chunks with others: it can be restored in place.
+ALONE_BYTES = 1 << 20
+
+#: ``table`` of a segment: leaf described by the structure document, or by this rank's own table.
+SHARED, OWN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One chunk of the raw stream: ``[start, start + length)``, in bytes."""
+
+    start: int
+    length: int
+    dtype: str
+    per_rank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLayout:
+    """A rank's share.
+
+    Attributes:
+        segments: rows of ``part.SPAN_DTYPE`` (table, leaf, start, length, raw_offset), in raw-stream order.
+        chunks: cuts of the raw stream.
+        nbytes: length of the raw stream.
+    """
+
+    segments: npt.NDArray[np.void]
+    chunks: tuple[ChunkPlan, ...]
+    nbytes: int
+
+
+def leaf_specs(types: Sequence[LeafType], paths: Sequence[str], numbers: Iterable[int]) -> list[LeafSpec]:
+    """What the partitioner is given: the replicated leaves that have bytes."""
+    return [LeafSpec(paths[i], types[i].nbytes, types[i].itemsize) for i in numbers]
+
+
+def lay_out(
+    types: Sequence[LeafType],
+    shared: Sequence[tuple[int, int, int]],
+    own: Sequence[int],
+    trained: Collection[int] = (),
+) -> ShareLayout:
+    """Lay a share's spans end to end.
+
+    Args:
+        types: type of every leaf, by leaf number.
+        shared: (leaf, start, length) of what the plan gives this rank of the replicated leaves.
+        own: numbers of the per-rank leaves with bytes; this rank saves all of its own.
+        trained: numbers of leaves that are known to change at every step.
+    """
+    rows = [(SHARED, *span) for span in shared]
+    rows += [(OWN, leaf, 0, types[leaf].nbytes) for leaf in own]
+
+    def order(row: tuple[int, int, int, int]) -> tuple[object, ...]:
+        table, leaf, start, _ = row
+        return (-_alignment(types[leaf]), table, types[leaf].tag, leaf in trained, leaf, start)
+
+    rows.sort(key=order)
+    segments = np.zeros(len(rows), dtype=SPAN_DTYPE)
+    for place, name in enumerate(("table", "leaf", "start", "length")):
+        segments[name] = [row[place] for row in rows]
+    ends = np.cumsum(segments["length"], dtype=np.uint64)
+    segments["raw_offset"] = ends - segments["length"]
+    chunks = tuple(_cut_chunks(segments, types, trained))
+    return ShareLayout(segments, chunks, int(ends[-1]) if len(rows) else 0)
+
+
+def _alignment(kind: LeafType) -> int:
+    """Sort key: power-of-two element sizes descending, odd sizes (fixed-width text) last, as bytes."""
+    return kind.itemsize if kind.itemsize & (kind.itemsize - 1) == 0 else 1
+
+
+def _cut_chunks(
+    segments: npt.NDArray[np.void], types: Sequence[LeafType], trained: Collection[int]
+) -> Iterable[ChunkPlan]:
+    """Walk the segments: those of one kind share a chunk until it is full; large ones are cut alone."""
+    start = length = 0
+    dtype, table, changes = "", SHARED, False
+    columns = (segments[name].tolist() for name in ("table", "leaf", "length"))
+    for row_table, leaf, row_length in zip(*columns, strict=True):
+        row_dtype = types[leaf].tag
+        alone = row_length >= ALONE_BYTES
+        other = (row_dtype, row_table, leaf in trained) != (dtype, table, changes)
+        full = alone or other or length + row_length > CHUNK_BYTES
+        if length and full:
+            yield ChunkPlan(start, length, dtype, table == OWN)
+            start, length = start + length, 0
+        dtype, table, changes = row_dtype, row_table, leaf in trained
+        length += row_length
+        itemsize = types[leaf].itemsize
+        most = max(itemsize, CHUNK_BYTES - CHUNK_BYTES % itemsize)  # a chunk holds whole elements, at least one
+        while alone and length:
+            piece = min(length, most)
+            yield ChunkPlan(start, piece, dtype, table == OWN)
+            start, length = start + piece, length - piece
+    if length:
+        yield ChunkPlan(start, length, dtype, table == OWN)

@@ -1,0 +1,1 @@
+"""Which leaves are the same on every rank: digests, turns, what was compared when."""

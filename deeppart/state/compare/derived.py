@@ -1,0 +1,244 @@
+"""What is derived from a state's structure so that ranks can compare it leaf by leaf; kept while that stands."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.state.compare.compared import ComparedRecord
+from deeppart.state.compare.comparing import Comparison
+from deeppart.state.document.encoding import encode_path, encode_tree
+from deeppart.state.document.structure import Alias
+from deeppart.state.document.ties import find_aliases, memory_groups
+from deeppart.state.tree.fingerprint import hash63, hash_json
+from deeppart.state.tree.flat import APART, ARRAY, OBJECT, VALUE, ArrayLeaf, FlatState, ValueLeaf
+from deeppart.state.tree.leaves import LeafType, leaf_type
+from deeppart.state.tree.replication import ALL, AUTO, NONE, VERIFY, Replication
+from deeppart.state.tree.values import Encoded, encode_key
+
+Flags = npt.NDArray[np.bool_]
+#: Modes of leaves in the structure that all ranks share, in which what is rank 0's is not; the later, the stricter.
+_STRICTNESS = (ALL, AUTO, VERIFY, NONE)
+
+
+@dataclass(slots=True)
+class Layout:
+    """What is derived from a state's structure, kept while the structure stands.
+
+    Attributes:
+        tokens, token_types, pointers, orders: of the state this was made from.
+        tree: JSON form of the tree (rank 0's goes into the checkpoint).
+        types: type of each leaf.
+        own_aliases: leaves that are saved as views of others, going by this rank alone.
+        own_groups: for each leaf the lowest number of those whose memory reaches into each other's on this rank, as of
+            :func:`~deeppart.state.document.ties.memory_groups`; each by itself where all leaves are treated alike.
+        aliases: of ``own_aliases`` those that all ranks have, once they have compared.
+        structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
+        type_digests: fingerprint of each leaf's type and ties.
+        per_rank, per_rank_values: what the ranks found to differ.
+        unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
+        comparison: what compares the leaves while they are held to be replicated.
+        record: when all of each leaf was last compared.
+        arrays: paths of the leaves.
+        shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
+            0's or stand apart, and are not compared.
+        own_modes, modes: how each leaf is treated, going by its own path alone, and by all that it shares memory with,
+            on any rank.
+        forced_values: values that are per rank whatever the ranks hold.
+        trusted_values: those that are taken to be equal, and not compared.
+    """
+
+    tokens: list[Any]
+    token_types: list[Any]
+    pointers: array[int]
+    orders: list[Any]
+    tree: Any
+    types: list[LeafType]
+    own_aliases: dict[int, Alias]
+    own_groups: npt.NDArray[np.int64]
+    aliases: dict[int, Alias]
+    structure_digest: int
+    type_digests: npt.NDArray[np.int64]
+    per_rank: Flags
+    per_rank_values: Flags
+    comparison: Comparison
+    record: ComparedRecord
+    arrays: list[ArrayLeaf]
+    shared: tuple[int, int]
+    own_modes: npt.NDArray[np.str_]
+    modes: npt.NDArray[np.str_]
+    forced_values: Flags
+    trusted_values: Flags
+    unordered: set[int] = field(default_factory=set)
+
+    def tie_anew(self) -> None:
+        """Take back what the ranks have agreed on: only what this rank holds counts."""
+        self.aliases = dict(self.own_aliases)
+        self.modes = _of_groups(self.own_modes, self.own_groups, self.shared[0])
+
+    def untie(self, leaves: Collection[int]) -> None:
+        """These are views of nothing on some rank, and so saved as leaves of their own."""
+        for index in leaves:
+            self.aliases.pop(index, None)
+
+    @property
+    def strictness(self) -> npt.NDArray[np.int64]:
+        """Of the mode of each leaf that all ranks share: the larger, the stricter."""
+        found: npt.NDArray[np.int64] = np.zeros(self.shared[0], dtype=np.int64)
+        for strictness, mode in enumerate(_STRICTNESS):
+            found[self.modes[: self.shared[0]] == mode] = strictness
+        return found
+
+    def take_strictness(self, strictness: npt.NDArray[np.int64]) -> bool:
+        """Treat the leaves that all ranks share as the strictest rank does.
+
+        Returns:
+            Whether leaves that share memory with these here have to be treated more strictly for it.
+        """
+        shared, asked = self.shared[0], self.own_modes.copy()
+        asked[:shared] = np.array(_STRICTNESS)[strictness]
+        self.modes = _of_groups(asked, self.own_groups, shared)
+        return bool((asked[:shared] != self.modes[:shared]).any())
+
+    @property
+    def forced(self) -> Flags:
+        """Leaves that are per rank whatever the ranks hold."""
+        forced: Flags = self.modes == NONE
+        return forced
+
+    @property
+    def trusted(self) -> Flags:
+        """Leaves that are taken to be equal, and not compared."""
+        trusted: Flags = self.modes == ALL
+        return trusted
+
+    def owners(self) -> npt.NDArray[np.int64]:
+        """For each leaf the one as which it is compared: what it is tied to, or itself."""
+        owners = np.arange(len(self.types))
+        for index, alias in self.aliases.items():
+            owners[index] = alias.owner
+        return owners
+
+    def stands_for(self, flat: FlatState, replication: Replication) -> bool:
+        """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
+        # the same objects where the template fitted
+        if flat.tokens is not self.tokens and flat.tokens != self.tokens:
+            return False
+        if flat.types is not self.token_types and flat.types != self.token_types:
+            return False
+        if flat.pointers != self.pointers:
+            aliases = find_aliases(flat, self.types)
+            groups = _groups(flat, self.types, replication)
+            if aliases != self.own_aliases or not np.array_equal(groups, self.own_groups):
+                return False
+            self.pointers = flat.pointers
+        if flat.orders != self.orders:
+            # The order that `load` gives dicts, and by which ranks' OrderedDicts are told apart.
+            self.tree, self.orders = encode_tree(flat.root), flat.orders
+            self.structure_digest = _structure_digest(flat, replication)
+        return True
+
+
+def derive(flat: FlatState, replication: Replication) -> Layout:
+    """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
+    types = [leaf_type(data) for data in flat.data]
+    aliases = find_aliases(flat, types)
+    groups = _groups(flat, types, replication)
+    own_modes = _modes(flat.arrays, replication)
+    modes = _of_groups(own_modes, groups, flat.shared[0])
+    value_modes = _modes(flat.values, replication)
+    value_modes[flat.shared[1] :] = NONE
+    layout = Layout(
+        tokens=flat.tokens,
+        token_types=flat.types,
+        pointers=flat.pointers,
+        orders=flat.orders,
+        tree=encode_tree(flat.root),
+        types=types,
+        own_aliases=aliases,
+        own_groups=groups,
+        aliases=dict(aliases),
+        structure_digest=_structure_digest(flat, replication),
+        type_digests=np.zeros(0, dtype=np.int64),
+        per_rank=modes == NONE,
+        per_rank_values=value_modes == NONE,
+        comparison=Comparison([], flat, types),
+        record=ComparedRecord(len(types)),
+        arrays=flat.arrays,
+        shared=flat.shared[:2],
+        own_modes=own_modes,
+        modes=modes,
+        forced_values=value_modes == NONE,
+        trusted_values=value_modes == ALL,
+    )
+    refresh(layout, flat)
+    return layout
+
+
+def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.str_]:
+    """Of each leaf, going by its path alone."""
+    return np.array([replication.mode(leaf.path) for leaf in leaves], dtype="<U8")
+
+
+def _groups(flat: FlatState, types: list[LeafType], replication: Replication) -> npt.NDArray[np.int64]:
+    """Leaves that share memory, if they may be treated in other ways."""
+    return memory_groups(flat, types) if replication.uniform is None else np.arange(len(types))
+
+
+def _of_groups(modes: npt.NDArray[np.str_], groups: npt.NDArray[np.int64], shared: int) -> npt.NDArray[np.str_]:
+    """Leaves that share memory are saved and compared as the strictest of their modes asks for.
+
+    What is rank 0's asks for nothing. What is not in the structure that all ranks share is nobody else's, whatever it
+    shares memory with.
+    """
+    asked = np.full(len(modes), -1)
+    for strictness, mode in enumerate(_STRICTNESS):
+        asked[modes == mode] = strictness
+    strictest = np.full(len(modes), -1)
+    np.maximum.at(strictest, groups, asked)
+    found = strictest[groups]
+    tied: npt.NDArray[np.str_] = np.where(found >= 0, np.array(_STRICTNESS)[found], modes)
+    tied[shared:] = NONE
+    return tied
+
+
+def refresh(layout: Layout, flat: FlatState) -> None:
+    """Renew what depends on which leaves are replicated."""
+    aliases = layout.aliases
+    layout.type_digests = np.array(
+        [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
+    )
+    skipped = layout.per_rank | layout.trusted
+    compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
+    verified = np.flatnonzero(layout.modes == VERIFY).tolist()
+    layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
+
+
+def _structure_digest(flat: FlatState, replication: Replication) -> int:
+    """Of what must be equal on all ranks."""
+    shared = flat.shared[2]
+    orders = [
+        [encode_path(path), [encode_key(key, "a dict key") for key in keys]]
+        for place, path, keys in flat.ordered
+        if place <= shared and replication.mode(path) != ALL
+    ]
+    return hash_json([_skeleton(flat.tokens[:shared]), orders] if orders else _skeleton(flat.tokens[:shared]))
+
+
+def _skeleton(tokens: list[Any]) -> list[Any]:
+    """Containers, keys and leaves in canonical order as JSON: what must be equal on all ranks.
+
+    ``{"m": model}`` and ``{"m": model.state_dict()}`` are the same.
+    """
+    return [token if type(token) in (str, bool) else _token_text(token) for token in tokens if token is not OBJECT]
+
+
+def _token_text(token: Any) -> Encoded:
+    if token is ARRAY or token is VALUE or token is APART:
+        return token
+    return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")

@@ -1,0 +1,187 @@
+"""Where the structures of the ranks' states differ, and whether they may.
+
+Only asked when the ranks' fingerprints of the structure differ. Rank 0 tells all others what it has; each finds where
+it has something else; all hear of it, and cut their states at the same places. What is there is saved per rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
+from deeppart.errors import StructureMismatchError
+from deeppart.state.document.decoding import decode_path
+from deeppart.state.document.encoding import encode_path
+from deeppart.state.document.structure import DICTS
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ValueLeaf
+from deeppart.state.tree.naming import name_kind
+from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
+from deeppart.state.tree.replication import ALL, NONE, Replication
+from deeppart.state.tree.runs import run_kind
+from deeppart.state.tree.values import encode_key
+
+#: Kinds of what is described for other ranks, besides those of containers: [kind, items].
+_ARRAY, _VALUE, _NONE, _APART = "array", "value", "none", "apart"
+_RUN = "run of values in a "
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A place where a rank has something else than rank 0.
+
+    Attributes:
+        path: where.
+        allowed: whether it may be saved per rank.
+        text: what is different, for people.
+    """
+
+    path: Path
+    allowed: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What :func:`reconcile` found.
+
+    Attributes:
+        cuts: where each rank saves what it has.
+        noticed: paths among them that nobody has said to be per rank.
+    """
+
+    cuts: frozenset[ExactPath]
+    noticed: tuple[str, ...]
+
+
+def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeout: float) -> Reconciled:
+    """Find where the ranks' states are to be cut (collective).
+
+    Args:
+        root: this rank's state, cut only where rank 0's holds for all.
+
+    Raises:
+        StructureMismatchError: on every rank; they differ where they may not.
+    """
+    mine = _describe(root)
+    reference = json.loads(finish(comm, comm.broadcast(json.dumps(mine).encode()), what, timeout))
+    found = list(_differences(reference, mine, (), replication))
+    texts = [[encode_path(each.path), each.allowed, each.text] for each in found]
+    everyone = [json.loads(text) for text in finish(comm, comm.allgather(json.dumps(texts).encode()), what, timeout)]
+    refused = [
+        f"rank {rank} {text}" for rank, entries in enumerate(everyone) for _, allowed, text in entries if not allowed
+    ]
+    if refused:
+        raise StructureMismatchError(
+            f"{what}: the state's structure differs between ranks",
+            expected="the same containers, keys and leaves on every rank, as on rank 0",
+            found="; ".join(refused[:6]) + (f" ... ({len(refused)} in all)" if len(refused) > 6 else ""),
+            where=f"reported to rank {comm.rank}",
+            todo="give every rank the same keys, with None where one has nothing (shapes, dtypes and the lengths of "
+            'lists may differ); or say that what is there is per rank: replicated={"the/path/*": "none"}',
+        )
+    paths = {exact(path): path for entries in everyone for path in (decode_path(each[0], what) for each in entries)}
+    cuts = {key: path for key, path in paths.items() if not any(key[:end] in paths for end in range(len(key)))}
+    noticed = tuple(readable(path) for path in cuts.values() if replication.mode(path) != NONE)
+    return Reconciled(frozenset(cuts), noticed)
+
+
+def _describe(node: Node) -> list[Any]:
+    """A tree as JSON: [kind] of a leaf, [kind, items] of a list or tuple, [kind, [key, item] ...] of the others."""
+    if isinstance(node, ArrayLeaf):
+        return [_ARRAY]
+    if isinstance(node, ValueLeaf):
+        kind = run_kind(node.value)
+        return [_NONE if node.value is None else _VALUE] if kind is None else [_RUN + kind]
+    if isinstance(node, Apart):
+        return [_APART]
+    if node.kind == "object":
+        return _describe(node.children[0])
+    if node.kind in ("list", "tuple"):
+        return [node.kind, [_describe(child) for child in node.children]]
+    kind = node.kind
+    if kind == "namedtuple":
+        kind += f" {type(node.container).__name__}"
+    items = [(key, _describe(child)) for key, child in zip(node.keys, node.children, strict=True)]
+    if kind == "odict":
+        place = {id_key(key): at for at, key in enumerate(node.container)}
+        items.sort(key=lambda item: place[id_key(item[0])])
+    return [kind, [[encode_key(key, "a dict key"), item] for key, item in items]]
+
+
+def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:
+    """Where this rank has something else than rank 0."""
+    if _APART in (reference[0], mine[0]):
+        return
+    if reference[0] == mine[0] and len(mine) == 1:
+        return
+    if reference[0] == mine[0] and mine[0] in ("list", "tuple"):
+        if len(reference[1]) == len(mine[1]):
+            for place, (one, other) in enumerate(zip(reference[1], mine[1], strict=True)):
+                yield from _differences(one, other, (*path, place), replication)
+            return
+    elif reference[0] == mine[0]:
+        if mine[0] == "odict" and path and replication.mode(path) != ALL and _order_differs(reference[1], mine[1]):
+            yield Difference(path, True, f"has the keys of {readable(path)} in another order than rank 0")
+            return
+        yield from _key_differences(reference[1], mine[1], path, replication)
+        return
+    if {reference[0], mine[0]} == {_NONE, _VALUE}:
+        return  # values may differ, and None is one
+    text = f"has {_name(mine)} at {readable(path)}, rank 0 {_name(reference)}"
+    mode = replication.mode(path)
+    yield Difference(path, mode == NONE or (mode != ALL and _may_differ(reference, mine, path)), text)
+
+
+def _key_differences(
+    reference: list[Any], mine: list[Any], path: Path, replication: Replication
+) -> Iterator[Difference]:
+    theirs = {json.dumps(key): (key, item) for key, item in reference}
+    ours = {json.dumps(key): (key, item) for key, item in mine}
+    for text, (key, item) in {**theirs, **ours}.items():
+        (decoded,) = decode_path([key], "a structure told by another rank")
+        inner = (*path, decoded)
+        if text in theirs and text in ours:
+            yield from _differences(theirs[text][1], ours[text][1], inner, replication)
+        elif item[0] != _APART:
+            verb = "has" if text in ours else "lacks"
+            yield Difference(inner, replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}")
+
+
+def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
+    """Whether an OrderedDict has the keys of rank 0's, in another order."""
+    theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _APART] for items in (reference, mine))
+    return theirs != ours and sorted(theirs) == sorted(ours)
+
+
+def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
+    """What is saved per rank without being told to: lists of another length, and None where others have something."""
+    kinds = {one[0].removeprefix(_RUN), other[0].removeprefix(_RUN)}
+    if len(kinds) == 1:  # two lists or tuples of other lengths, or one of few values and one of many
+        return kinds <= {"list", "tuple"} or all(_RUN in each[0] or _holds_values(each) for each in (one, other))
+    return bool(path) and _NONE in (one[0], other[0])
+
+
+def _holds_values(described: list[Any]) -> bool:
+    """Whether a dict holds nothing but small values."""
+    return described[0] in DICTS and all(_is_plain(item) for _, item in described[1])
+
+
+def _is_plain(described: list[Any]) -> bool:
+    """Whether there is nothing but small values in it, to any depth."""
+    kind = described[0]
+    if kind in ("list", "tuple"):
+        return all(map(_is_plain, described[1]))
+    return kind in (_VALUE, _NONE) or kind.startswith(_RUN) or _holds_values(described)
+
+
+def _name(described: list[Any]) -> str:
+    kind = described[0]
+    if len(described) == 2:
+        return f"{name_kind(kind)} of {len(described[1])}"
+    if kind.startswith(_RUN):
+        return f"a run of values in {name_kind(kind.removeprefix(_RUN))}"
+    return {_ARRAY: "an array", _VALUE: "a small value", _NONE: "None"}.get(kind, name_kind(kind))

@@ -1,0 +1,138 @@
+"""Large leaves that are compared a slice at a time: all of each leaf within :data:`TURNS` checkpoints.
+
+At every turn the ranks compare one slice of each leaf, 1/63 of its bytes, and single words at :data:`PLACES` places
+spread evenly over it. The slices are the proof: after any 63 turns in a row every byte has been compared. The words are
+there to find sooner what is concentrated in one run: the places of 16 turns in a row are nowhere further apart than
+0.6 % of the leaf.
+
+Bytes are hashed where they lie, so a leaf must fill its memory without gaps; in which order its dimensions lie does not
+matter as long as it is the same on all ranks (:func:`memory_order`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from deeppart.state.memory.careful import gather_memory, gather_ranges
+from deeppart.state.tree.fingerprint import fraction, hash63, memory_over
+from deeppart.state.tree.leaves import LeafType
+
+Digests = npt.NDArray[np.int64]
+#: Turns within which all of a leaf is compared; what is compared a checkpoint later
+#: (:mod:`deeppart.state.compare.trailing`) is within 64 checkpoints, too.
+TURNS = 63
+#: Words of each leaf that are compared at every checkpoint, besides its slice.
+PLACES = 16
+#: The memory order of a leaf in C order.
+C_ORDER = 1
+_WORD_BYTES = 8
+#: Close to 63 over the golden ratio and prime to 63: successive multiples visit all slices, far from each other.
+_STRIDE = 38
+
+
+class Turns:
+    """Compares leaves in turn.
+
+    Args:
+        numbers: leaf numbers, ascending; each lies without gaps in host memory and has at least ``TURNS`` words.
+        types: type of every leaf of the state, by leaf number.
+    """
+
+    def __init__(self, numbers: Sequence[int], types: Sequence[LeafType]) -> None:
+        self.numbers = np.array(numbers, dtype=np.int64)
+        self._lengths = np.array([types[number].nbytes for number in numbers], dtype=np.int64)
+
+    def digests(self, pointers: Sequence[int], turn: int) -> Digests:
+        """One fingerprint per leaf, of what is compared at a turn.
+
+        Args:
+            pointers: address of every leaf of the state, by leaf number. The leaves must be alive.
+            turn: which; what is compared repeats after :data:`TURNS` of them, but for the single words.
+        """
+        if not len(self.numbers):
+            return np.zeros(0, dtype=np.int64)
+        starts = np.array(pointers, dtype=np.int64)[self.numbers]
+        memory, first = memory_over(starts, starts + self._lengths)
+        # A word from every byte on: leaves do not lie at multiples of a word everywhere.
+        count = len(memory) - _WORD_BYTES + 1
+        everywhere: Digests = np.ndarray((count,), dtype=np.int64, buffer=memory.data, strides=(1,))
+        words = np.ascontiguousarray(everywhere[(starts - first)[:, None] + self._places(turn)])
+        begins, ends = self._slices(turn)
+        octets = memory.data
+        return _digests(octets, starts - first + begins, starts - first + ends, words)
+
+    def digests_carefully(self, starts: Digests, turn: int, first: int, last: int) -> Digests | None:
+        """The same of some of the leaves, whose memory may be freed meanwhile; None if some of it is not mapped.
+
+        Args:
+            starts: address of each of the leaves that this was made for, in order.
+            turn: as of :meth:`digests`.
+            first, last: the range among them.
+        """
+        starts = starts[first:last]
+        words = gather_memory((starts[:, None] + self._places(turn)[first:last]).reshape(-1), _WORD_BYTES)
+        begins, ends = (each[first:last] for each in self._slices(turn))
+        octets = gather_ranges(starts + begins, ends - begins)
+        if words is None or octets is None:
+            return None
+        edges = np.cumsum(np.append(0, ends - begins))
+        return _digests(octets.data, edges[:-1], edges[1:], words.view(np.int64).reshape(-1, PLACES))
+
+    @property
+    def widths(self) -> Digests:
+        """Bytes of one slice of each leaf, at most."""
+        return -(-self._lengths // TURNS)
+
+    def _slices(self, turn: int) -> tuple[Digests, Digests]:
+        """Where each leaf's slice begins and ends, in bytes."""
+        begins = np.minimum(slice_of(turn) * self.widths, self._lengths)
+        return begins, np.minimum(begins + self.widths, self._lengths)
+
+    def _places(self, turn: int) -> Digests:
+        """Where the words of each leaf begin, in bytes, as rows."""
+        spacing = self._lengths[:, None] / PLACES
+        places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
+        return np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
+
+
+def _digests(octets: memoryview, begins: Digests, ends: Digests, words: Digests) -> Digests:
+    digest = xxhash.xxh3_64_intdigest
+    places = zip(begins.tolist(), ends.tolist(), words, strict=True)
+    found = [digest(word.data, digest(octets[begin:end])) >> 1 for begin, end, word in places]
+    return np.array(found, dtype=np.int64)
+
+
+def slice_of(turn: int) -> int:
+    """Which of the :data:`TURNS` slices of each leaf is compared at a turn."""
+    return turn * _STRIDE % TURNS
+
+
+def memory_order(data: Any) -> int:
+    """How a leaf lies in host memory: the same number for the same order of dimensions; 0 where there are gaps.
+
+    Not 0 only if the leaf's bytes are exactly what lies from its address on, each once, in some order.
+    """
+    if isinstance(data, torch.Tensor):
+        if not data.is_cpu or data.is_conj() or data.is_neg():
+            return 0
+        if data.is_contiguous():
+            return C_ORDER
+        strides = data.stride()
+    else:
+        if data.flags.c_contiguous:
+            return C_ORDER
+        strides = tuple(stride // data.itemsize if stride % data.itemsize == 0 else -1 for stride in data.strides)
+    dimensions = [(stride, length, at) for at, (stride, length) in enumerate(zip(strides, data.shape, strict=True))]
+    reach, order = 1, []
+    for stride, length, at in sorted(each for each in dimensions if each[1] != 1):
+        if stride != reach or not length:
+            return 0
+        reach *= length
+        order.append(at)
+    return C_ORDER + 1 + (hash63(str(order).encode()) >> 3)

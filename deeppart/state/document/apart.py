@@ -1,0 +1,176 @@
+"""What stands apart from the structure that all ranks share: the subtrees that each rank has saved for itself.
+
+The shared structure has a mark in their place in a list, and nothing in a dict, whose other keys the ranks share. Each
+part's document says what its rank has there. A rank's state is both together (:func:`of_rank`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from deeppart.errors import CorruptFileError
+from deeppart.state.document.decoding import check_nesting, decode_path, decode_tree
+from deeppart.state.document.encoding import encode_path, encode_tree
+from deeppart.state.document.structure import DICTS, Alias, SavedApart, SavedBranch, SavedNode, Structure
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import Path, id_key, readable
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTree:
+    """What one rank has at a path that stands apart.
+
+    Attributes:
+        path: where.
+        place: of a dict's key, how many keys come before it in insertion order; None in other containers.
+        node: what is there, its leaves numbered from the number of shared leaves on.
+    """
+
+    path: Path
+    place: int | None
+    node: SavedNode
+
+
+def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
+    """The JSON form of what stands apart on this rank.
+
+    Args:
+        first: what to add to the numbers of arrays and of values.
+    """
+    return [
+        [encode_path(each.path), each.place, encode_tree(each.node, first)]
+        for each in flat.apart
+        if each.mine and each.node is not None
+    ]
+
+
+def decode_own(documents: Sequence[Any], leaves: set[int], values: set[int], where: str) -> tuple[OwnTree, ...]:
+    """Inverse of :func:`encode_own`.
+
+    Args:
+        leaves, values: numbers that the part's document describes.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError, CorruptFileError: not one of its encodings.
+    """
+    trees = []
+    most = max(values, default=-1) + 1
+    named: tuple[list[int], list[int]] = ([], [])
+    if type(documents) is not list:
+        raise TypeError("no list of trees")
+    for path, place, document in documents:
+        node, in_arrays, in_values = decode_tree(document, most, where)
+        if place is not None and (type(place) is not int or place < 0):
+            raise ValueError(f"place {place!r:.80}")
+        trees.append(OwnTree(decode_path(path, where), place, node))
+        named[0].extend(in_arrays)
+        named[1].extend(in_values)
+    for numbers, known in zip(named, (leaves, values), strict=True):
+        if len(set(numbers)) != len(numbers) or not known.issuperset(numbers):
+            raise ValueError("a tree names a leaf twice, or one that is not described")
+    return tuple(trees)
+
+
+def of_rank(
+    structure: Structure,
+    trees: Sequence[OwnTree],
+    types: dict[int, LeafType],
+    values: Iterable[int],
+    aliases: dict[int, Alias],
+    where: str,
+) -> Structure:
+    """The structure of one rank's state.
+
+    Args:
+        structure: what all ranks share.
+        trees: what stands apart on the rank.
+        types: of the rank's own leaves; those of ``trees`` follow the shared ones in number.
+        values: numbers of the rank's own values, likewise.
+        aliases: leaves of ``trees`` that share memory.
+
+    Raises:
+        CorruptFileError: the two do not fit.
+    """
+    if not structure.has_apart:
+        return structure
+    shared, shared_values = len(structure.types), len(structure.values)
+    added = sorted(index for index in types if index >= shared)
+    added_values = sorted(index for index in values if index >= shared_values)
+    try:
+        if added != list(range(shared, shared + len(added))):
+            raise ValueError("leaves that stand apart are not numbered in a row")
+        if added_values != list(range(shared_values, shared_values + len(added_values))):
+            raise ValueError("values that stand apart are not numbered in a row")
+        tree = insert(structure.tree, trees, whole=True)
+        check_nesting(tree)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise CorruptFileError(
+            "a part's document does not fit the structure document", found=str(error), where=where
+        ) from error
+    return replace(
+        structure,
+        tree=tree,
+        types=structure.types + tuple(types[index] for index in added),
+        per_rank=np.append(structure.per_rank, np.ones(len(added), dtype=np.bool_)),
+        aliases=structure.aliases | aliases,
+        values=structure.values + (None,) * len(added_values),
+        per_rank_values=np.append(structure.per_rank_values, np.ones(len(added_values), dtype=np.bool_)),
+        shared=shared,
+    )
+
+
+def without_apart(structure: Structure, trees: Sequence[OwnTree]) -> Structure:
+    """A structure in which nothing is restored where any rank had something that stood apart."""
+    if not structure.has_apart:
+        return structure
+    marks = [replace(tree, node=SavedApart()) for tree in trees]
+    return replace(structure, tree=insert(structure.tree, marks, whole=False))
+
+
+def insert(root: SavedNode, trees: Sequence[OwnTree], *, whole: bool) -> SavedNode:
+    """A shared tree with what stands apart in its places.
+
+    Args:
+        whole: every mark in the tree has to be replaced.
+
+    Raises:
+        ValueError: a tree has no place, or a mark no tree.
+    """
+    return _insert(root, [(tree.path, tree) for tree in trees], whole)
+
+
+def _insert(node: SavedNode, trees: list[tuple[Path, OwnTree]], whole: bool) -> SavedNode:
+    if isinstance(node, SavedApart):
+        if [rest for rest, _ in trees] == [()]:
+            return trees[0][1].node
+        if trees or whole:
+            raise ValueError(f"{len(trees)} trees stand apart where there is a place for one")
+        return node
+    if not isinstance(node, SavedBranch):
+        if trees:
+            raise ValueError(f"no place for {readable(trees[0][1].path)}")
+        return node
+    if node.kind == "object":
+        return replace(node, children=(_insert(node.children[0], trees, whole),))
+    below: dict[Any, list[tuple[Path, OwnTree]]] = {}
+    for rest, tree in trees:
+        if not rest:
+            raise ValueError(f"no mark at {readable(tree.path)}")
+        below.setdefault(id_key(rest[0]), []).append((rest[1:], tree))
+    entries = [
+        (key, _insert(child, below.pop(id_key(key), []), whole))
+        for key, child in zip(node.keys, node.children, strict=True)
+    ]
+    added = [each for group in below.values() for each in group]
+    if (node.kind not in DICTS and added) or any(rest or tree.place is None for rest, tree in added):
+        raise ValueError(f"no place for {readable(added[0][1].path)}")
+    for _, tree in sorted(added, key=lambda each: each[1].place or 0):
+        entries.insert(tree.place or 0, (tree.path[-1], tree.node))
+    if len({id_key(key) for key, _ in entries}) != len(entries):
+        raise ValueError("a dict key is repeated")
+    return replace(node, keys=tuple(key for key, _ in entries), children=tuple(child for _, child in entries))

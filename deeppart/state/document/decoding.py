@@ -1,0 +1,258 @@
+"""Reading a structure document that came from a file: nothing of it is believed before it was checked."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from deeppart._gc import collection_paused
+from deeppart.errors import CorruptFileError, NewerFormatError
+from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.state.document.encoding import CODES, STRUCTURE_VERSION
+from deeppart.state.document.structure import (
+    DICTS,
+    Alias,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedValue,
+    Structure,
+)
+from deeppart.state.tree.flatten import DEEPEST_NESTING
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import Path, component, exact
+from deeppart.state.tree.values import Encoded, decode_value
+
+_KINDS = {code: kind for kind, code in CODES.items()}
+#: What follows the code of a node, by number.
+_NODE_ITEMS = {"a": 1, "v": 1, "r": 0, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
+#: Of the paths of all leaves together.
+MOST_PATH_CHARACTERS = 1 << 30
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+
+
+def decode_structure(document: Any, where: str) -> Structure:
+    """Read a structure document that came from a file.
+
+    Raises:
+        NewerFormatError: written by a newer library.
+        CorruptFileError: anything that :func:`encode_structure` would not write.
+    """
+    try:
+        with collection_paused():
+            return _decode_structure(document, where)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptFileError(
+            "a structure document cannot be read", found=f"{type(error).__name__}: {error}", where=where
+        ) from error
+
+
+def _decode_structure(document: Any, where: str) -> Structure:
+    version = document["version"]
+    if type(version) is not int or version < 1:
+        raise ValueError(f"structure version {short(version)}")
+    if version > STRUCTURE_VERSION:
+        raise NewerFormatError(
+            "a checkpoint was written by a newer deeppart",
+            expected=f"structure version {STRUCTURE_VERSION} or older",
+            found=f"version {version}",
+            where=where,
+            todo="upgrade deeppart to read it",
+        )
+    types: list[LeafType] = []
+    aliases: dict[int, Alias] = {}
+    per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
+    for index, (kind, dtype, shape, own, *alias) in enumerate(_list(document["leaves"])):
+        types.append(LeafType(kind, dtype, tuple(_list(shape))))
+        types[-1].check(where)
+        if _count(own) > 1 or len(alias) > 1:
+            raise ValueError(f"leaf {index} has more to it than a leaf has")
+        per_rank[index] = bool(own)
+        if alias:
+            aliases[index] = decode_alias(alias[0])
+    values = tuple(_list(document["values"]))
+    own_values = np.zeros(len(values), dtype=np.bool_)
+    own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
+    seen = _Numbers(len(values))
+    tree = _decode_node(document["tree"], seen, where)
+    if sorted(seen.arrays) != list(range(len(types))) or sorted(seen.values) != list(range(len(values))):
+        raise ValueError("the tree does not name every leaf and value exactly once")
+    check_nesting(tree)
+    rank0 = frozenset(exact(decode_path(path, where)) for path in _list(document.get("rank0", [])))
+    has_apart = document.get("apart", False)
+    if type(has_apart) is not bool:
+        raise ValueError(f"apart: {short(has_apart)}")
+    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
+    check_aliases(types, aliases)
+    return structure
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """Numbers of leaves and values that a tree has named; ``count`` values may be."""
+
+    count: int
+    arrays: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+
+
+def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, list[int], list[int]]:
+    """Read a tree that stands apart; returns it and the numbers of the arrays and the values that it names.
+
+    Args:
+        values: value numbers are below this.
+
+    Raises:
+        ValueError, KeyError, TypeError, IndexError: not one that :func:`encode_tree` makes.
+    """
+    seen = _Numbers(values)
+    return _decode_node(document, seen, where), seen.arrays, seen.values
+
+
+def _decode_node(document: Any, seen: _Numbers, where: str) -> SavedNode:
+    code, *rest = _list(document)
+    if len(rest) != _NODE_ITEMS[code]:
+        raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
+    if code == "a":
+        seen.arrays.append(_count(rest[0]))
+        return SavedArray(rest[0])
+    if code == "v":
+        seen.values.append(_count(rest[0]))
+        return SavedValue(rest[0])
+    if code == "r":
+        return SavedApart()
+    kind = _KINDS[code]
+    if kind == "object":
+        if type(rest[0]) is not str:
+            raise ValueError("the name of an object's class is not a text")
+        return SavedBranch(kind, (None,), (_decode_node(rest[1], seen, where),), name=rest[0])
+    if kind in ("list", "tuple"):
+        items = _decode_items(_list(rest[0]), seen, where)
+        return SavedBranch(kind, tuple(range(len(items))), items)
+    children = tuple([_decode_node(child, seen, where) for child in _list(rest[-2 if kind in DICTS else -1])])
+    if kind in DICTS:
+        keys = tuple([decode_value(key, where) for key in _list(rest[0])])
+        if len(set(keys)) != len(keys) or len(keys) != len(children):  # 1, 1.0 and True are one key of a dict
+            raise ValueError("dict keys are repeated or do not match the children")
+        return SavedBranch(kind, keys, children, metadata=_decode_metadata(rest[2], where))
+    if kind == "namedtuple":
+        name, fields = rest[0], tuple(_list(rest[1]))
+        if not all(isinstance(text, str) and _IDENTIFIER.fullmatch(text) for text in (name, *fields)):
+            raise ValueError("a namedtuple's name or field is not an identifier")
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"no class can be called {name!r}")
+        if len(fields) != len(children):
+            raise ValueError("namedtuple fields do not match the children")
+        if len({unicodedata.normalize("NFKC", text) for text in fields}) != len(fields):  # as Python reads identifiers
+            raise ValueError("two fields of a namedtuple have one name")
+        return SavedBranch(kind, fields, children, name=name)
+    raise ValueError(f"node {code!r}")
+
+
+def _decode_items(documents: list[Any], seen: _Numbers, where: str) -> tuple[SavedNode, ...]:
+    items: list[SavedNode] = []
+    for document in documents:
+        if len(_list(document)) == 3 and document[0] == "v":
+            first, count = _count(document[1]), _count(document[2])
+            if first + count > seen.count:
+                raise ValueError(f"values {first} to {first + count - 1} of {seen.count}")
+            numbers = range(first, first + count)
+            seen.values.extend(numbers)
+            items += map(SavedValue, numbers)
+        else:
+            items.append(_decode_node(document, seen, where))
+    return tuple(items)
+
+
+def decode_alias(encoded: Any) -> Alias:
+    """Read ``[owner, offset, strides]``.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    owner, offset, strides = encoded
+    return Alias(_count(owner), _count(offset), tuple(_count(stride) for stride in _list(strides)))
+
+
+def _decode_metadata(document: Any, where: str) -> dict[str, dict[str, Any]] | None:
+    """``_metadata`` as torch has it: names that :func:`_encode_metadata` has encoded, and small values."""
+    if document is None:
+        return None
+    return {name: {key: decode_value(value, where) for key, value in entry.items()} for name, entry in document.items()}
+
+
+def decode_path(encoded: list[Encoded], where: str) -> Path:
+    """Inverse of :func:`encode_path`.
+
+    Raises:
+        CorruptFileError: not one of its encodings.
+    """
+    return tuple(decode_value(key, where) for key in encoded)
+
+
+def check_nesting(tree: SavedNode) -> None:
+    """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much room when written out.
+
+    What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
+    would make far more text of a small file.
+
+    Raises:
+        ValueError: naming the limit.
+    """
+    total = 0
+    rest: list[tuple[SavedNode, int, int]] = [(tree, 0, 0)]
+    while rest:
+        node, depth, before = rest.pop()
+        if not isinstance(node, SavedBranch):
+            total += before
+            continue
+        if depth >= DEEPEST_NESTING:
+            raise ValueError(f"more than {DEEPEST_NESTING} containers inside each other")
+        for key, child in zip(node.keys, node.children, strict=True):
+            length = 0 if node.kind == "object" else 1 + len(key if isinstance(key, str) else component(key))
+            rest.append((child, depth + 1, before + length))
+    if total > MOST_PATH_CHARACTERS:
+        raise ValueError(
+            f"the paths of all leaves have {total} characters, of which {MOST_PATH_CHARACTERS} are possible"
+        )
+
+
+def check_aliases(types: Sequence[LeafType] | Mapping[int, LeafType], aliases: Mapping[int, Alias]) -> None:
+    """See that all of each alias lies within its owner, whose bytes it is a view of.
+
+    Args:
+        types: of every leaf, as one rank saved it.
+
+    Raises:
+        ValueError, IndexError, KeyError: naming the leaf.
+    """
+    for index, alias in aliases.items():
+        kind, owner = types[index], types[alias.owner]
+        steps = zip(kind.shape, alias.strides, strict=True)
+        last = sum((length - 1) * stride for length, stride in steps) if kind.nbytes else 0
+        end = alias.offset + (last + 1) * kind.itemsize if kind.nbytes else alias.offset
+        if alias.owner in aliases or kind.kind != owner.kind or end > owner.nbytes:
+            raise ValueError(f"leaf {index} does not lie inside leaf {alias.owner}")
+        # A stride along which there is but one element is free, but it has to be a number of bytes all the same.
+        if alias.offset % kind.itemsize or max(alias.strides, default=0) * kind.itemsize > MAX_LEAF_BYTES:
+            raise ValueError(f"leaf {index} is not aligned within leaf {alias.owner}")
+
+
+def _list(value: Any) -> list[Any]:
+    """A list, and nothing else that can be walked: texts and objects can, too."""
+    if type(value) is not list:
+        raise TypeError(f"a list was expected, not {short(value)}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"not a count: {short(value)}")
+    return value

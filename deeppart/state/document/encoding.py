@@ -1,0 +1,119 @@
+"""Writing the structure document: a live tree, leaf types and values as JSON.
+
+It names no Python type to import: containers are of seven known kinds, a namedtuple is described by its name and its
+fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.state.document.structure import DICTS, Alias
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ValueLeaf
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import Path, id_key
+from deeppart.state.tree.runs import LEAST_ITEMS
+from deeppart.state.tree.values import Encoded, encode_key, encode_value
+
+STRUCTURE_VERSION = 3
+#: Code of each kind of branch.
+CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
+
+
+def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
+    """The JSON form of a live tree.
+
+    Args:
+        first: what to add to the numbers of arrays and of values.
+    """
+    if isinstance(root, ArrayLeaf):
+        return ["a", root.index + first[0]]
+    if isinstance(root, ValueLeaf):
+        return ["v", root.index + first[1]]
+    if isinstance(root, Apart):
+        return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
+    code = CODES[root.kind]
+    if root.kind in ("list", "tuple"):
+        return [code, _encode_items(root.children, first)]
+    children = [encode_tree(child, first) for child in root.children]
+    if root.kind in DICTS:
+        place = {id_key(key): i for i, key in enumerate(root.keys) if children[i] != ["r"]}
+        order = [place[id_key(key)] for key in root.container if id_key(key) in place]
+        encoded = [encode_key(root.keys[i], "a dict key") for i in order]
+        return [code, encoded, [children[i] for i in order], _encode_metadata(root.container)]
+    if root.kind == "namedtuple":
+        return [code, type(root.container).__name__, list(root.keys), children]
+    if root.kind == "object":
+        kind = type(root.container)
+        return [code, f"{kind.__module__}.{kind.__qualname__}", children[0]]
+    raise AssertionError(root.kind)
+
+
+def _encode_items(children: list[Node], first: tuple[int, int]) -> list[Any]:
+    """The items of a list or tuple; many values in a row, which follow each other in number too, as one entry."""
+    encoded: list[Any] = []
+    place = 0
+    while place < len(children):
+        child, start = children[place], place
+        while place < len(children) and isinstance(children[place], ValueLeaf):
+            place += 1
+        if isinstance(child, ValueLeaf) and place - start >= LEAST_ITEMS:
+            encoded.append(["v", child.index + first[1], place - start])
+        elif isinstance(child, ValueLeaf):
+            encoded += [encode_tree(value, first) for value in children[start:place]]
+        else:
+            encoded.append(encode_tree(child, first))
+            place += 1
+    return encoded
+
+
+def _encode_metadata(container: Any) -> Any:
+    """``state_dict()._metadata`` ({module path: {"version": n}}), which torch uses to load older layouts."""
+    metadata = getattr(container, "_metadata", None)
+    if not isinstance(metadata, dict):
+        return None
+    encoded = {}
+    for name, entry in metadata.items():
+        if not isinstance(name, str) or not isinstance(entry, dict):
+            return None
+        plain = {key: value for key, value in entry.items() if isinstance(key, str) and isinstance(value, (int, str))}
+        encoded[name] = {key: encode_value(value, name) for key, value in plain.items()}
+    return encoded
+
+
+def encode_structure(
+    tree: Any,
+    types: list[LeafType],
+    per_rank: npt.NDArray[np.bool_],
+    aliases: dict[int, Alias],
+    values: list[Encoded],
+    per_rank_values: npt.NDArray[np.bool_],
+    rank0: list[Any],
+    has_apart: bool,
+) -> dict[str, Any]:
+    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
+    leaves = []
+    for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
+        entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
+        if index in aliases:
+            alias = aliases[index]
+            entry.append([alias.owner, alias.offset, list(alias.strides)])
+        leaves.append(entry)
+    shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
+    return {
+        "version": STRUCTURE_VERSION,
+        "tree": tree,
+        "leaves": leaves,
+        "values": shared,
+        "per_rank_values": np.flatnonzero(per_rank_values).tolist(),
+        "rank0": rank0,
+        "apart": has_apart,
+    }
+
+
+def encode_path(path: Path) -> list[Encoded]:
+    """The keys of a path."""
+    return [encode_key(key, "a dict key") for key in path]

@@ -1,0 +1,233 @@
+"""The JSON documents of a checkpoint: what its bytes mean.
+
+Every part carries a small document with its rank's own values and leaf types; rank 0's also carries the structure
+document (:mod:`deeppart.state.document.structure`). Encoding is left to the background: nothing here may change once
+made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart._gc import collection_paused
+from deeppart.errors import CorruptFileError
+from deeppart.model import ComparedEarlier
+from deeppart.part import OWN_TABLE
+from deeppart.part.format import short
+from deeppart.part.json_text import parse_json
+from deeppart.state.document.apart import OwnTree, decode_own, of_rank
+from deeppart.state.document.decoding import check_aliases, decode_alias, decode_structure
+from deeppart.state.document.encoding import encode_structure
+from deeppart.state.document.structure import Alias, Structure
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.runs import decode_leaf_value
+from deeppart.state.tree.values import Encoded
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What stands apart on one rank (:mod:`deeppart.state.document.apart`).
+
+    Attributes:
+        trees: JSON form of the trees.
+        first: numbers, on this rank, of the first array and the first value that stand apart.
+        shift: what to add to these numbers in files: they follow those that are rank 0's.
+        rank0: paths of what is rank 0's.
+        anywhere: whether anything stands apart on any rank.
+    """
+
+    trees: list[Any]
+    first: tuple[int, int]
+    shift: tuple[int, int]
+    rank0: list[Any]
+    anywhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartDocument:
+    """What one rank's part says beside its bytes.
+
+    Attributes:
+        tree: JSON form of the tree that all ranks share.
+        types: type of each leaf on this rank.
+        aliases: leaves that share memory.
+        per_rank, per_rank_values: which leaves and values are this rank's own.
+        values: encoded values, of this checkpoint.
+        with_structure: whether this is rank 0, which carries the structure.
+        compared: for the manifest, the replicated leaves that were last compared in full before this step.
+        own: what stands apart on this rank.
+    """
+
+    tree: Any
+    types: list[LeafType]
+    aliases: dict[int, Alias]
+    per_rank: npt.NDArray[np.bool_]
+    per_rank_values: npt.NDArray[np.bool_]
+    values: list[Encoded]
+    with_structure: bool
+    compared: tuple[ComparedEarlier, ...] = ()
+    own: Own | None = None
+
+    def structure(self) -> dict[str, Any]:
+        """The structure document."""
+        leaves, values = (len(self.types), len(self.values)) if self.own is None else self.own.first
+        return encode_structure(
+            self.tree,
+            self.types[:leaves],
+            self.per_rank[:leaves],
+            {index: alias for index, alias in self.aliases.items() if index < leaves},
+            self.values[:values],
+            self.per_rank_values[:values],
+            [] if self.own is None else self.own.rank0,
+            self.own is not None and self.own.anywhere,
+        )
+
+    def spans(self, segments: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        """The rows of the part's span table: those of a share, with the numbers that leaves have in files."""
+        if self.own is None or not self.own.shift[0]:
+            return segments
+        rows = segments.copy()
+        rows["leaf"][(rows["table"] == OWN_TABLE) & (rows["leaf"] >= self.own.first[0])] += self.own.shift[0]
+        return rows
+
+    def meta(self) -> bytes:
+        """The part's JSON document."""
+        with collection_paused():
+            return self._meta()
+
+    def _meta(self) -> bytes:
+        own = np.flatnonzero(self.per_rank).tolist()
+        values = np.flatnonzero(self.per_rank_values).tolist()
+        document: dict[str, Any] = {
+            "leaves": {str(self._number(index, 0)): self._leaf(index) for index in own},
+            "values": {str(self._number(index, 1)): self.values[index] for index in values},
+        }
+        if self.own is not None and self.own.anywhere:
+            document["trees"] = self.own.trees
+        if self.with_structure:
+            document["structure"] = self.structure()
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    def _number(self, index: int, which: int) -> int:
+        """The number in files of an array (0) or a value (1)."""
+        if self.own is None or index < self.own.first[which]:
+            return index
+        return index + self.own.shift[which]
+
+    def _leaf(self, index: int) -> list[Any]:
+        kind = self.types[index]
+        entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape)]
+        if self.own is not None and index >= self.own.first[0] and index in self.aliases:
+            alias = self.aliases[index]
+            entry.append([self._number(alias.owner, 0), alias.offset, list(alias.strides)])
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDocument:
+    """What a part says of its rank's own leaves and values, decoded.
+
+    Attributes:
+        types: leaf number -> type.
+        values: value number -> decoded value.
+        structure: the structure, in rank 0's part.
+        trees: what stands apart on this rank.
+        aliases: leaves of ``trees`` that share memory.
+    """
+
+    types: dict[int, LeafType]
+    values: dict[int, Any]
+    structure: Structure | None = field(default=None)
+    trees: tuple[OwnTree, ...] = ()
+    aliases: dict[int, Alias] = field(default_factory=dict)
+
+    def check(self, structure: Structure, where: str) -> None:
+        """Refuse a document that names other leaves or values than the structure calls per rank.
+
+        Raises:
+            CorruptFileError: naming the place.
+        """
+        shared, shared_values = len(structure.types), len(structure.values)
+        leaves = set(np.flatnonzero(structure.per_rank).tolist())
+        values = set(np.flatnonzero(structure.per_rank_values).tolist())
+        own = self.types  # which may have other shapes than on rank 0
+        tied = {index: alias for index, alias in structure.aliases.items() if index in own or alias.owner in own}
+        try:
+            check_aliases(self.all_types(structure) if tied else (), tied)
+        except (ValueError, IndexError) as error:
+            raise CorruptFileError(
+                "a part's document does not fit the structure document", found=str(error), where=where
+            ) from error
+        found = {index for index in self.types if index < shared or not structure.has_apart}
+        found_values = {index for index in self.values if index < shared_values or not structure.has_apart}
+        if found != leaves or found_values != values or (self.trees and not structure.has_apart):
+            raise CorruptFileError(
+                "a part's document does not fit the structure document",
+                expected=f"per-rank leaves {sorted(leaves)[:8]}, values {sorted(values)[:8]}",
+                found=f"leaves {sorted(self.types)[:8]}, values {sorted(self.values)[:8]}",
+                where=where,
+            )
+        self.complete(structure, where)
+
+    def complete(self, structure: Structure, where: str) -> Structure:
+        """The structure of this rank's state: what all ranks share, and what stands apart on this one.
+
+        Raises:
+            CorruptFileError: the two do not fit.
+        """
+        return of_rank(structure, self.trees, self.types, self.values, self.aliases, where)
+
+    def all_types(self, structure: Structure) -> list[LeafType]:
+        """Type of every leaf as this rank saved it."""
+        return [self.types.get(index, kind) for index, kind in enumerate(structure.types)]
+
+
+def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnDocument:
+    """Read a part's JSON document.
+
+    Args:
+        with_structure: whether the structure that rank 0's holds is wanted too.
+
+    Raises:
+        CorruptFileError: not one that :meth:`PartDocument.meta` makes.
+    """
+    with collection_paused():
+        return _decode_meta(meta, where, with_structure)
+
+
+def _decode_meta(meta: bytes, where: str, with_structure: bool) -> OwnDocument:
+    try:
+        document = parse_json(meta)
+        types, aliases = {}, {}
+        for text, (kind, dtype, shape, *alias) in document["leaves"].items():
+            number = _number(text)
+            types[number] = LeafType(kind, dtype, tuple(shape))
+            types[number].check(where)
+            if len(alias) > 1:
+                raise ValueError(f"leaf {number} has more to it than a leaf has")
+            if alias:
+                aliases[number] = decode_alias(alias[0])
+        values = {_number(index): decode_leaf_value(value, where) for index, value in document["values"].items()}
+        trees = decode_own(document.get("trees", []), set(types), set(values), where)
+        structure = document.get("structure") if with_structure else None
+        check_aliases(types, aliases)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise CorruptFileError(
+            "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
+        ) from error
+    return OwnDocument(types, values, None if structure is None else decode_structure(structure, where), trees, aliases)
+
+
+def _number(text: str) -> int:
+    """The number of a leaf or value, written in the one way that there is."""
+    if _NUMBER.fullmatch(text) is None:
+        raise ValueError(f"not a number of a leaf: {short(text)}")
+    return int(text)

@@ -1,0 +1,140 @@
+"""What a state looked like when it was saved: the records of its structure document.
+
+The document is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md
+(:mod:`deeppart.state.document.encoding` writes it, :mod:`deeppart.state.document.decoding` reads it).
+
+Invariants: leaf and value numbers follow the canonical order of :mod:`deeppart.state.tree.flatten`, so they are the
+same on every rank; the document keeps the insertion order of rank 0's dicts for ``load``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.state.tree.flat import DICT_KINDS
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import ExactPath, Key, Path, exact
+from deeppart.state.tree.values import Encoded
+
+#: Kinds of branches that are dicts.
+DICTS = frozenset(DICT_KINDS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A leaf that shares memory with another: its elements lie inside the owner's bytes.
+
+    Attributes:
+        owner: leaf number that holds the bytes.
+        offset: first byte within the owner.
+        strides: elements between neighbours per dimension.
+    """
+
+    owner: int
+    offset: int
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedArray:
+    """Place of an array leaf in the tree."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedValue:
+    """Place of a small value in the tree."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedApart:
+    """Place of something that each rank has saved for itself; its part's document says what (``apart.py``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBranch:
+    """A container in the tree.
+
+    Attributes:
+        kind: as :class:`deeppart.state.tree.flat.Branch`.
+        keys: dict keys in insertion order, namedtuple fields, or list indices.
+        name: type name of a namedtuple or object, for display.
+        metadata: ``_metadata`` of a module's state_dict, or None.
+    """
+
+    kind: str
+    keys: tuple[Key, ...]
+    children: tuple[SavedNode, ...]
+    name: str = ""
+    metadata: Any = None
+
+
+SavedNode = SavedBranch | SavedArray | SavedValue | SavedApart
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The decoded structure document.
+
+    Attributes:
+        tree: the nesting.
+        types: type of each leaf (of rank 0, for per-rank leaves).
+        per_rank: bool per leaf.
+        aliases: leaf number -> what it shares memory with.
+        values: encoded value per value number; None for the per-rank ones.
+        per_rank_values: bool per value.
+        rank0: paths of what is rank 0's, whatever the others held.
+        has_apart: whether ranks have saved anything outside the structure that they share.
+        shared: number of leaves before those that stand apart on one rank, if this is the structure of its state.
+    """
+
+    tree: SavedNode
+    types: tuple[LeafType, ...]
+    per_rank: npt.NDArray[np.bool_]
+    aliases: dict[int, Alias] = field(default_factory=dict)
+    values: tuple[Encoded, ...] = ()
+    per_rank_values: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    rank0: frozenset[ExactPath] = frozenset()
+    has_apart: bool = False
+    shared: int | None = None
+
+    def walk(self) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+        """Every leaf and value with its path, in the order of the tree."""
+        yield from walk_tree(self.tree, ())
+
+    def rank0_leaves(self) -> dict[int, ExactPath]:
+        """Leaves that are rank 0's -> the path below which all is."""
+        found: dict[int, ExactPath] = {}
+        for path, node in self.walk() if self.rank0 else ():
+            keys = exact(path)
+            for length in range(len(keys) + 1):
+                if isinstance(node, SavedArray) and keys[:length] in self.rank0:
+                    found[node.index] = keys[:length]
+        return found
+
+    def array_paths(self) -> list[Path]:
+        """Path of each leaf, by leaf number."""
+        paths: list[Path] = [()] * len(self.types)
+        for path, node in self.walk():
+            if isinstance(node, SavedArray):
+                paths[node.index] = path
+        return paths
+
+
+def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+    """Every leaf and value of a tree that stands at a path; what stands apart is not among them."""
+    if isinstance(node, SavedApart):
+        return
+    if not isinstance(node, SavedBranch):
+        yield path, node
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from walk_tree(child, path if node.kind == "object" else (*path, key))

@@ -1,0 +1,165 @@
+"""Leaves that share memory: one of them owns the bytes, the others are saved as views of it.
+
+A leaf is an alias when all of its elements lie inside another leaf that is flat (C order, no gaps), or when it is the
+same view of the same memory as another. Leaves that only
+overlap partly, without one covering the other, are saved in full each and are not tied by ``load``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.state.document.structure import Alias
+from deeppart.state.tree.fingerprint import hash63
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.leaves import Array, LeafType, is_flat
+
+
+def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+    """Leaf number -> what it is a view of. Owners are never aliases themselves.
+
+    Of equal leaves the flat one with the lowest number owns the bytes. What stands apart from the structure that all
+    ranks share is not tied to it, nor what is rank 0's to what is each rank's own. Nor are arrays to tensors, though
+    they may share memory.
+    """
+    if not flat.apart:
+        return _find_ties(flat, types)
+    aliases: dict[int, Alias] = {}
+    limits = sorted({0, flat.shared[0], flat.common[0], len(types)})
+    for start, stop in pairwise(limits):
+        part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
+        for index, alias in _find_ties(part, types[start:stop]).items():
+            aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
+    return aliases
+
+
+def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int64]:
+    """For each leaf the lowest number of those whose memory reaches into each other's, from the first byte to the last.
+
+    Whatever they are: views of one another or not, arrays or tensors, wherever they stand in the state. Columns of one
+    matrix count, too, though they share no byte.
+    """
+    starts, lengths, _ = _reaches(flat, types)
+    for index, tensor in flat.unresolved.items():
+        starts[index], lengths[index] = extent(tensor)
+    groups = np.arange(len(types))
+    order = np.argsort(starts, kind="stable")
+    order = order[lengths[order] > 0]
+    if len(order):
+        starts, ends = starts[order], np.maximum.accumulate((starts + lengths)[order])
+        begins = np.flatnonzero(np.concatenate(([True], starts[1:] >= ends[:-1])))
+        lowest = np.minimum.reduceat(order, begins)
+        groups[order] = np.repeat(lowest, np.diff(np.append(begins, len(order))))
+    return groups
+
+
+def _reaches(flat: FlatState, types: list[LeafType]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]:
+    """Where each leaf begins in memory, and how far it reaches; and which leaves are not flat."""
+    starts = np.array(flat.pointers, dtype=np.int64)
+    lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
+    ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
+    for index in ragged:
+        starts[index], lengths[index] = extent(flat.data[index])
+    return starts, lengths, ragged
+
+
+def _find_ties(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
+    starts, lengths, ragged = _reaches(flat, types)
+    is_ragged = np.zeros(len(types), dtype=np.bool_)
+    is_ragged[ragged] = True
+    # At one place the longest comes first, and of equals a flat one: only it can own the others.
+    order = np.lexsort((np.arange(len(types)), is_ragged, -lengths, starts))
+    order = order[lengths[order] > 0]
+    if not _any_overlap(starts[order], lengths[order]):
+        return {}
+    aliases: dict[int, Alias] = {}
+    owners: dict[object, tuple[int, int]] = {}  # of each kind: the last one, and its end
+    for index in order.tolist():
+        start, end = int(starts[index]), int(starts[index] + lengths[index])
+        owner, owner_end = owners.get(types[index].kind, (-1, -1))
+        if owner >= 0 and end <= owner_end:
+            alias = _alias(flat.data[index], types[index], owner, start - int(starts[owner]))
+            if alias is not None:
+                aliases[index] = alias
+                continue
+        if not is_ragged[index] and end > owner_end:
+            owners[types[index].kind] = index, end
+    _add_twins(aliases, {index: flat.data[index] for index in ragged if index not in aliases}, types)
+    return aliases
+
+
+def alias_digests(aliases: Mapping[int, Alias], leaves: int) -> npt.NDArray[np.int64]:
+    """For each leaf a digest of what it is a view of, by which ranks compare their ties; 0 if of nothing."""
+    digests = np.zeros(leaves, dtype=np.int64)
+    for index, alias in aliases.items():
+        digests[index] = hash63(str(alias).encode())
+    return digests
+
+
+def _add_twins(aliases: dict[int, Alias], ragged: dict[int, Array], types: list[LeafType]) -> None:
+    """Leaves that are not flat own no others, but one and the same leaf may stand at several places."""
+    first: dict[tuple[object, ...], int] = {}
+    for index, data in ragged.items():
+        kind = types[index]
+        if kind.nbytes and not _is_lazy(data):
+            owner = first.setdefault((address(data), kind, _strides(data)), index)
+            if owner != index:
+                # As saved, the owner is in C order, and so is its twin.
+                aliases[index] = Alias(owner, 0, contiguous_strides(kind.shape))
+
+
+def _is_lazy(data: Array) -> bool:
+    """Whether the elements are not as they lie in memory (conjugated or negated on reading)."""
+    return isinstance(data, torch.Tensor) and (data.is_conj() or data.is_neg())
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of an array in C order."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    return tuple(reversed(strides))
+
+
+def address(data: Array) -> int:
+    """Memory address of the first element."""
+    return int(data.data_ptr() if isinstance(data, torch.Tensor) else data.ctypes.data)
+
+
+def _any_overlap(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
+    ends = np.maximum.accumulate(starts + lengths)
+    return bool(np.any(starts[1:] < ends[:-1]))
+
+
+def _alias(data: Array, kind: LeafType, owner: int, offset: int) -> Alias | None:
+    # A dimension of one element has no step: which one torch keeps for it depends on how a tensor was made.
+    strides = tuple(
+        step if length > 1 else plain
+        for step, length, plain in zip(_strides(data), kind.shape, contiguous_strides(kind.shape), strict=True)
+    )
+    if offset % kind.itemsize or any(stride < 0 for stride in strides):
+        return None
+    return Alias(owner, offset, strides)
+
+
+def _strides(data: Array) -> tuple[int, ...]:
+    """In elements."""
+    if isinstance(data, torch.Tensor):
+        return tuple(data.stride())
+    return tuple(stride // data.itemsize for stride in data.strides)
+
+
+def extent(data: Array) -> tuple[int, int]:
+    """Lowest address and bytes up to the end of the highest element, of a leaf that is not flat."""
+    itemsize = data.itemsize
+    if 0 in data.shape:
+        return 0, 0
+    reach = [(length - 1) * stride * itemsize for length, stride in zip(data.shape, _strides(data), strict=True)]
+    below = sum(step for step in reach if step < 0)
+    return address(data) + below, sum(map(abs, reach)) + itemsize

@@ -1,0 +1,1 @@
+"""From saved leaves into the live state."""

@@ -1,0 +1,243 @@
+"""What the caller most likely meant, when a live state and a checkpoint do not fit each other.
+
+The usual causes: one of them is nested one level deeper, or was saved from a wrapper that puts a prefix before the
+names of its parameters. Both trees are walked along the keys that they share, down to the first such place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode, SavedValue
+from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.paths import Key, Path, id_key, readable
+
+#: Prefix -> (what puts it before every name, how to get at the module inside).
+_WRAPPERS = {
+    "module._orig_mod.": ("DistributedDataParallel over torch.compile", ".module._orig_mod"),
+    "_orig_mod.module.": ("torch.compile over DistributedDataParallel", "._orig_mod.module"),
+    "module.": ("DistributedDataParallel or DataParallel", ".module"),
+    "_orig_mod.": ("torch.compile", "._orig_mod"),
+}
+#: What these put into names wherever they wrap a part of a model -> which wrapper it is.
+_INFIXES = {"_orig_mod": "torch.compile", "module": "DistributedDataParallel or DataParallel"}
+_MOST_KEYS = 5
+
+_Inner = SavedBranch | Branch
+
+
+def advice(saved: SavedNode, live: Node) -> str | None:
+    """What to do so that the live state fits the checkpoint, or None where no usual cause is recognized."""
+    found = _advice(saved, live, ())
+    if found is None and (exchanged := exchanged_optimizers(saved, live)):
+        return (
+            f"the optimizer is of another class ({'; '.join(exchanged)}): build it as it was when it was saved, or "
+            "leave it out of the state that is restored"
+        )
+    return found
+
+
+def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
+    theirs, mine = _as_dict(saved), _as_dict(live)
+    if theirs is None and mine is None:
+        return None
+    if theirs is not None and mine is not None:
+        ours, others = _children(mine), _children(theirs)
+        common = [key for key in others if key in ours]
+        for key in common:
+            found = _advice(others[key], ours[key], (*path, key[1]))
+            if found is not None:
+                return found
+        found = _wrapper(theirs, mine, path) if ours.keys() != others.keys() else None
+        if found is not None or common:
+            return found
+    if theirs is not None and (inside := _alike(theirs, live)) is not None:
+        here = "the whole state" if not path else f"what is at {readable(path)}"
+        return f"the checkpoint has a level more: {here} is a dict with {_some(theirs)} there: {_call(theirs, inside)}"
+    if mine is not None and (inside := _alike(mine, saved)) is not None:
+        what = f"state[{inside!r}]" if not path else readable((*path, inside))
+        return (
+            f"the checkpoint has a level less: it was saved from what is at {readable((*path, inside))} here; "
+            f"restore({what}), and save dicts with {_some(mine)} from now on"
+        )
+    if theirs is not None and not path:
+        return f"the checkpoint is a dict with {_some(theirs)}: {_call(theirs, None)}"
+    return None
+
+
+def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], path: Path = ()) -> list[Path]:
+    """Where the live state has what ``state_dict()`` of an optimizer gave, and more comes back than reaches it.
+
+    The dict is not the optimizer's. If that has stepped, their tensors are the same; what is created in the dict stays
+    there, and so do settings such as the learning rate.
+
+    Args:
+        values: the saved values, by number.
+    """
+    theirs, mine = _inside(saved), live
+    if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
+        return []
+    ours, others = _children(mine), _children(theirs)
+    if set(mine.keys) == {"state", "param_groups"} and ours.keys() == others.keys():
+        before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
+        if before is None or after is None or not after.keys:
+            return []
+        groups = id_key("param_groups")
+        return [path] if not before.keys or _values_differ(others[groups], ours[groups], values) else []
+    return [
+        found
+        for key, each in ours.items()
+        if key in others
+        for found in unreached_optimizers(others[key], each, values, (*path, key[1]))
+    ]
+
+
+def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
+    if isinstance(saved, SavedValue) and isinstance(live, ValueLeaf):
+        return bool(values[saved.index] != live.value)
+    if isinstance(saved, SavedBranch) and isinstance(live, Branch):
+        ours, others = _children(live), _children(saved)
+        return any(_values_differ(others[key], each, values) for key, each in ours.items() if key in others)
+    return False
+
+
+def unreached_notice(paths: list[Path]) -> str:
+    """What to do about :func:`unreached_optimizers`."""
+    names = ", ".join(map(readable, paths))
+    return (
+        f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it: not of its "
+        "learning rate, and not of its state unless it had stepped. Put the optimizer itself into the state, or call "
+        "its load_state_dict() with what is there now"
+    )
+
+
+def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[str]:
+    """``opt: Adam in the checkpoint, AdamW here``: optimizers of a class by another name than those that were saved.
+
+    Their ``load_state_dict`` may take what is not theirs, settings such as the weight decay included.
+    """
+    if not isinstance(saved, SavedBranch) or not isinstance(live, Branch) or saved.kind != live.kind:
+        return []
+    if live.kind == "object":
+        theirs, mine = saved.name.rpartition(".")[2], type(live.container).__name__
+        is_another = isinstance(live.container, torch.optim.Optimizer) and theirs not in _goes_by(live.container)
+        return [f"{readable(path)}: {theirs} in the checkpoint, {mine} here"] if is_another else []
+    ours, others = _children(live), _children(saved)
+    return [
+        line
+        for key, each in ours.items()
+        if key in others
+        for line in exchanged_optimizers(others[key], each, (*path, key[1]))
+    ]
+
+
+def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
+    """Names of its class and of torch's that it extends, and the same of what it wraps.
+
+    Of torch's own only the first: AdamW extends Adam, and is another.
+    """
+    names = set()
+    for each in (optimizer, getattr(optimizer, "optimizer", None)):
+        if isinstance(each, torch.optim.Optimizer):
+            classes = type(each).__mro__
+            torchs = (at for at, kind in enumerate(classes) if kind.__module__.startswith("torch.optim."))
+            names |= {kind.__name__ for kind in classes[: next(torchs, 0) + 1]}
+    return names
+
+
+def exchanged_notice(lines: list[str]) -> str:
+    """What to think of :func:`exchanged_optimizers`."""
+    return (
+        f"an optimizer is of another class than the one that was saved ({'; '.join(lines)}): its settings and its "
+        "state are the saved one's now. If that is not meant, leave it out of the state that is restored"
+    )
+
+
+def _wrapper(theirs: _Inner, mine: _Inner, path: Path) -> str | None:
+    """One side's names are the other's behind a prefix."""
+    saved, live = _names(theirs), _names(mine)
+    where = f" at {readable(path)}" if path else ""
+    for prefix, (wrapper, inside) in _WRAPPERS.items():
+        if _overlap({prefix + name for name in live}, saved):
+            return (
+                f"the checkpoint's names{where} begin with {prefix!r}: it was saved from a model inside {wrapper}; "
+                f"wrap the live model likewise before restore; from now on save the model inside: `wrapped{inside}`"
+            )
+        if _overlap({prefix + name for name in saved}, live):
+            return (
+                f"the live names{where} begin with {prefix!r}: the model is inside {wrapper}, and was saved without "
+                f"it; give restore the model inside: `wrapped{inside}`"
+            )
+    if saved != live and _bare(saved) == _bare(live):
+        return (
+            f"the names{where} differ only by wrappers: the checkpoint's hold {_infixes(saved)}, the live ones "
+            f"{_infixes(live)}; for restore wrap the same parts of the live model and no others; from now on save the "
+            "model inside, or compile with `part.compile()`, which leaves the names as they are"
+        )
+    return None
+
+
+def _bare(names: set[str]) -> set[str]:
+    """The names without what wrappers put into them."""
+    return {".".join(word for word in name.split(".") if word not in _INFIXES) for name in names}
+
+
+def _infixes(names: set[str]) -> str:
+    """Which wrappers have put something into names, somewhere."""
+    words = {word for name in names for word in name.split(".")}
+    return " and ".join(f"'{word}.' ({_INFIXES[word]})" for word in _INFIXES if word in words) or "nothing of the kind"
+
+
+def _alike(outer: _Inner, wanted: Any) -> Key | None:
+    """The key of the child that has the names of what is wanted; None where there is none."""
+    inner = _as_dict(wanted)
+    if inner is None:
+        return None
+    for key, child in zip(outer.keys, outer.children, strict=True):
+        one = _as_dict(child)
+        if one is not None and (_overlap(_names(one), _names(inner)) or _wrapper(one, inner, ()) is not None):
+            return key
+    return None
+
+
+def _overlap(one: set[str], other: set[str]) -> bool:
+    """Whether most of the names are the same."""
+    return bool(one) and 2 * len(one & other) > max(len(one), len(other))
+
+
+def _as_dict(node: Any) -> _Inner | None:
+    """A dict, or what an object's ``state_dict()`` gives if that is one."""
+    node = _inside(node)
+    return node if isinstance(node, (SavedBranch, Branch)) and node.kind in DICTS else None
+
+
+def _inside(node: Any) -> Any:
+    """What an object's ``state_dict()`` gives."""
+    while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
+        node = node.children[0]
+    return node
+
+
+def _children(node: _Inner) -> dict[tuple[str, Key], Any]:
+    return {id_key(key): child for key, child in zip(node.keys, node.children, strict=True)}
+
+
+def _names(node: _Inner) -> set[str]:
+    return {key for key in node.keys if isinstance(key, str)}
+
+
+def _some(node: _Inner) -> str:
+    names = [str(key) for key in node.keys[:_MOST_KEYS]]
+    more = f" and {len(node.keys) - len(names)} more" if len(node.keys) > len(names) else ""
+    return ("the key " if len(node.keys) == 1 else "the keys ") + ", ".join(names) + more
+
+
+def _call(node: _Inner, inside: Key | None) -> str:
+    """How to call restore with a dict of these keys."""
+    items = [f'"{key}": {key if str(key).isidentifier() else "..."}' for key in node.keys[:_MOST_KEYS]]
+    items += ["..."] if len(node.keys) > _MOST_KEYS else []
+    as_what = "" if inside is None else f", with the live one as {str(inside)!r}"
+    return f"restore({{{', '.join(items)}}}){as_what}"

@@ -1,0 +1,87 @@
+"""What a live module or optimizer cannot take is found out before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deeppart.errors import StructureMismatchError
+from deeppart.state.document.structure import SavedBranch, SavedValue
+from deeppart.state.tree.flat import Branch, ValueLeaf
+from deeppart.state.tree.paths import Path, readable
+
+
+def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path) -> None:
+    """A module cannot take keys it lacks, nor an optimizer other groups; find out before anything is touched."""
+    inner_saved, inner_live = saved.children[0], live.children[0]
+    if not isinstance(inner_saved, SavedBranch) or not isinstance(inner_live, Branch):
+        return
+    if isinstance(live.container, torch.nn.Module):
+        extra = [key for key in inner_saved.keys if key not in set(inner_live.keys)]
+        if extra:
+            raise StructureMismatchError(
+                f"the checkpoint has leaves that the live module lacks: {readable((*path, extra[0]))}",
+                expected=f"keys {some(inner_live.keys)} (live {type(live.container).__name__})",
+                found=f"also {some(extra)} (checkpoint)",
+                where=f"path {readable(path)}",
+                todo=_wrapping(inner_saved.keys, inner_live.keys) or "build the module as it was when it was saved",
+            )
+    if isinstance(live.container, torch.optim.Optimizer):
+        shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
+        if shapes[0] != shapes[1]:
+            raise StructureMismatchError(
+                f"an optimizer has other parameter groups than in the checkpoint: {readable(path)}",
+                expected=f"parameters per group {shapes[0]} (checkpoint)",
+                found=f"{shapes[1]} (live)",
+                where=f"path {readable(path)}",
+                todo="build the optimizer over the same parameters, in the same groups",
+            )
+
+
+def _wrapping(saved: Sequence[object], live: Sequence[object]) -> str:
+    """What to do where one of two modules is the other one in a wrapper, such as DistributedDataParallel; else ""."""
+    if prefix := _prefix(live, saved):
+        return f"the live module is wrapped, its names begin with {prefix!r}: put the module inside it into the state"
+    if prefix := _prefix(saved, live):
+        return f"the module was saved in a wrapper, its names began with {prefix!r}: wrap the live one likewise"
+    return ""
+
+
+def _prefix(names: Sequence[object], inner: Sequence[object]) -> str:
+    """What all names begin with that are otherwise those of an inner module; "" where they are not."""
+    first = str(inner[0]) if inner else ""
+    for name in map(str, names):
+        prefix = name.removesuffix(first)
+        if first and prefix.endswith(".") and {f"{prefix}{each}" for each in inner} == set(names):
+            return prefix
+    return ""
+
+
+def _group_sizes(state_dict: SavedBranch | Branch, values: list[Any]) -> list[int]:
+    """Number of parameters in each group of an optimizer's state_dict."""
+    groups = dict(zip(state_dict.keys, state_dict.children, strict=True)).get("param_groups")
+    if isinstance(groups, (SavedValue, ValueLeaf)):  # a run: so many that hold nothing but small values
+        return _run_group_sizes(values[groups.index] if isinstance(groups, SavedValue) else groups.value)
+    sizes = []
+    for group in groups.children if isinstance(groups, (SavedBranch, Branch)) else []:
+        if isinstance(group, (SavedBranch, Branch)):
+            params = dict(zip(group.keys, group.children, strict=True)).get("params")
+            if isinstance(params, (SavedBranch, Branch)):
+                sizes.append(len(params.children))
+            elif isinstance(params, (SavedValue, ValueLeaf)):
+                value = values[params.index] if isinstance(params, SavedValue) else params.value
+                sizes.append(len(value) if isinstance(value, (list, tuple)) else 0)
+    return sizes
+
+
+def _run_group_sizes(groups: Any) -> list[int]:
+    found = [group.get("params") for group in groups if isinstance(group, dict)]
+    return [len(params) for params in found if isinstance(params, (list, tuple))]
+
+
+def some(keys: Any) -> str:
+    """The first keys, and how many there are."""
+    names = [repr(key) for key in keys[:6]]
+    return ", ".join(names) + (f" ... ({len(keys)} in all)" if len(keys) > 6 else "")

@@ -1,0 +1,261 @@
+"""Restoring into a live state: every saved leaf is matched with a live one, before anything is touched.
+
+Live tensors and arrays are written in place. What the live state lacks is created: keys of dicts, items of lists,
+what was saved where it has None (an array of one element also where it has a number), state of an optimizer that has
+not stepped. What the checkpoint lacks, or what has another kind, shape or dtype, is an error that names the path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deeppart._gc import collection_paused
+from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
+from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.filling import places, same_where_fixed
+from deeppart.state.restore.live_objects import check_object, some
+from deeppart.state.restore.meeting import both_plain, is_lacking, meet, only_values
+from deeppart.state.restore.target import DROPPED, Target, place_of
+from deeppart.state.restore.tied_leaves import check_ties
+from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ValueLeaf
+from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.naming import name_kind
+from deeppart.state.tree.paths import Path, exact, id_key, readable
+from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
+
+_SHAPED_IN_TRAINING = (
+    "; where a module gives its buffers their shapes in training, train a step before restore, or give what "
+    "deeppart.load gives to its load_state_dict()"
+)
+_OF_ANOTHER_TYPE = "; a module can be converted once it is restored, module.to(dtype)"
+
+
+def find_targets(target: Target, flat: FlatState) -> None:
+    """Match the saved structure with the live state and fill in ``target.live``. Changes nothing live.
+
+    Raises:
+        StructureMismatchError: the live state has other containers, or keys and leaves the checkpoint lacks.
+        LeafMismatchError: a leaf's kind, shape or dtype differs.
+    """
+    matching = _Matching(target, flat)
+    with collection_paused():
+        matching.node(target.structure.tree, flat.root, (), fixed=True)
+    check_ties(target, flat, matching.places)
+    for index, path in target.structure.rank0_leaves().items() if target.replaced else ():
+        if path in target.replaced:
+            target.live.pop(index, None)
+
+
+class _Matching:
+    """One walk over both trees.
+
+    Attributes:
+        places: number of a live leaf -> number of the saved leaf that goes there.
+    """
+
+    def __init__(self, target: Target, flat: FlatState) -> None:
+        self._target, self._flat = target, flat
+        self.places: dict[int, int] = {}
+        #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
+        self._seen: dict[int, Any] = {}
+        self._objects = 0
+
+    def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
+        """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
+        if isinstance(saved, SavedApart):
+            return
+        if self._target.structure.rank0 and not fixed and exact(path) in self._target.structure.rank0:
+            self._rank0(saved, live, path)
+        else:
+            self._node(saved, live, path, fixed)
+
+    def _rank0(self, saved: SavedNode, live: Node, path: Path) -> None:
+        """What is rank 0's may be of another structure here: then it takes the place of what is here."""
+        if _has_object(live):
+            self._target.with_objects.add(exact(path))
+        before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects
+        try:
+            self._node(saved, live, path, False)
+        except (StructureMismatchError, LeafMismatchError):
+            if isinstance(live, Branch) and live.kind == "object":
+                raise
+            self._target.live, self.places, self._seen, self._objects = before
+            self._target.replaced.add(exact(path))
+
+    def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
+        if is_lacking(saved, live, self._target.structure.types) and not fixed:
+            return
+        saved, live = meet(saved, live, self._target.values)
+        if isinstance(saved, SavedBranch):
+            if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind):
+                raise self._kind_error(saved, live, path)
+            self._branch(saved, live, path, fixed)
+        elif isinstance(saved, SavedArray):
+            if not isinstance(live, ArrayLeaf):
+                raise self._kind_error(saved, live, path)
+            self._array(saved.index, live, path)
+        elif isinstance(saved, SavedValue) and self._target.values[saved.index] is not DROPPED:
+            self._value(saved, live, path, fixed)
+
+    def _value(self, saved: SavedValue, live: Node, path: Path, fixed: bool) -> None:
+        value = self._target.values[saved.index]
+        if not isinstance(live, ValueLeaf):
+            raise self._kind_error(saved, live, path)
+        kind, mine = run_kind(value), run_kind(live.value)
+        if live.value is not None and (kind is None) != (mine is None):
+            raise self._kind_error(saved, live, path)
+        if kind is not None and mine is not None:
+            if not _same_kind(kind, mine) or (kind == "tuple" and len(value) != len(live.value)):
+                raise self._kind_error(saved, live, path)
+            self._check_run(live.value, value, path)
+        if fixed and (kind in (None, "tuple") or mine is None):
+            self._check_fixed(value, live, path)
+
+    def _check_fixed(self, saved: Any, live: ValueLeaf, path: Path) -> None:
+        if not same_where_fixed(live.value, saved):
+            raise StructureMismatchError(
+                "restore cannot replace a value whose containers are all tuples",
+                found=f"{describe_leaf_value(live.value)} here, {describe_leaf_value(saved)} in the checkpoint",
+                where=f"path {readable(path)}",
+                todo="put the state into a dict or list",
+            )
+
+    def _array(self, index: int, live: ArrayLeaf, path: Path) -> None:
+        if index in self._target.dropped:
+            return
+        data = self._flat.data[live.index]
+        expected, found = self._target.types[index], leaf_type(data)
+        if expected != found:
+            more = _SHAPED_IN_TRAINING if expected.shape != found.shape else _OF_ANOTHER_TYPE
+            raise LeafMismatchError(
+                f"a leaf differs between the checkpoint and the live state: {readable(path)}",
+                expected=f"{expected} (checkpoint)",
+                found=f"{found} (live)",
+                where=f"path {readable(path)}",
+                todo="build the state as it was when it was saved, or convert what deeppart.load gives"
+                + (more if self._objects else ""),
+            )
+        self._target.live[index] = data
+        self.places[live.index] = index
+
+    def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
+        fixed = fixed and saved.kind in ("tuple", "namedtuple")
+        if live.kind not in ("tuple", "namedtuple"):
+            self._check_shared(saved, live.container, path)
+        if saved.kind == "object":
+            check_object(saved, live, self._target.values, path)
+            self._objects += 1
+            self.node(saved.children[0], live.children[0], path, fixed=False)
+            self._objects -= 1
+            return
+        mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
+        theirs = {id_key(key): child for key, child in zip(saved.keys, saved.children, strict=True)}
+        lacking = [key for key in live.keys if id_key(key) not in theirs]
+        if lacking and not (saved.kind == "list" and only_values(live, len(theirs))):
+            raise _lacking_error(list(saved.keys), lacking, path)
+        if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
+            raise self._kind_error(saved, live, path)
+        for key, child in zip(saved.keys, saved.children, strict=True):
+            inner = mine.get(id_key(key))
+            if inner is not None and (fixed or not both_plain(child, inner, self._target.values)):
+                self.node(child, inner, (*path, key), fixed=fixed)
+
+    def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
+        """A container or object that stands at two places of the live state can hold only one thing.
+
+        What an object's state_dict() gave is not looked at: it is copied before it is filled.
+        """
+        if self._objects or isinstance(container, tuple):
+            return
+        first = self._seen.setdefault(id(container), saved)
+        if first is not saved and not self._same_values(first, saved):
+            raise StructureMismatchError(
+                f"one live {type(container).__name__} stands at several places, but the checkpoint holds different "
+                "contents for them",
+                found=f"the {type(container).__name__} at {readable(path)} is also somewhere before it",
+                where=f"path {readable(path)}",
+                todo="give each place of the live state a container of its own",
+            )
+
+    def _check_run(self, live: Any, saved: Any, path: Path) -> None:
+        """As :meth:`_check_shared`, for all live containers in a run."""
+        if self._objects:
+            return
+        pairs = list(places(live, saved))
+        contents = {id(container): content for container, content in pairs}
+        if len(contents) == len(pairs) and contents.keys().isdisjoint(self._seen):
+            self._seen.update(contents)
+            return
+        for container, content in pairs:
+            self._check_shared(content, container, path)
+
+    def _same_values(self, one: Any, other: Any) -> bool:
+        """Whether two saved trees, or containers within runs, hold the same keys and values (arrays: check_ties)."""
+        if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
+            mine = {id_key(key): child for key, child in zip(one.keys, one.children, strict=True)}
+            theirs = {id_key(key): child for key, child in zip(other.keys, other.children, strict=True)}
+            return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
+        if isinstance(one, SavedArray) and isinstance(other, SavedArray):
+            # Where there is something live to fill, check_ties looks; what is created has one of them at both places.
+            return one.index in self._target.live or place_of(self._target, one.index) == place_of(
+                self._target, other.index
+            )
+        if isinstance(one, SavedArray) or isinstance(other, SavedArray):
+            return False
+        a, b = (self._contents(one), self._contents(other))
+        return a is b or (a is not DROPPED and b is not DROPPED and same_leaf_value(a, b))
+
+    def _contents(self, saved: Any) -> Any:
+        """What a saved tree of values holds; DROPPED if there is anything else in it, or a value is not restored."""
+        if isinstance(saved, SavedValue):
+            return self._target.values[saved.index]
+        if not isinstance(saved, SavedBranch):
+            return DROPPED if isinstance(saved, (SavedArray, SavedApart)) else saved
+        items = [self._contents(child) for child in saved.children]
+        if saved.kind not in RUN_KINDS or any(item is DROPPED for item in items):
+            return DROPPED
+        return make_run(saved.kind, saved.keys, items)
+
+    def _kind_error(self, saved: SavedNode, live: Node, path: Path) -> StateError:
+        leaves = (SavedArray, SavedValue, ArrayLeaf, ValueLeaf)
+        kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
+        value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
+        name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else ""
+        return kind(
+            f"the live state differs from the checkpoint at {readable(path)}",
+            expected=f"{_describe(saved, value)}{name} (checkpoint)",
+            found=f"{_describe(live, live.value if isinstance(live, ValueLeaf) else None)} (live)",
+            where=f"path {readable(path)}",
+            todo="build the state as it was when it was saved",
+        )
+
+
+def _has_object(live: Node) -> bool:
+    if not isinstance(live, Branch):
+        return False
+    return live.kind == "object" or any(map(_has_object, live.children))
+
+
+def _same_kind(saved: str, live: str) -> bool:
+    return saved == live or (saved in DICTS and live in DICTS)
+
+
+def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> StructureMismatchError:
+    return StructureMismatchError(
+        f"the live state has leaves that the checkpoint lacks: {readable((*path, lacking[0]))}",
+        expected=f"keys {some(saved)} (checkpoint)",
+        found=f"also {some(lacking)} (live)",
+        where=f"path {readable(path)}",
+        todo="remove them from the state given to restore, or restore a checkpoint that has them",
+    )
+
+
+def _describe(node: SavedNode | Node, value: Any) -> str:
+    if isinstance(node, (SavedBranch, Branch)):
+        return f"{name_kind(node.kind)} of {len(node.children)}"
+    if isinstance(node, (SavedArray, ArrayLeaf)):
+        return "an array"
+    kind = run_kind(value)
+    if kind is not None:
+        return f"{name_kind(kind)} of {len(value)}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -1,0 +1,85 @@
+"""The saved and the live side of a place in the state, brought into one form so that they can be matched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.filling import holds_containers
+from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.runs import RUN_KINDS, run_items, run_kind
+
+_NUMBERS = frozenset({int, float, bool, complex})
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
+
+def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
+    """Whether the live state has nothing yet where an array or container was saved, so that one is created.
+
+    That is None; or a number where an array of one element was saved: a best loss begins as 1e9, and is a tensor later.
+    """
+    if not isinstance(live, ValueLeaf):
+        return False
+    if isinstance(saved, SavedArray) and type(live.value) in _NUMBERS:
+        return math.prod(types[saved.index].shape) == 1
+    kind = saved.kind if isinstance(saved, SavedBranch) else ""
+    return live.value is None and not isinstance(saved, SavedValue) and kind != "object"
+
+
+def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
+    """``{"m": model}`` and ``{"m": model.state_dict()}`` hold the same: look through the object on one side."""
+    saved_object = isinstance(saved, SavedBranch) and saved.kind == "object"
+    live_object = isinstance(live, Branch) and live.kind == "object"
+    if saved_object and not live_object:
+        assert isinstance(saved, SavedBranch)
+        return saved.children[0], live
+    if live_object and not saved_object:
+        return SavedBranch("object", (None,), (saved,)), live
+    return saved, live
+
+
+def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, Node]:
+    """The two sides in one form: inside objects, and both as a container of leaves or both as a run of values.
+
+    A list may have been saved item by item and be a run here, since it has grown or an older library has saved it; or
+    be short here, and have been saved as a run.
+    """
+    saved, live = inside_object(saved, live)
+    if isinstance(saved, SavedBranch) and isinstance(live, ValueLeaf):
+        kind = run_kind(live.value)
+        if kind is not None:
+            keys, items = run_items(live.value)
+            children: list[Node] = [
+                ValueLeaf((*live.path, key), item, -1) for key, item in zip(keys, items, strict=True)
+            ]
+            return saved, Branch(kind, live.value, keys, children)
+    if isinstance(saved, SavedValue) and isinstance(live, Branch) and live.kind in RUN_KINDS:
+        value = values[saved.index]
+        if run_kind(value) is not None and (only_values(live, 0) or (holds_containers(value) and _is_plain(live))):
+            return saved, ValueLeaf((), live.container, -1)
+    return saved, live
+
+
+def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
+    """Whether a value is to replace another, and there is no more to it: the usual case, answered at little cost."""
+    return (
+        type(saved) is SavedValue
+        and type(live) is ValueLeaf
+        and type(live.value) in _PLAIN
+        and type(values[saved.index]) in _PLAIN
+    )
+
+
+def only_values(live: Branch, start: int) -> bool:
+    """Whether what a live list has beyond ``start`` are small values: the list is then cut to its saved length."""
+    return all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children[start:])
+
+
+def _is_plain(live: Node) -> bool:
+    """Whether there is nothing in it but small values, to any depth."""
+    if isinstance(live, Branch):
+        return live.kind in RUN_KINDS and all(map(_is_plain, live.children))
+    return isinstance(live, ValueLeaf)

@@ -1,0 +1,276 @@
+"""Putting restored leaves where they belong: ties, live containers and objects, or new containers where none live."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, OrderedDict, namedtuple
+from functools import partialmethod
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.errors import StateError
+from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.filling import fill
+from deeppart.state.restore.meeting import both_plain, is_lacking, meet
+from deeppart.state.restore.target import DROPPED, Target
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
+from deeppart.state.tree.leaves import Array, LeafType, in_a_row
+from deeppart.state.tree.paths import Path, exact, id_key, readable
+
+
+def tie(target: Target, arrays: dict[int, Array]) -> None:
+    """Add the aliases to ``arrays``: created ones as views of their owner, live ones with their owner's bytes."""
+    flat: dict[int, Array] = {}  # one copy at most of each owner that is not, however many aliases it has
+    for index, alias in target.structure.aliases.items():
+        if index in target.dropped or alias.owner in target.dropped:
+            continue
+        if alias.owner not in flat:
+            flat[alias.owner] = _in_c_order(arrays[alias.owner])
+        view = _view(flat[alias.owner], target.types[index], alias.offset, alias.strides)
+        live = target.live.get(index)
+        arrays[index] = view if live is None else live
+        if live is None or index in target.tied:
+            continue
+        if isinstance(live, torch.Tensor):
+            with torch.no_grad():
+                live.copy_(view)
+        else:
+            np.copyto(live, view)
+
+
+def _in_c_order(owner: Array) -> Array:
+    """An array as it is if it lies flat, else a copy that does."""
+    if isinstance(owner, torch.Tensor):
+        return owner.detach().resolve_conj().resolve_neg().contiguous()
+    return np.ascontiguousarray(owner)
+
+
+def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -> Any:
+    """The alias at a byte offset of a flat owner, in the owner's memory where that is possible, else in a copy of it.
+
+    That it lies within the owner is to be checked before (``check_aliases``): numpy would look at other memory.
+    """
+    start = offset // kind.itemsize
+    if isinstance(owner, torch.Tensor):
+        dtype: torch.dtype = getattr(torch, kind.dtype)
+        data = in_a_row(owner).view(torch.uint8)
+        if data.storage_offset() % kind.itemsize:
+            data = data.clone()  # a live owner may begin where torch allows no element of this size to lie
+        flat = data[: data.numel() - data.numel() % kind.itemsize].view(dtype)
+        return flat.as_strided(kind.shape, strides, flat.storage_offset() + start)
+    octets = owner.reshape(-1).view(np.uint8)
+    elements = octets[: octets.size - octets.size % kind.itemsize].view(kind.dtype)[start:]
+    return np.lib.stride_tricks.as_strided(elements, kind.shape, tuple(stride * kind.itemsize for stride in strides))
+
+
+def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
+    """Put everything restored into the live containers and objects; returns the root (new only if it is a tuple).
+
+    Raises:
+        StateError: an object's ``load_state_dict`` refused.
+    """
+    return _Putting(target, arrays, flat).node(target.structure.tree, flat.root, (), copy=False)
+
+
+def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
+    """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned."""
+    if isinstance(node, SavedArray):
+        return DROPPED if node.index in target.dropped else arrays[node.index]
+    if isinstance(node, SavedValue):
+        return target.values[node.index]
+    if isinstance(node, SavedApart):
+        return DROPPED
+    children = [build(target, arrays, child) for child in node.children]
+    if children and all(child is DROPPED for child in children):
+        return DROPPED
+    if node.kind == "object":
+        return children[0]
+    if node.kind in DICTS:
+        items = [(key, child) for key, child in zip(node.keys, children, strict=True) if child is not DROPPED]
+        return _new_dict(node, items)
+    kept = [None if child is DROPPED else child for child in children]  # the others stay where they were
+    if node.kind == "list":
+        return kept
+    return _namedtuple(node.name, tuple(node.keys))(*kept) if node.kind == "namedtuple" else tuple(kept)
+
+
+@functools.lru_cache(maxsize=256)
+def _namedtuple(name: str, fields: tuple[str, ...]) -> Any:
+    """One class for all instances, since making one takes 0.1 ms; they can be pickled, as ``torch.save`` does."""
+    plain = namedtuple(name, fields, rename=True)  # type: ignore[misc]  # renamed fields were so before: a, _1
+    return type(name, (plain,), {"__slots__": (), "__reduce__": partialmethod(_reduced, name, fields)})
+
+
+def _reduced(row: tuple[Any, ...], name: str, fields: tuple[str, ...]) -> tuple[Any, ...]:
+    return _row, (name, fields, tuple(row))
+
+
+def _row(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
+    """An instance, from what is pickled of it."""
+    return _namedtuple(name, fields)._make(items)
+
+
+def _new_dict(node: SavedBranch, items: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    if node.kind != "odict":
+        return dict(items) if node.kind == "dict" else Counter(dict(items))
+    ordered = OrderedDict(items)
+    if isinstance(node.metadata, dict):
+        metadata = OrderedDict((name, dict(entry)) for name, entry in node.metadata.items())
+        ordered._metadata = metadata  # type: ignore[attr-defined]
+    return ordered
+
+
+class _Putting:
+    """One walk over both trees."""
+
+    def __init__(self, target: Target, arrays: dict[int, Array], flat: FlatState) -> None:
+        self._target, self._arrays, self._flat = target, arrays, flat
+
+    def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
+        """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
+        if isinstance(saved, SavedApart):
+            return self._live_item(live)
+        if self._target.replaced and exact(path) in self._target.replaced:
+            return build(self._target, self._arrays, saved)
+        if is_lacking(saved, live, self._target.structure.types):
+            created = build(self._target, self._arrays, saved)
+            return self._live_item(live) if created is DROPPED else created
+        saved, live = meet(saved, live, self._target.values)
+        if isinstance(saved, SavedArray):
+            assert isinstance(live, ArrayLeaf)
+            return self._flat.data[live.index]
+        if isinstance(saved, SavedValue):
+            value = self._target.values[saved.index]
+            if value is DROPPED:
+                return self._live_item(live)
+            assert isinstance(live, ValueLeaf)
+            return value if copy else fill(live.value, value)
+        assert isinstance(live, Branch) and isinstance(saved, SavedBranch)
+        if saved.kind == "object":
+            merged = self.node(saved.children[0], live.children[0], path, copy=True)
+            _load_object(live.container, merged, path)
+            return live.container
+        mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
+        merged_items = []
+        for key, child in zip(saved.keys, saved.children, strict=True):
+            inner = mine.get(id_key(key))
+            if isinstance(child, SavedValue) and inner is not None and both_plain(child, inner, self._target.values):
+                merged_items.append((key, self._target.values[child.index]))
+            elif inner is not None:
+                merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))
+            else:
+                created = build(self._target, self._arrays, child)
+                if created is not DROPPED or live.kind not in DICTS:
+                    merged_items.append((key, None if created is DROPPED else created))
+        return _copied(live, merged_items) if copy else _filled(live, merged_items)
+
+    def _live_item(self, live: Node) -> Any:
+        if isinstance(live, ArrayLeaf):
+            return self._flat.data[live.index]
+        assert not isinstance(live, Apart)
+        return live.value if isinstance(live, ValueLeaf) else live.container
+
+
+def _filled(live: Branch, items: list[tuple[Any, Any]]) -> Any:
+    """A live container with merged items: itself where it can change."""
+    container = live.container
+    if live.kind in DICTS:
+        for key, item in items:
+            if key not in container or container[key] is not item:
+                container[key] = item
+        if live.kind == "odict" and [key for key, _ in items] != list(container):
+            for key, _ in items:
+                container.move_to_end(key)
+        return container
+    merged = [item for _, item in items]
+    if live.kind == "list":
+        if len(container) != len(merged) or any(a is not b for a, b in zip(container, merged, strict=True)):
+            container[:] = merged
+        return container
+    if all(a is b for a, b in zip(container, merged, strict=True)):
+        return container
+    return type(container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
+
+
+def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
+    """A new container like a live one, with merged items."""
+    if live.kind == "odict":
+        ordered = OrderedDict(items)
+        if hasattr(live.container, "_metadata"):  # of a module's state_dict
+            ordered._metadata = live.container._metadata  # type: ignore[attr-defined]
+        return ordered
+    if live.kind in DICTS:
+        return dict(items) if live.kind == "dict" else Counter(dict(items))
+    merged = [item for _, item in items]
+    if live.kind == "list":
+        return merged
+    return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
+
+
+def _load_object(item: Any, state_dict: Any, path: Path) -> None:
+    if isinstance(item, torch.nn.Module) and _is_in_place(item):
+        return  # state_dict() gave the parameters themselves, and their bytes are already restored
+    try:
+        item.load_state_dict(state_dict)
+    except Exception as error:
+        raise StateError(
+            f"load_state_dict of a {type(item).__name__} refused what was restored for it",
+            found=f"{type(error).__name__}: {error}",
+            where=f"path {readable(path)}",
+            todo="tensors of the live state may already hold the checkpoint's bytes: rebuild the state before training",
+        ) from error
+    if isinstance(item, torch.optim.Optimizer):
+        _undo_casts(item, state_dict)
+
+
+#: What a module's class must not define, and a module not have of its own, where loading is to change nothing.
+_LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_state_dict", "get_extra_state")
+
+
+def _is_in_place(module: torch.nn.Module) -> bool:
+    """Whether loading would only copy every parameter and buffer onto itself."""
+    for child in module.modules():
+        kind = type(child)
+        if (
+            any(getattr(kind, name) is not getattr(torch.nn.Module, name) for name in _LOADING)
+            or not vars(child).keys().isdisjoint(_LOADING)
+            or child._load_state_dict_pre_hooks
+            or child._load_state_dict_post_hooks
+            or child._state_dict_hooks
+        ):
+            return False
+    return True
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
+    """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
+
+    It makes anew what is in containers, too, and of a text it makes another one.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    by_torch = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, restored in state_dict["state"].get(number, {}).items():
+            values = optimizer.state[parameter]
+            loaded = values.get(name)
+            if isinstance(restored, torch.Tensor):
+                if isinstance(loaded, torch.Tensor) and loaded.dtype != restored.dtype:
+                    values[name] = restored.to(loaded.device)
+            elif by_torch and name in values:
+                values[name] = _on_device(restored, parameter.device)
+
+
+def _on_device(item: Any, device: torch.device) -> Any:
+    """The same with its tensors on a device."""
+    if isinstance(item, torch.Tensor):
+        return item.to(device)
+    if type(item) in (list, tuple):
+        return type(item)(_on_device(each, device) for each in item)
+    if type(item) in (dict, OrderedDict):
+        return type(item)((key, _on_device(each, device)) for key, each in item.items())
+    if isinstance(item, tuple) and hasattr(item, "_make"):
+        return item._make(_on_device(each, device) for each in item)
+    return item

@@ -1,0 +1,221 @@
+"""Scatter: bytes of the raw stream back into arrays, wherever and however those lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.errors import CorruptFileError, FreedMemoryError
+from deeppart.part import OWN_TABLE
+from deeppart.state.document.structure import Structure
+from deeppart.state.memory.held import HeldMemory
+from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, rectangles
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf."""
+
+    leaf: int
+    start: int
+    length: int
+    at: int
+
+
+def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[Piece]]:
+    """What each chunk of a part holds.
+
+    Args:
+        spans: the part's span table.
+        raw_starts: where each chunk begins in the raw stream, and its end (chunks + 1 values).
+    """
+    pieces: list[list[Piece]] = [[] for _ in range(len(raw_starts) - 1)]
+    bounds = raw_starts.tolist()
+    chunk = 0
+    columns = (spans[name].tolist() for name in ("leaf", "start", "length", "raw_offset"))
+    for leaf, start, length, offset in zip(*columns, strict=True):
+        done = 0
+        while done < length:
+            at = offset + done
+            while bounds[chunk + 1] <= at:
+                chunk += 1
+            count = min(length - done, bounds[chunk + 1] - at)
+            pieces[chunk].append(Piece(leaf, start + done, count, at - bounds[chunk]))
+            done += count
+    return pieces
+
+
+class Scatter:
+    """Writes bytes into arrays.
+
+    Args:
+        arrays: leaf number -> the array to fill; leaves not listed are passed over.
+    """
+
+    def __init__(self, arrays: dict[int, Array]) -> None:
+        self._arrays = arrays
+        self._memory = HeldMemory(list(arrays.values()))
+        self._places = {leaf: place for place, leaf in enumerate(arrays)}
+        self._flat: dict[int, Bytes | None] = {}
+
+    def wants(self, leaf: int) -> bool:
+        """Whether the leaf is to be filled."""
+        return leaf in self._arrays
+
+    def direct(self, pieces: list[Piece]) -> Bytes | None:
+        """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`.
+
+        Raises:
+            FreedMemoryError: the leaf's memory was freed or replaced since this was made.
+        """
+        if len(pieces) != 1:
+            return None
+        flat = self._flat_bytes(pieces[0].leaf)
+        if flat is not None:
+            self._check_place(pieces[0].leaf)
+        return None if flat is None else flat[pieces[0].start : pieces[0].start + pieces[0].length]
+
+    def write(self, pieces: list[Piece], data: Bytes) -> None:
+        """Put a chunk's bytes where they belong.
+
+        Raises:
+            FreedMemoryError: a leaf's memory was freed or replaced since this was made.
+        """
+        for piece in pieces:
+            if piece.leaf not in self._arrays:
+                continue
+            self._check_place(piece.leaf)
+            source = data[piece.at : piece.at + piece.length]
+            flat = self._flat_bytes(piece.leaf)
+            if flat is not None:
+                np.copyto(flat[piece.start : piece.start + piece.length], source)
+            else:
+                _write_elements(self._arrays[piece.leaf], piece.start, source)
+
+    def _check_place(self, leaf: int) -> None:
+        if not self._memory.stands(self._places[leaf]):
+            raise FreedMemoryError(
+                "memory of the live state was freed or replaced while it was being restored",
+                expected="a state that nobody else changes until restore() returns",
+                found="another address or length of a tensor's storage, or of an array",
+                where=f"leaf {leaf}",
+                todo="parts of the live state already hold the checkpoint's bytes: restore again",
+            )
+
+    def _flat_bytes(self, leaf: int) -> Bytes | None:
+        """The leaf as writable bytes in host memory, if it lies there in order."""
+        if leaf not in self._flat:
+            array = self._arrays.get(leaf)
+            on_host = array is not None and (not isinstance(array, torch.Tensor) or array.device.type == "cpu")
+            self._flat[leaf] = flat_bytes(array) if on_host and array is not None and is_flat(array) else None
+        return self._flat[leaf]
+
+
+def _write_elements(array: Any, start: int, source: Bytes) -> None:
+    itemsize = array.element_size() if isinstance(array, torch.Tensor) else array.itemsize
+    first, count = start // itemsize, len(source) // itemsize
+    at = 0
+    for index, elements in rectangles(tuple(array.shape), first, first + count):
+        piece = source[at * itemsize : (at + elements) * itemsize]
+        at += elements
+        if isinstance(array, torch.Tensor):
+            view = array.detach()[index]
+            # The bytes may lie at any address; a typed tensor needs an aligned one.
+            view.copy_(torch.from_numpy(piece.copy()).view(array.dtype).view(view.shape))
+        else:
+            view = array[index]
+            view[...] = piece.view(array.dtype).reshape(view.shape)
+
+
+def check_places(
+    structure: Structure,
+    own_types: Mapping[int, LeafType],
+    spans: npt.NDArray[np.void],
+    raw_starts: npt.NDArray[np.uint64],
+    per_rank: npt.NDArray[np.bool_],
+    where: str,
+) -> None:
+    """Check that a part's spans are of leaves that can stand there: before any of its bytes is put anywhere.
+
+    A span of the rank's own table is of a leaf that each rank saved for itself, and lies in chunks that are marked as
+    such; a span of the shared table is not, and does not. An alias has no spans. No element is cut in two, neither by a
+    span nor by the end of a chunk.
+
+    Args:
+        own_types: of the leaves that the part's rank saved for itself.
+        spans: the part's span table.
+        raw_starts: where each chunk begins in the raw stream, and its end (chunks + 1 values).
+        per_rank: per chunk, whether it is marked as holding bytes of this rank alone.
+
+    Raises:
+        CorruptFileError: naming a leaf number.
+    """
+    leaf, begins = spans["leaf"].astype(np.int64), spans["raw_offset"]
+    if len(leaf) and int(leaf.max()) >= len(structure.types):
+        raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
+    own = spans["table"] == OWN_TABLE
+    aliases = np.zeros(len(structure.types), dtype=np.bool_)
+    aliases[list(structure.aliases)] = True
+    used, place = np.unique(leaf, return_inverse=True)  # a part holds few leaves of many
+    kinds = [own_types.get(number, structure.types[number]) for number in used.tolist()]
+    itemsizes = np.array([kind.itemsize for kind in kinds], dtype=np.uint64)[place]
+    first = np.searchsorted(raw_starts, begins, side="right") - 1
+    stop = np.searchsorted(raw_starts, begins + spans["length"], side="left")
+    marked = np.concatenate([[0], np.cumsum(per_rank, dtype=np.int64)])
+    borders = raw_starts[1:-1]
+    holding = np.searchsorted(begins, borders, side="right") - 1
+    cut = np.zeros(len(spans), dtype=np.bool_)
+    cut[holding[(borders - begins[holding]) % itemsizes[holding] != 0]] = True
+    for bad, why in (
+        (structure.per_rank[leaf] != own, "in the table of the other kind"),
+        (aliases[leaf], "that shares its memory with another, which has the bytes"),
+        (marked[stop] - marked[first] != np.where(own, stop - first, 0), "in a chunk that is marked otherwise"),
+        ((spans["start"] % itemsizes != 0) | (spans["length"] % itemsizes != 0) | cut, "in pieces of elements"),
+    ):
+        if bad.any():
+            row = int(bad.argmax())
+            raise CorruptFileError(
+                f"a part holds a leaf {why}",
+                found=f"leaf {int(leaf[row])}, {kinds[place[row]]}",
+                where=where,
+                todo="the checkpoint was not written by a sound library: restore an earlier step",
+            )
+
+
+def check_cover(types: list[LeafType], wanted: set[int], spans: list[npt.NDArray[np.void]], where: str) -> None:
+    """Check that the parts together hold every byte of every wanted leaf exactly once.
+
+    Args:
+        spans: span tables of all parts, shared leaves only.
+
+    Raises:
+        CorruptFileError: naming a leaf number.
+    """
+    table = (
+        np.concatenate(spans) if spans else np.zeros(0, dtype=[("leaf", "<u4"), ("start", "<u8"), ("length", "<u8")])
+    )
+    if len(table) and int(table["leaf"].max()) >= len(types):
+        raise CorruptFileError("a part holds a leaf that the structure document lacks", where=where)
+    sizes = np.array([kind.nbytes for kind in types], dtype=np.uint64)
+    table = table[np.lexsort((table["start"], table["leaf"]))]
+    ends = table["start"] + table["length"]
+    same = table["leaf"][1:] == table["leaf"][:-1]
+    expected = np.zeros(len(table), dtype=np.uint64)
+    expected[1:][same] = ends[:-1][same]
+    covered = np.zeros(len(types), dtype=np.uint64)
+    np.maximum.at(covered, table["leaf"].astype(np.int64), ends)
+    bad = set(table["leaf"][table["start"] != expected].tolist())
+    bad |= set(np.flatnonzero(covered != sizes).tolist())
+    if bad & wanted:
+        leaf = min(bad & wanted)
+        raise CorruptFileError(
+            "the parts do not hold every byte of a leaf exactly once",
+            expected=f"bytes 0 to {types[leaf].nbytes} of leaf {leaf}, {types[leaf]}",
+            where=where,
+            todo="the checkpoint was not written by a sound library: restore an earlier step",
+        )

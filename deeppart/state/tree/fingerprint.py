@@ -1,0 +1,307 @@
+"""Fingerprints of leaves, to tell whether ranks hold the same bytes.
+
+Of all bytes of a leaf, of many small leaves at once, and of elements sampled here and there. All fingerprints are
+63-bit, so that a signed maximum of value and negated value tells whether all ranks agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+from deeppart.state.tree.leaves import (
+    Bytes,
+    HostMemory,
+    LeafType,
+    flat_bytes,
+    in_a_row,
+    is_flat,
+    lies_flat_on_host,
+    rectangles,
+)
+
+#: Leaves of at most this many bytes are compared in full at every checkpoint.
+SMALL_LEAF_BYTES = 64 << 10
+#: Elements sampled from each larger leaf at every checkpoint: at so many places, so many neighbours at each.
+SAMPLED_PLACES, NEIGHBOURS = 4, 4
+SAMPLES_PER_LEAF = SAMPLED_PLACES * NEIGHBOURS
+#: 2**64 over the golden ratio: successive multiples, as fractions of 2**64, spread evenly over every interval.
+_ROTATION = 0x9E3779B97F4A7C15
+_PIECE_ELEMENTS = 1 << 20
+#: torch cannot copy a large transposed tensor of this dtype, though it can copy its bytes.
+_NO_COPY = getattr(torch, "float4_e2m1fn_x2", None)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def hash63(data: Any) -> int:
+    """xxh3-64 without its lowest bit."""
+    return int(xxhash.xxh3_64_intdigest(data)) >> 1
+
+
+def hash_json(document: Any) -> int:
+    """Fingerprint of a JSON-like document."""
+    return hash63(json.dumps(document, separators=(",", ":")).encode())
+
+
+class SmallLeaves:
+    """Compares the small leaves of a state in full.
+
+    This runs for every small leaf at every checkpoint, while training waits. What lies flat in host memory is therefore
+    hashed where it lies, by address, without touching the tensor; the rest is packed into reused memory, by one call
+    per device.
+
+    Args:
+        numbers: leaf numbers, all of at most :data:`SMALL_LEAF_BYTES`.
+        arrays: every tensor and array of the state, by leaf number.
+        types: type of every leaf of the state, by leaf number.
+    """
+
+    def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
+        sized = [number for number in numbers if types[number].nbytes]
+        in_place = [number for number in sized if lies_flat_on_host(arrays[number])]
+        self._in_place = np.array(in_place, dtype=np.int64)
+        self._lengths = np.array([types[number].nbytes for number in in_place], dtype=np.int64)
+        self._packed: list[tuple[torch.Tensor, list[torch.Tensor], list[int]]] = []
+        self._numpy: list[tuple[Bytes, int]] = []
+        rest = sorted(set(sized) - set(in_place))
+        tensors = [number for number in rest if isinstance(arrays[number], torch.Tensor)]
+        for device in sorted({arrays[number].device for number in tensors}, key=str):
+            mine = [number for number in tensors if arrays[number].device == device]
+            self._packed.append(_pack(mine, types, device))
+        for number in sorted(set(rest) - set(tensors)):
+            self._numpy.append((np.empty(types[number].nbytes, dtype=np.uint8), number))
+
+    def digest(self, arrays: Sequence[Any], pointers: Sequence[int]) -> int:
+        """One fingerprint of all the leaves together.
+
+        Args:
+            arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
+        """
+        hasher = xxhash.xxh3_64()
+        if len(self._in_place):
+            starts = np.array(pointers, dtype=np.int64)[self._in_place]
+            ends = starts + self._lengths
+            memory, first = memory_over(starts, ends)
+            octets = memory.data  # slices of it cost less than those of an array
+            for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True):
+                hasher.update(octets[start:end])
+        for packed, views, numbers in self._packed:
+            copy_tensors(views, [arrays[number] for number in numbers])
+            hasher.update(packed.cpu().numpy().data)
+        for buffer, number in self._numpy:
+            data = arrays[number]
+            np.copyto(buffer.view(data.dtype).reshape(data.shape), data)
+            hasher.update(buffer.data)
+        return int(hasher.intdigest()) >> 1
+
+
+def _pack(
+    numbers: list[int], types: Sequence[LeafType], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+    # Descending element sizes keep every view aligned without padding.
+    ordered = sorted(numbers, key=lambda number: (-types[number].itemsize, number))
+    packed = torch.empty(sum(types[number].nbytes for number in ordered), dtype=torch.uint8, device=device)
+    views, at = [], 0
+    for number in ordered:
+        kind = types[number]
+        dtype: torch.dtype = getattr(torch, kind.dtype)
+        views.append(packed[at : at + kind.nbytes].view(dtype).view(kind.shape))
+        at += kind.nbytes
+    return packed, views, ordered
+
+
+def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source into its target: one call for all where torch has it, which saves most of the overhead."""
+    if not targets:
+        return
+    if any(source.dtype is _NO_COPY for source in sources):
+        targets, sources = [_copyable(target) for target in targets], [_copyable(source) for source in sources]
+    with torch.no_grad():
+        foreach = getattr(torch, "_foreach_copy_", None)
+        if foreach is not None:
+            foreach(targets, sources)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+
+def _copyable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype is _NO_COPY else tensor
+
+
+class Sampler:
+    """Samples the large leaves of a state: about :data:`SAMPLES_PER_LEAF` elements of each, others at every turn.
+
+    This too runs while training waits, and costs mostly the visits to memory that nothing else has touched lately. So
+    the samples of a leaf that lies flat in host memory are taken at few places, some neighbours at each, and all leaves
+    are sampled by one gather over addresses, which numpy does in a tenth of the time that a view of each takes.
+
+    Args:
+        numbers: leaf numbers.
+        arrays: every tensor and array of the state, by leaf number.
+    """
+
+    def __init__(self, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
+        counts = {number: math.prod(arrays[number].shape) for number in numbers}
+        on_host = [n for n in numbers if counts[n] >= SAMPLES_PER_LEAF and lies_flat_on_host(arrays[n])]
+        self._others = sorted(set(numbers) - set(on_host))
+        self._groups: list[tuple[int, Numbers, Numbers]] = []
+        for itemsize in sorted({arrays[number].itemsize for number in on_host}):
+            group = [number for number in on_host if arrays[number].itemsize == itemsize]
+            lengths = [counts[number] for number in group]
+            self._groups.append((itemsize, np.array(group, dtype=np.int64), np.array(lengths, dtype=np.int64)))
+
+    def digest(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> int:
+        """One fingerprint of all samples.
+
+        Args:
+            arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
+            turn: decides the positions.
+        """
+        hasher = xxhash.xxh3_64()
+        for _, rows in self._gather(pointers, turn):
+            hasher.update(rows.data)
+        for samples in _together([_sample_places(arrays[number], turn) for number in self._others]):
+            hasher.update(samples)
+        return int(hasher.intdigest()) >> 1
+
+    def digests(self, arrays: Sequence[Any], pointers: Sequence[int], turn: int) -> dict[int, int]:
+        """The fingerprint of each leaf's samples, by leaf number, to find the leaf that differs."""
+        found = {number: hash63(*_together([_sample_places(arrays[number], turn)])) for number in self._others}
+        for numbers, rows in self._gather(pointers, turn):
+            found |= {number: hash63(row.data) for number, row in zip(numbers.tolist(), rows, strict=True)}
+        return found
+
+    def _gather(self, pointers: Sequence[int], turn: int) -> Iterator[tuple[Numbers, npt.NDArray[np.uint8]]]:
+        """Leaf numbers, and a row of samples for each."""
+        addresses = np.array(pointers, dtype=np.int64)
+        for itemsize, numbers, counts in self._groups:
+            step = -(-counts // SAMPLED_PLACES)
+            first = (fraction(turn) * step).astype(np.int64)
+            places = first[:, None] + step[:, None] * np.arange(SAMPLED_PLACES)
+            places = np.minimum(places, (counts - NEIGHBOURS)[:, None])
+            yield numbers, _bytes_at(addresses[numbers][:, None] + places * itemsize, NEIGHBOURS * itemsize)
+
+
+Numbers = npt.NDArray[np.int64]
+
+
+def memory_over(starts: Numbers, ends: Numbers) -> tuple[npt.NDArray[np.uint8], int]:
+    """Memory that reaches over address ranges, which must be those of live arrays; and where it begins."""
+    first = int(starts.min())
+    return np.asarray(HostMemory(first, int(ends.max()) - first)), first
+
+
+def _bytes_at(addresses: Numbers, count: int) -> npt.NDArray[np.uint8]:
+    """``count`` bytes from each address in this process."""
+    memory, first = memory_over(addresses, addresses + count)
+    found: npt.NDArray[np.uint8] = memory[(addresses - first)[:, :, None] + np.arange(count)]
+    return found
+
+
+def fraction(turn: int) -> float:
+    """Where the samples begin, from 0 to 1: in time close to every place."""
+    return (turn * _ROTATION % (1 << 64)) / (1 << 64)
+
+
+def _sample_places(array: Any, turn: int) -> Any:
+    """About as many elements of any array, wherever they lie in memory, as a flat array where the array is."""
+    count = math.prod(array.shape)
+    step = max(1, -(-count // SAMPLES_PER_LEAF))
+    places = np.arange(int(fraction(turn) * step), count, step)
+    index = np.unravel_index(places, array.shape) if array.shape else ()
+    if isinstance(array, torch.Tensor):
+        # As integers: torch cannot index all of its dtypes.
+        bits = _BITS.get(array.element_size())
+        plain = array.detach() if bits is None or array.is_conj() or array.is_neg() else array.detach().view(bits)
+        return plain[tuple(torch.from_numpy(each).to(array.device) for each in index)].reshape(-1)
+    return array[index].reshape(-1)
+
+
+def _together(samples: list[Any]) -> list[bytes]:
+    """The bytes of samples, fetched from each device in one copy per dtype."""
+    groups: dict[tuple[str, str], list[torch.Tensor]] = {}
+    found = [sample.tobytes() for sample in samples if not isinstance(sample, torch.Tensor)]
+    for sample in samples:
+        if isinstance(sample, torch.Tensor):
+            groups.setdefault((str(sample.device), str(sample.dtype)), []).append(sample)
+    return found + [flat_bytes(torch.cat(groups[key]).cpu()).tobytes() for key in sorted(groups)]
+
+
+def full_digest(data: Any) -> int:
+    """Fingerprint of all elements of a leaf, in C order. Copies pieces of a few MiB, if it is not flat."""
+    if isinstance(data, torch.Tensor) and data.device.type != "cpu":
+        return device_digests([data])[0]
+    if is_flat(data):
+        return hash63(flat_bytes(data))
+    hasher = xxhash.xxh3_64()
+    array = data.detach() if isinstance(data, torch.Tensor) else data
+    count = math.prod(array.shape)
+    for start in range(0, count, _PIECE_ELEMENTS):
+        for index, _ in rectangles(tuple(array.shape), start, min(count, start + _PIECE_ELEMENTS)):
+            hasher.update(flat_bytes(_flat_copy(array[index])).data)
+    return int(hasher.intdigest()) >> 1
+
+
+def _flat_copy(array: Any) -> Any:
+    if not isinstance(array, torch.Tensor):
+        return np.ascontiguousarray(array)
+    if array.dtype is _NO_COPY:
+        return array.view(torch.uint8).contiguous()
+    return array.resolve_conj().resolve_neg().contiguous()
+
+
+def device_digests(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Fingerprints of all elements of tensors, computed where the tensors are, and fetched in one copy per device.
+
+    Each piece of :data:`_PIECE_ELEMENTS` words of 32 bits gives two sums of the words times random odd numbers of 64
+    bits (multilinear hashing: Carter and Wegman 1979; Lemire and Kaser, "Strongly universal string hashing is fast",
+    2014). Two pieces that differ, whatever they hold, have one such sum in common with a probability of at most 2**-32
+    over the random numbers, and so both with at most 2**-64; two that differ in one word never have. The numbers are
+    fixed, so this holds for bytes that were not chosen knowing them. What is left is the 63-bit hash over the sums.
+    """
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        sums.setdefault(tensor.device, []).append(_piece_sums(tensor.detach()))
+    found = {}
+    for device, each in sums.items():
+        lengths = [len(one) for one in each]
+        found[device] = iter(torch.split(torch.cat(each).cpu(), lengths))
+    return [hash63(next(found[tensor.device]).numpy().tobytes()) for tensor in tensors]
+
+
+def _piece_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Two int64 sums per piece, and how many bytes there are, as one row of int64."""
+    words, rest = _words(tensor)
+    keys = _keys(tensor.device)
+    sums = []
+    for piece in (*torch.split(words, _PIECE_ELEMENTS), *torch.split(rest, _PIECE_ELEMENTS)):
+        wide = piece.to(torch.int64)
+        sums += [(wide * key[: len(wide)]).sum() for key in keys]
+    length = torch.tensor(tensor.numel() * tensor.element_size(), device=tensor.device)
+    return torch.stack([length, *sums])
+
+
+def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor's bytes as words of 32 bits as far as they go, and the bytes that are left."""
+    octets = in_a_row(_flat_copy(tensor)).view(torch.uint8)
+    whole = len(octets) // 4 * 4
+    if octets.storage_offset() % 4 or octets.data_ptr() % 4:
+        octets = octets.clone()
+    return octets[:whole].view(torch.int32), octets[whole:]
+
+
+@functools.lru_cache(maxsize=16)
+def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two rows of odd numbers of 64 bits, the same in every process."""
+    drawn = np.random.Generator(np.random.PCG64(0xD3E9)).integers(-(1 << 63), 1 << 63, (2, _PIECE_ELEMENTS), np.int64)
+    first, second = torch.from_numpy(drawn | 1).to(device)
+    return first, second

@@ -1,0 +1,157 @@
+"""The records of a state taken apart: what :func:`deeppart.state.tree.flatten.flatten` returns."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from deeppart.state.memory.held import HeldMemory
+from deeppart.state.tree.paths import ExactPath, Key, Path
+
+# Markers among the tokens; tuples, so that no string key can equal one.
+ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
+#: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
+DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
+
+
+@dataclass(slots=True)
+class ArrayLeaf:
+    """A tensor or numpy array at a path; the array itself is ``FlatState.data[index]``."""
+
+    path: Path
+    index: int
+
+
+@dataclass(slots=True)
+class ValueLeaf:
+    """A small value at a path, or a container of nothing but small values (:mod:`deeppart.state.tree.runs`)."""
+
+    path: Path
+    value: Any
+    index: int
+
+
+@dataclass(slots=True)
+class Branch:
+    """A container of the state.
+
+    Attributes:
+        kind: "dict", "odict", "counter", "list", "tuple", "namedtuple" or "object".
+        container: the live container; for "object" the live object.
+        keys: dict keys in canonical order, field names of a namedtuple, otherwise indices; () for an object.
+        children: what lies under the keys, in the same order; for an object its state_dict() alone.
+        path: where it is.
+    """
+
+    kind: str
+    container: Any
+    keys: Sequence[Key]
+    children: list[Node]
+    path: Path = ()
+
+
+@dataclass(slots=True)
+class Apart:
+    """Something that is no part of the structure that all ranks share.
+
+    Attributes:
+        path: where it is.
+        mine: whether every rank saves what it has here; otherwise rank 0's is saved for all.
+        node: what this rank has here; None on the other ranks if it is rank 0's.
+        place: of a dict's key, how many come before it in insertion order; None in other containers.
+    """
+
+    path: Path
+    mine: bool
+    node: Node | None = None
+    place: int | None = None
+
+
+Node = Branch | ArrayLeaf | ValueLeaf | Apart
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where a state is cut into what all ranks share and what stands apart.
+
+    Attributes:
+        mine: paths where every rank saves what it has.
+        rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
+        leads: whether this is rank 0.
+        splits: whether what is at a path has to be taken apart, because not all below it is treated alike.
+    """
+
+    mine: frozenset[ExactPath] = frozenset()
+    rank0: Callable[[Path, bool], bool] | None = None
+    leads: bool = True
+    splits: Callable[[Path], bool] | None = None
+
+    def may_be_run(self, path: Path, levels: int) -> bool:
+        """Whether a run of so many levels may stay in one piece at a path. A flat one always may."""
+        return levels == 1 or self.splits is None or not self.splits(path)
+
+
+@dataclass(slots=True)
+class FlatState:
+    """A state taken apart.
+
+    Attributes:
+        root: the tree.
+        arrays: leaves with bytes, in canonical order; ``arrays[i].index == i``.
+        data: their tensors and numpy arrays.
+        values: small values, in canonical order.
+        tokens: structure of containers and keys, in canonical order, comparable within this process.
+        types: dtype, shape, device (``NUMPY`` for none) and memory order of each array, flat. The order is True, or the
+            strides of one that is not contiguous: by them it may hold other elements of the same memory.
+        pointers: memory address of each array.
+        unresolved: tensors, by number, of which ``data`` has a copy: conjugated or negated on reading.
+        memory: what keeps the bytes at these addresses.
+        orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
+        ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
+            of the keys that all ranks share.
+        apart: what is not in the structure that all ranks share; rank 0's first, then what is this rank's own. Their
+            leaves follow those of the shared structure, in this order.
+        shared: how many arrays, values and tokens are in the structure that all ranks share.
+        common: how many arrays and values are there or rank 0's.
+    """
+
+    root: Node
+    arrays: list[ArrayLeaf] = field(default_factory=list)
+    data: list[Any] = field(default_factory=list)
+    values: list[ValueLeaf] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
+    types: list[Any] = field(default_factory=list)
+    pointers: array[int] = field(default_factory=lambda: array("q"))
+    unresolved: dict[int, torch.Tensor] = field(default_factory=dict)
+    memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
+    orders: list[Any] = field(default_factory=list)
+    ordered: list[tuple[int, Path, list[Key]]] = field(default_factory=list)
+    apart: list[Apart] = field(default_factory=list)
+    shared: tuple[int, int, int] = (0, 0, 0)
+    common: tuple[int, int] = (0, 0)
+    _objects: list[Branch] | None = None
+
+    @property
+    def objects(self) -> list[Branch]:
+        """The branches that are objects with a ``state_dict()``, outside of ``apart``; the tree stays as it is."""
+        if self._objects is None:
+            self._objects = list(_objects_below(self.root))
+        return self._objects
+
+    def sizes(self) -> tuple[int, int, int]:
+        """How many arrays, values and tokens there are."""
+        return len(self.arrays), len(self.values), len(self.tokens)
+
+
+def _objects_below(node: Node) -> Iterator[Branch]:
+    if isinstance(node, Branch):
+        if node.kind == "object":
+            yield node  # what its state_dict() holds are no objects
+            return
+        for child in node.children:
+            yield from _objects_below(child)

@@ -1,0 +1,305 @@
+"""From a nested state to its leaves, in an order that does not depend on the insertion order of dicts.
+
+The walk copies nothing. What it returns refers to the live objects; the *tokens* it collects along the way describe
+structure, dtypes, shapes, devices and memory order, so that equal tokens mean that everything derived from the
+structure (classification, plan, layout) still holds.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.errors import UnsupportedLeafError
+from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
+from deeppart.state.tree.flat import (
+    APART,
+    ARRAY,
+    DICT_KINDS,
+    NUMPY,
+    OBJECT,
+    VALUE,
+    Apart,
+    ArrayLeaf,
+    Branch,
+    Cuts,
+    FlatState,
+    Node,
+    ValueLeaf,
+)
+from deeppart.state.tree.leaves import STORABLE_DTYPES, check_array, check_tensor
+from deeppart.state.tree.paths import Key, Path, canonical_order, exact, readable
+from deeppart.state.tree.runs import run_levels
+from deeppart.state.tree.state_dicts import state_dict_of
+from deeppart.state.tree.values import encode_key, encode_value, is_value
+
+#: Containers inside each other, at most: readers of JSON stop a little above twice that.
+DEEPEST_NESTING = 200
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+#: Types of dict keys of which two that are equal are the same.
+_SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
+
+
+def flatten(
+    state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None, cuts: Cuts | None = None
+) -> FlatState:
+    """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
+
+    Args:
+        live: the leaves are to be written to: a lazily conjugated or negated tensor stays the live one. Otherwise its
+            leaf holds a copy of the elements as they read.
+        state_dicts: id of an object -> what its ``state_dict()`` has returned already.
+        cuts: where to; None for nowhere.
+
+    Raises:
+        UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
+        FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
+    """
+    walk = _Walk(live, state_dicts or {}, cuts)
+    try:
+        walk.flat.root = walk.node(state, ())
+        walk.finish()
+    except RecursionError as error:  # the caller is deep in calls already
+        raise _too_deep(()) from error
+    hold_memory(walk.flat, Extents(walk.flat.data))
+    return walk.flat
+
+
+def hold_memory(flat: FlatState, extents: Extents) -> None:
+    """Keep what the leaves lie in from being freed, and see that all of them lies there; sets the addresses.
+
+    Args:
+        extents: of leaves of the same types.
+
+    Raises:
+        FreedMemoryError: a leaf lies in memory that was freed, or that is too small.
+        RuntimeError: a tensor has no memory of its own kind.
+    """
+    flat.memory = HeldMemory(flat.data)
+    flat.pointers = flat.memory.pointers
+    needed = extents.of(flat.data)
+    for leaf in flat.memory.lacking(needed):
+        found = max(0, flat.memory.bases[leaf] + flat.memory.lengths[leaf] - flat.pointers[leaf])
+        raise freed_memory(readable(flat.arrays[leaf].path), int(needed[leaf]), found)
+    for leaf in flat.memory.arrays:
+        lacking = array_lacks_memory(flat.data[leaf])
+        if lacking is not None:
+            raise freed_memory(readable(flat.arrays[leaf].path), *lacking)
+
+
+class _Walk:
+    def __init__(self, live: bool, state_dicts: dict[int, Any], cuts: Cuts | None) -> None:
+        self._live = live
+        self._state_dicts = state_dicts
+        self.flat = FlatState(root=ValueLeaf((), None, 0))
+        self._open: set[int] = set()
+        self._cuts = cuts
+        self._later: list[tuple[Apart, Any, set[int]]] = []
+
+    def node(self, item: Any, path: Path) -> Node:
+        apart = None if self._cuts is None else self._cut(self._cuts, path, item)
+        if apart is not None:
+            self.flat.tokens.append(APART)
+            return self._set_apart(apart, item)
+        kind = type(item)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return self._tensor(item, path)
+        levels = run_levels(item)
+        if levels and (self._cuts is None or self._cuts.may_be_run(path, levels)):
+            return self._value(item, path)
+        if kind in DICT_KINDS:
+            return self._dict(item, path, DICT_KINDS[kind])
+        if kind is list or kind is tuple:
+            return self._items(item, path, range(len(item)), kind.__name__)
+        if is_value(item):
+            return self._value(item, path)
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item, path)
+        if isinstance(item, np.ndarray):
+            return self._array(item, path)
+        if isinstance(item, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
+            self._check_namedtuple(kind, path)
+            self.flat.tokens += (kind.__name__, *kind._fields)
+            return self._items(item, path, kind._fields, "namedtuple")
+        if callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None)):
+            return self._object(item, path)
+        encode_value(item, readable(path))  # raises the error that names path and type
+        raise AssertionError("is_value and encode_value disagree")
+
+    def finish(self) -> None:
+        """Take apart what was set apart: rank 0's, then this rank's own."""
+        flat = self.flat
+        flat.shared = flat.sizes()
+        leads = self._cuts is not None and self._cuts.leads
+        self._cuts = None if self._cuts is None else Cuts(splits=self._cuts.splits)
+        for mine in (False, True):
+            for apart, item, opened in self._later:
+                if apart.mine is not mine:
+                    continue
+                flat.apart.append(apart)
+                flat.tokens += (APART, apart.path)
+                if mine or leads:
+                    self._open = set(opened)
+                    apart.node = self.node(item, apart.path)
+            if not mine:
+                flat.common = len(flat.arrays), len(flat.values)
+
+    def _cut(self, cuts: Cuts, path: Path, item: Any) -> Apart | None:
+        if cuts.mine and exact(path) in cuts.mine:
+            return Apart(path, True)
+        if cuts.rank0 is None:
+            return None
+        inner = not (is_value(item) or run_levels(item) == 1 or isinstance(item, (torch.Tensor, np.ndarray)))
+        return Apart(path, False) if cuts.rank0(path, inner) else None
+
+    def _set_apart(self, apart: Apart, item: Any) -> Apart:
+        self._later.append((apart, item, set(self._open)))
+        return apart
+
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf:
+        return self._leaf(note_tensor(self.flat, tensor, path, live=self._live), path)
+
+    def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
+        note_array(self.flat, found, path)
+        return self._leaf(found, path)
+
+    def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
+        self.flat.tokens.append(ARRAY)
+        leaf = ArrayLeaf(path, len(self.flat.arrays))
+        self.flat.arrays.append(leaf)
+        self.flat.data.append(data)
+        return leaf
+
+    def _value(self, value: Any, path: Path) -> ValueLeaf:
+        self.flat.tokens.append(VALUE)
+        leaf = ValueLeaf(path, value, len(self.flat.values))
+        self.flat.values.append(leaf)
+        return leaf
+
+    def _dict(self, container: dict[Any, Any], path: Path, kind: str) -> Branch:
+        keys = shared = canonical_order(container)
+        apart: dict[Key, Apart] = {}
+        if self._cuts is not None:
+            found = [(key, self._cut(self._cuts, (*path, key), container[key])) for key in keys]
+            apart = {key: cut for key, cut in found if cut is not None}
+            for place, key in enumerate(container if apart else ()):
+                if key in apart:
+                    apart[key].place = place
+            shared = [key for key in keys if key not in apart]
+        self.flat.tokens += (kind, len(shared))
+        if all(type(key) is str for key in shared):
+            self.flat.tokens += shared
+        else:
+            # 1 == True == 1.0, but they are different keys in a file; so are (1,) and (True,), 0.0 and -0.0. And
+            # numpy's numbers do not compare with tuples.
+            texts = [None if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in shared]
+            self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
+            self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
+        if list(container) != keys:
+            self.flat.orders.append((len(self.flat.tokens), list(container)))
+            if kind == "odict" and path:
+                mine = [key for key in container if key not in apart] if apart else list(container)
+                self.flat.ordered.append((len(self.flat.tokens), path, mine))
+        self._enter(container, path)
+        if apart:
+            children: list[Node] = [
+                self._set_apart(apart[key], container[key]) if key in apart else self.node(container[key], (*path, key))
+                for key in keys
+            ]
+        else:
+            children = [self.node(container[key], (*path, key)) for key in keys]
+        self._open.discard(id(container))
+        return Branch(kind, container, keys, children, path)
+
+    def _items(self, container: Sequence[Any], path: Path, keys: Sequence[Key], kind: str) -> Branch:
+        self.flat.tokens += (kind, len(container))
+        self._enter(container, path)
+        children = [self.node(item, (*path, key)) for key, item in zip(keys, container, strict=True)]
+        self._open.discard(id(container))
+        return Branch(kind, container, keys, children, path)
+
+    def _check_namedtuple(self, kind: type, path: Path) -> None:
+        """Its name must be one that ``load`` can give to a namedtuple."""
+        if not kind.__name__.isidentifier() or keyword.iskeyword(kind.__name__):
+            raise UnsupportedLeafError(
+                f"the state holds a namedtuple called {kind.__name__!r}, which no class can be called",
+                expected="a namedtuple whose name is an identifier",
+                found=f"{kind.__module__}.{kind.__qualname__}",
+                where=f"path {readable(path)}",
+                todo="rename the class",
+            )
+
+    def _object(self, item: Any, path: Path) -> Branch:
+        self.flat.tokens.append(OBJECT)
+        self._enter(item, path)
+        known = id(item) in self._state_dicts
+        given = self._state_dicts[id(item)] if known else state_dict_of(item, lambda: readable(path))
+        child = self.node(given, path)
+        self._open.discard(id(item))
+        return Branch("object", item, (), [child], path)
+
+    def _enter(self, container: Any, path: Path) -> None:
+        if len(self._open) >= DEEPEST_NESTING:
+            raise _too_deep(path)
+        if id(container) in self._open:
+            raise UnsupportedLeafError(
+                "the state contains itself",
+                found=f"a {type(container).__name__} inside itself",
+                where=f"path {readable(path)}",
+                todo="break the cycle before saving",
+            )
+        self._open.add(id(container))
+
+
+def _too_deep(path: Path) -> UnsupportedLeafError:
+    return UnsupportedLeafError(
+        "the state is nested too deeply",
+        expected=f"at most {DEEPEST_NESTING} containers and objects inside each other",
+        where=f"path {readable(path)[:200]} ...",
+        todo="flatten the deepest containers",
+    )
+
+
+def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
+    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored.
+    """
+    if (
+        type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor answers none of the questions below
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_meta
+        or tensor.dtype not in STORABLE_DTYPES
+        or not (tensor.is_cpu or tensor.is_cuda)
+        or tensor.is_nested
+    ):
+        check_tensor(tensor, readable(path))
+    if not live and (tensor.is_conj() or tensor.is_neg()):
+        flat.unresolved[len(flat.pointers)] = tensor
+        tensor = tensor.resolve_conj().resolve_neg()
+    flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
+    flat.pointers.append(tensor.data_ptr())
+    return tensor
+
+
+def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
+    """As :func:`note_tensor`, for a numpy array."""
+    check_array(found, readable(path))
+    flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
+    flat.pointers.append(found.ctypes.data)
+
+
+def _encoded(key: Key, path: Path) -> str:
+    """A key as text that tells it from every other key.
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored; the message names the dict's path and the key's type.
+    """
+    return json.dumps(encode_key(key, f"{readable(path)}, a dict key"))

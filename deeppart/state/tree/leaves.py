@@ -1,0 +1,305 @@
+"""Leaves with bytes: which tensors and arrays can be stored, and how their elements are reached as bytes.
+
+A leaf's bytes are its elements in C order; what else its storage holds is not part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deeppart.errors import CorruptFileError, RestoreError, UnsupportedLeafError
+from deeppart.part import MAX_CHUNK_BYTES
+from deeppart.part.format import MAX_LEAF_BYTES, short
+from deeppart.state.tree.conversions import known_conversion
+from deeppart.state.tree.values import plain_dtype
+
+Bytes = npt.NDArray[np.uint8]
+Array = torch.Tensor | npt.NDArray[Any]
+
+_NUMPY_KINDS = frozenset("biufcSUmM")
+#: Of an array: what numpy has, and what most of torch's functions take.
+MOST_DIMENSIONS = 64
+_DTYPE_NAMES = (
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+    "float4_e2m1fn_x2 complex128 complex64 complex32 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
+).split()
+#: Storable torch dtypes by name; the names are what the files hold. Older torch releases lack some.
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
+_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+STORABLE_DTYPES = frozenset(_NAMES)
+
+_ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class LeafType:
+    """What one leaf is, apart from its path and bytes.
+
+    Attributes:
+        kind: "torch" or "numpy".
+        dtype: name in :data:`TORCH_DTYPES`, or numpy's dtype string ("<f4").
+        shape: elements per dimension; () for a 0-dim array.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return TORCH_DTYPES[self.dtype].itemsize if self.kind == "torch" else np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count * self.itemsize
+
+    @property
+    def tag(self) -> str:
+        """Name of the dtype in a part's chunk table, for codecs that go by it; "" where it is no plain number."""
+        if self.kind == "torch":
+            return self.dtype
+        dtype = np.dtype(self.dtype)
+        return dtype.name if dtype.kind in "biufc" and dtype.isnative else ""
+
+    def __str__(self) -> str:
+        prefix = "" if self.kind == "torch" else "numpy "
+        return f"{prefix}{self.dtype}{list(self.shape)}"
+
+    def check(self, where: str) -> None:
+        """Refuse a type read from a file that this library does not know.
+
+        Raises:
+            CorruptFileError: unknown kind or dtype, or an impossible shape.
+        """
+        try:
+            good = _is_possible_shape(self.shape, self._known_itemsize())
+        except (KeyError, ValueError, TypeError):
+            good = False
+        if not good:
+            raise CorruptFileError(
+                "a stored leaf has a type this library does not know",
+                expected="a torch dtype of this torch release or a plain numpy dtype",
+                found=f"kind {short(self.kind)}, dtype {short(self.dtype)}, shape {short(self.shape)}",
+                where=where,
+                todo="read it with the torch release that wrote it",
+            )
+
+    def _known_itemsize(self) -> int:
+        """Bytes per element of a type that a file names.
+
+        Raises:
+            KeyError, ValueError, TypeError: there is no such type, or its elements are longer than a chunk may be.
+        """
+        if self.kind == "torch":
+            return TORCH_DTYPES[self.dtype].itemsize
+        itemsize = plain_dtype(self.dtype).itemsize
+        if self.kind != "numpy" or not 0 < itemsize <= MAX_CHUNK_BYTES:
+            raise ValueError(self.dtype)
+        return itemsize
+
+
+def _is_possible_shape(shape: tuple[int, ...], itemsize: int) -> bool:
+    """Whether an array can have this shape. An empty one too has strides that must be numbers."""
+    nbytes = itemsize
+    for length in shape:
+        if type(length) is not int or length < 0:
+            return False
+        nbytes *= max(1, length)
+        if nbytes > MAX_LEAF_BYTES:
+            return False
+    return len(shape) <= MOST_DIMENSIONS
+
+
+def leaf_type(data: Array) -> LeafType:
+    """The type of a storable tensor or array."""
+    if isinstance(data, torch.Tensor):
+        return LeafType("torch", _NAMES[data.dtype], tuple(data.shape))
+    return LeafType("numpy", data.dtype.str, tuple(data.shape))
+
+
+def check_tensor(tensor: torch.Tensor, where: str) -> None:
+    """Refuse tensor kinds whose elements are not simply its dense storage.
+
+    Raises:
+        UnsupportedLeafError: naming the path, the kind and what to do.
+    """
+    kind, todo = "", ""
+    if torch.nn.parameter.is_lazy(tensor):
+        kind = f"an {type(tensor).__name__}, which has no shape yet"
+        todo = "run the module once, forward, before checkpoint or restore"
+    elif not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
+        kind = f"a {type(tensor).__module__}.{type(tensor).__qualname__}"
+        todo = known_conversion(tensor) or "save its local plain tensor"
+    elif tensor.is_nested:
+        kind, todo = "a nested tensor", "save its constituents, from unbind()"
+    elif tensor.layout is not torch.strided:
+        has_indices = tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
+        kind = f"a tensor of layout {tensor.layout}"
+        todo = "save its indices and values, or to_dense()" if has_indices else "save to_dense()"
+    elif tensor.is_meta:
+        kind, todo = "a tensor on the meta device, which has no data", "materialize it first"
+    elif tensor.dtype not in _NAMES:
+        kind, todo = f"a tensor of dtype {tensor.dtype}", "save its bytes under another dtype"
+        if tensor.is_quantized:
+            todo = "save int_repr() and the quantizer's parameters"
+    elif tensor.device.type not in ("cpu", "cuda"):
+        kind, todo = f"a tensor on {tensor.device}", "move it to the CPU"
+    if kind:
+        raise UnsupportedLeafError(
+            f"the state holds {kind}, which this version cannot store",
+            expected="dense torch.Tensor or Parameter on CPU or CUDA",
+            where=f"path {where}",
+            todo=todo,
+        )
+
+
+def check_array(array: npt.NDArray[Any], where: str) -> None:
+    """Refuse numpy arrays whose elements are not plain bytes.
+
+    Raises:
+        UnsupportedLeafError: object, structured or zero-width dtypes, elements larger than a chunk may be, and
+            subclasses of ndarray.
+    """
+    sound = array.dtype.kind in _NUMPY_KINDS and array.dtype.itemsize > 0
+    if type(array) is not np.ndarray or not sound:
+        raise UnsupportedLeafError(
+            f"the state holds a {type(array).__name__} of dtype {array.dtype}, which cannot be stored",
+            expected="numpy.ndarray of a plain number, string or time dtype",
+            where=f"path {where}",
+            todo=known_conversion(array) or "save np.array(x); it is a copy: restore does not change x"
+            if sound
+            else "convert it; fields of a structured array can be saved one by one",
+        )
+    if array.dtype.itemsize > MAX_CHUNK_BYTES:
+        raise UnsupportedLeafError(
+            f"the state holds an array whose elements have {array.dtype.itemsize} bytes each, which cannot be stored",
+            expected=f"at most {MAX_CHUNK_BYTES} bytes per element",
+            found=f"dtype {array.dtype}",
+            where=f"path {where}",
+            todo="save long texts as str or bytes",
+        )
+
+
+def overlaps_itself(data: Array) -> bool:
+    """Whether several elements may lie at one address, as in an expanded tensor: writing to it would be ambiguous."""
+    strides = data.stride() if isinstance(data, torch.Tensor) else [step // data.itemsize for step in data.strides]
+    reach = 0
+    for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, data.shape, strict=True)):
+        if length > 1 and stride <= reach:
+            return 0 not in data.shape
+        reach += stride * max(0, length - 1)
+    return False
+
+
+def new_array(kind: LeafType) -> Array:
+    """A fresh, uninitialized CPU tensor or array of this type.
+
+    Raises:
+        RestoreError: there is not so much memory.
+    """
+    try:
+        if kind.kind == "torch":
+            # By way of bytes: torch warns of some dtypes where it makes a tensor of them.
+            return (
+                torch.empty(kind.nbytes, dtype=torch.uint8, device="cpu")
+                .view(TORCH_DTYPES[kind.dtype])
+                .view(kind.shape)
+            )
+        return np.empty(kind.shape, dtype=kind.dtype)
+    except (MemoryError, RuntimeError, ValueError) as error:  # torch raises RuntimeError where memory is short
+        raise RestoreError(
+            "there is not enough memory for a leaf of the checkpoint",
+            expected=f"{kind.nbytes} bytes for {kind}",
+            found=str(error)[:200],
+            todo="load less of it (keys=), or on a machine with more memory",
+        ) from error
+
+
+def is_flat(data: Array) -> bool:
+    """Whether the elements lie in memory in C order without gaps, as stored (no pending conjugation)."""
+    if isinstance(data, torch.Tensor):
+        return data.is_contiguous() and not data.is_conj() and not data.is_neg()
+    return bool(data.flags.c_contiguous)
+
+
+def lies_flat_on_host(data: Array) -> bool:
+    """Whether the stored bytes are what lies at the leaf's address in this process."""
+    return (not isinstance(data, torch.Tensor) or data.is_cpu) and is_flat(data)
+
+
+def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's elements as one dimension, in its memory.
+
+    reshape(-1) may keep any stride where there is one element or none, and a stride other than 1 forbids byte views.
+    """
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+class HostMemory:
+    """Bytes of this process from an address on, for numpy to read and write. Nothing is read but what is indexed.
+
+    Unlike ``Tensor.numpy()`` this leaves no mark on a tensor: a storage that numpy has seen can never be resized again.
+
+    Args:
+        start, nbytes: where.
+        keep: what owns the memory; it lives as long as an array made of this.
+    """
+
+    def __init__(self, start: int, nbytes: int, keep: object = None) -> None:
+        self.__array_interface__ = {"version": 3, "data": (start, False), "shape": (nbytes,), "typestr": "|u1"}
+        self._keep = keep
+
+
+def flat_bytes(data: Array) -> Bytes:
+    """The bytes of a flat CPU leaf, without a copy; writable if the leaf is. They hold its memory."""
+    if isinstance(data, torch.Tensor):
+        nbytes = data.numel() * data.element_size()
+        return (
+            np.asarray(HostMemory(data.data_ptr(), nbytes, data.untyped_storage()))
+            if nbytes
+            else np.empty(0, dtype=np.uint8)
+        )
+    return data.reshape(-1).view(np.uint8)
+
+
+def rectangles(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
+    """Cut the C-order element range ``[start, stop)`` of an array into boxes that basic indexing can reach.
+
+    Lets a part of a non-contiguous array be copied without making all of it contiguous first.
+
+    Returns:
+        (index, elements) pairs in C order; at most ``2 * len(shape) - 1`` of them, 1 for a 0-dim array.
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [((), 1)]
+    inner = 1
+    for length in shape[1:]:
+        inner *= length
+    first, skip = divmod(start, inner)
+    last, rest = divmod(stop, inner)
+    boxes: list[tuple[tuple[slice, ...], int]] = []
+    if skip:
+        end = min(stop - first * inner, inner)
+        boxes += [((slice(first, first + 1), *box), n) for box, n in _inner_boxes(shape, skip, end)]
+        first += 1
+    if last > first:
+        boxes.append(((slice(first, last),), (last - first) * inner))
+    if rest and last >= first:
+        boxes += [((slice(last, last + 1), *box), n) for box, n in _inner_boxes(shape, 0, rest)]
+    return boxes
+
+
+def _inner_boxes(shape: tuple[int, ...], start: int, stop: int) -> list[tuple[tuple[slice, ...], int]]:
+    return rectangles(shape[1:], start, stop)

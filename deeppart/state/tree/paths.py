@@ -1,0 +1,65 @@
+"""Paths of leaves in a state: their keys, how they are told apart, ordered, and shown to people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from deeppart.state.tree.values import encode_key
+
+#: The path of the state itself, for people.
+ROOT = "(root)"
+
+Key = Any
+Path = tuple[Key, ...]
+
+#: A path whose keys 1, True and 1.0 are told apart.
+ExactPath = tuple[tuple[str, Key], ...]
+#: numpy has two types for integers of one width and writes them as one: a file gives the first back for either.
+_STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
+
+
+def exact(path: Path) -> ExactPath:
+    """The path with the type of each key."""
+    return tuple(map(id_key, path))
+
+
+def id_key(key: Key) -> tuple[str, Key]:
+    """A dict key that tells 1, True and 1.0 apart, and nothing that a file does not tell apart."""
+    kind = type(key)
+    return _STORED_AS.get(kind, kind).__name__, key
+
+
+def readable(path: Path) -> str:
+    """The path as text: components joined by ``/``, with ``~`` and ``/`` inside them escaped as in RFC 6901."""
+    text = "/".join(map(component, path)) or ROOT
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def component(key: Key) -> str:
+    """A dict key as one component of a path: its text, with ``~`` and ``/`` escaped as in RFC 6901."""
+    return _key_text(key).replace("~", "~0").replace("/", "~1")
+
+
+def _key_text(key: Key) -> str:
+    try:
+        return str(key)
+    except ValueError:  # an int of thousands of digits
+        return json.dumps(encode_key(key, "a dict key"))
+
+
+def canonical_order(container: dict[Any, Any]) -> list[Key]:
+    """The keys of a dict in an order that depends only on the keys: by type name, then by value or text."""
+    kinds = {type(key) for key in container}
+    if kinds == {str} or kinds == {int}:
+        return sorted(container)
+    return sorted(container, key=lambda key: (type(key).__name__, _sortable(key)))
+
+
+def _sortable(key: Key) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # an int of thousands of digits
+        return _key_text(key)

@@ -1,0 +1,86 @@
+"""What the user knows of his leaves: which are replicated, by globs over their paths (``Config.replicated``).
+
+The first pattern that covers a leaf (:mod:`deeppart.state.tree.patterns`) decides; where none does, leaves are compared
+("auto").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deeppart.state.tree.paths import Path, component, readable
+from deeppart.state.tree.patterns import covers, may_match_below
+
+AUTO, ALL, NONE, VERIFY, RANK0 = "auto", "all", "none", "verify", "rank0"
+
+
+class Replication:
+    """Decides how leaves are treated.
+
+    Args:
+        setting: ``Config.replicated``: a mode for all leaves, or glob -> mode.
+
+    Attributes:
+        uniform: the mode of all leaves; None if it depends on the path.
+        used: patterns that have matched something.
+    """
+
+    def __init__(self, setting: str | Mapping[str, str]) -> None:
+        self.uniform = setting if isinstance(setting, str) else None
+        self._rules = () if isinstance(setting, str) else tuple(setting.items())
+        self.used: set[str] = set()
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The globs, in order."""
+        return tuple(pattern for pattern, _ in self._rules)
+
+    @property
+    def has_rank0(self) -> bool:
+        """Whether anything is rank 0's alone."""
+        return any(mode == RANK0 for _, mode in self._rules)
+
+    def mode(self, path: Path) -> str:
+        """The mode of a leaf."""
+        if self.uniform is not None:
+            return self.uniform
+        places = _places(path)
+        for pattern, mode in self._rules:
+            if _hits(pattern, places):
+                self.used.add(pattern)
+                return mode
+        return AUTO
+
+    def is_rank0(self, path: Path, container: bool) -> bool:
+        """Whether what is at a path, and everything below it if it is a container, is rank 0's."""
+        if self.mode(path) != RANK0:
+            return False
+        places = _places(path)
+        for pattern, mode in self._rules if container else ():
+            if _hits(pattern, places):
+                break
+            if mode != RANK0 and may_match_below(places[-1], pattern):
+                return False
+        return True
+
+    def splits(self, path: Path) -> bool:
+        """Whether something below a path may be treated in another way than the rest there."""
+        places = _places(path)
+        for pattern, _ in self._rules:
+            if _hits(pattern, places):
+                return False
+            if may_match_below(places[-1], pattern):
+                return True
+        return False
+
+
+def _places(path: Path) -> list[str]:
+    """A path and every container above it, the state itself left out."""
+    if not path:
+        return [readable(path)]
+    texts = [component(key) for key in path]
+    return ["/".join(texts[: length + 1]) for length in range(len(texts))]
+
+
+def _hits(pattern: str, places: list[str]) -> bool:
+    return any(covers(place, (pattern,)) for place in places)

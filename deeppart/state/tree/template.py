@@ -1,0 +1,282 @@
+"""Take a state apart again when its structure has not changed: the usual case, at a fraction of the cost.
+
+A template keeps the tree of the last state without its arrays. Filling it visits every container and array, compares
+keys, kinds and types with the kept ones, and builds nothing but the list of arrays. Whatever does not
+fit ends the attempt, and the state is taken apart from scratch.
+
+This runs while training waits, on objects that gigabytes of tensor bytes have driven out of the processor's caches
+since the last time. So it is made to touch little: each tensor once, and of its own memory only lists in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from deeppart.state.memory.held import Extents, HeldMemory
+from deeppart.state.tree.flat import DICT_KINDS, NUMPY, Apart, ArrayLeaf, Branch, Cuts, FlatState, Node, ValueLeaf
+from deeppart.state.tree.flatten import PLAIN_TENSORS, flatten, hold_memory
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels
+from deeppart.state.tree.state_dicts import state_dict_of
+from deeppart.state.tree.values import is_value
+
+#: Puts an item into its place; False if it does not fit.
+_Filler = Callable[[Any], bool]
+#: dtype, shape, device (None for the CPU), whether it is contiguous, whether its dtype is complex.
+_TensorKind = tuple[torch.dtype, torch.Size, torch.device | None, bool | tuple[int, ...], bool]
+
+
+class Template:
+    """Flattens states of one structure after another."""
+
+    def __init__(self) -> None:
+        self._flat: FlatState | None = None
+        self._fill: _Filler | None = None
+        self._branches: list[Branch] = []
+        self._state_dicts: dict[int, Any] = {}
+        self._data: list[Any] = []
+        self._extents = Extents([])
+        self._later: list[tuple[int, _Filler, Any]] = []
+        self.cuts: Cuts | None = None
+
+    def flatten(self, state: Any) -> FlatState:
+        """As :func:`deeppart.state.tree.flatten.flatten`; what it returns holds until the next call or :meth:`clear`.
+
+        When the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
+
+        Raises:
+            UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
+        """
+        try:
+            if self._fill is not None and self._flat is not None:
+                self._data, self._later = [], []
+                if self._fill(state) and self._fill_later() and self._hold(self._flat):
+                    return self._flat
+            # state_dict() may be a collective call: what was already called is not called again
+            flat = flatten(state, state_dicts=self._state_dicts, cuts=self.cuts)
+        finally:
+            self._state_dicts, self._data, self._later = {}, [], []
+        self._take(flat)
+        return flat
+
+    def cut(self, cuts: Cuts | None) -> FlatState:
+        """Take the state of the last call apart once more, cut in another place; calls nobody's ``state_dict()``."""
+        assert self._flat is not None
+        state_dicts: dict[int, Any] = {}
+        root = _item(self._flat.root, self._flat, state_dicts)
+        self.cuts = cuts
+        flat = flatten(root, state_dicts=state_dicts, cuts=cuts)
+        self._take(flat)
+        return flat
+
+    def _take(self, flat: FlatState) -> None:
+        self._flat, self._branches = flat, []
+        self._extents = Extents(flat.data)
+        self._fill = self._filler(flat.root, {})
+
+    def _fill_later(self) -> bool:
+        """What stands apart, in the order of its leaves."""
+        return all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0]))
+
+    def _hold(self, flat: FlatState) -> bool:
+        """Give the flat state its leaves; False if one of them has no memory of its own kind."""
+        flat.data = self._data
+        try:
+            hold_memory(flat, self._extents)
+        except RuntimeError:
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Let go of the state's tensors and containers."""
+        if self._flat is not None:
+            self._flat.data, self._flat.memory = [], HeldMemory([])
+            for value in self._flat.values:
+                value.value = None
+            for branch in self._branches:
+                branch.container = None
+
+    def _filler(self, node: Node, kinds: dict[Any, Any]) -> _Filler:
+        """``kinds`` holds equal kinds once: thousands of leaves have a handful of kinds."""
+        if isinstance(node, ArrayLeaf):
+            return self._array_filler(node, kinds)
+        if isinstance(node, ValueLeaf):
+            return _value_filler(node, self.cuts)
+        if isinstance(node, Apart):
+            return self._apart_filler(node, kinds)
+        self._branches.append(node)
+        if node.kind == "object":
+            return self._object_filler(node, self._filler(node.children[0], kinds))
+        take = self._children_taker(node, kinds)
+        if type(node.container) in DICT_KINDS:
+            return _dict_filler(node, take, _run_test(node, self.cuts))
+        return _items_filler(node, take, _run_test(node, self.cuts))
+
+    def _apart_filler(self, apart: Apart, kinds: dict[Any, Any]) -> _Filler:
+        assert self._flat is not None
+        place = next(place for place, each in enumerate(self._flat.apart) if each is apart)
+        if apart.node is None:
+            return lambda item: True
+        inner = self._filler(apart.node, kinds)
+
+        def fill(item: Any) -> bool:
+            self._later.append((place, inner, item))
+            return True
+
+        return fill
+
+    def _children_taker(self, branch: Branch, kinds: dict[Any, Any]) -> Callable[[Sequence[Any]], bool]:
+        """Takes the items of a container in canonical order."""
+        wanted = [self._tensor_kind(child, kinds) for child in branch.children]
+        if all(wanted):
+            return lambda items: self._take_tensors(items, wanted)
+        fillers = [self._filler(child, kinds) for child in branch.children]
+        return lambda items: all(fill(item) for fill, item in zip(fillers, items, strict=True))
+
+    def _tensor_kind(self, node: Node, kinds: dict[Any, Any]) -> _TensorKind | None:
+        assert self._flat is not None
+        if not isinstance(node, ArrayLeaf):
+            return None
+        dtype, shape, device, order = self._flat.types[4 * node.index : 4 * node.index + 4]
+        if device is NUMPY:
+            return None
+        kind = (dtype, shape, None if device.type == "cpu" else device, order, dtype.is_complex)
+        same: _TensorKind = kinds.setdefault(kind, kind)
+        return same
+
+    def _take_tensors(self, items: Iterable[Any], kinds: Iterable[Any]) -> bool:
+        try:
+            for item, (dtype, shape, device, order, is_complex) in zip(items, kinds, strict=True):
+                # Other layouts have another dtype, no shape or no memory; a meta tensor is on no device asked for.
+                if (
+                    type(item) not in PLAIN_TENSORS
+                    or item.dtype is not dtype
+                    or item.shape != shape
+                    or (not item.is_cpu if device is None else item.device != device)
+                    or (item.is_contiguous() or item.stride()) != order
+                    or item.is_neg()
+                    or (is_complex and item.is_conj())
+                ):
+                    return False
+        except RuntimeError:
+            return False
+        self._data += items
+        return True
+
+    def _array_filler(self, leaf: ArrayLeaf, kinds: dict[Any, Any]) -> _Filler:
+        kind = self._tensor_kind(leaf, kinds)
+        if kind is not None:
+            return lambda item: self._take_tensors((item,), (kind,))
+        assert self._flat is not None
+        dtype, shape, _, order = self._flat.types[4 * leaf.index : 4 * leaf.index + 4]
+
+        def fill(item: Any) -> bool:
+            if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
+                return False
+            self._data.append(item)
+            return bool((bool(item.flags.c_contiguous) or item.strides) == order)
+
+        return fill
+
+    def _object_filler(self, branch: Branch, fill_state_dict: _Filler) -> _Filler:
+        kind = type(branch.container)
+
+        def fill(item: Any) -> bool:
+            if type(item) is not kind:
+                return False
+            branch.container = item
+            state_dict = state_dict_of(item, lambda: readable(branch.path))
+            self._state_dicts[id(item)] = state_dict
+            return fill_state_dict(state_dict)
+
+        return fill
+
+
+def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
+    """What a node was made of; notes what objects' ``state_dict()`` have returned."""
+    if isinstance(node, ArrayLeaf):
+        return flat.data[node.index]
+    if isinstance(node, ValueLeaf):
+        return node.value
+    if isinstance(node, Apart):
+        return None if node.node is None else _item(node.node, flat, state_dicts)
+    for child in node.children:
+        item = _item(child, flat, state_dicts)
+        if node.kind == "object":
+            state_dicts[id(node.container)] = item
+    return node.container
+
+
+def _value_filler(leaf: ValueLeaf, cuts: Cuts | None) -> _Filler:
+    path = leaf.path
+
+    def fill(item: Any) -> bool:
+        leaf.value = item
+        if is_value(item):
+            return True
+        levels = run_levels(item)
+        return levels > 0 and (cuts is None or cuts.may_be_run(path, levels))
+
+    return fill
+
+
+def _dict_filler(
+    branch: Branch, take: Callable[[Sequence[Any]], bool], is_run: Callable[[Any], bool] | None
+) -> _Filler:
+    kind, order = type(branch.container), list(branch.container)
+    types = None if all(type(key) is str for key in order) else [type(key) for key in order]
+    exact = all(type(key) in (str, int, bool, bytes, type(None)) for key in order)
+    places = {key: place for place, key in enumerate(order)}
+    canonical = [places[key] for key in branch.keys]
+    in_order = canonical == list(range(len(order)))
+
+    def fill(item: Any) -> bool:
+        if type(item) is not kind or not exact or list(item) != order:
+            return False
+        if types is not None and [type(key) for key in item] != types:
+            return False
+        if is_run is not None and is_run(item):
+            return False
+        branch.container = item
+        items = list(item.values())
+        return take(items if in_order else [items[place] for place in canonical])
+
+    return fill
+
+
+def _items_filler(
+    branch: Branch, take: Callable[[Sequence[Any]], bool], is_run: Callable[[Any], bool] | None
+) -> _Filler:
+    kind, count = type(branch.container), len(branch.children)
+
+    def fill(item: Any) -> bool:
+        branch.container = item
+        if type(item) is not kind or len(item) != count or (is_run is not None and is_run(item)):
+            return False
+        return take(item)
+
+    return fill
+
+
+def _run_test(branch: Branch, cuts: Cuts | None) -> Callable[[Any], bool] | None:
+    """Tells whether other values in the same places make one run of the container; None where they never can."""
+    flat = all(isinstance(child, ValueLeaf) for child in branch.children)
+    if not flat and (len(branch.children) < LEAST_ROWS or not _holds_values(branch)):
+        return None
+
+    def is_run(item: Any) -> bool:
+        levels = run_levels(item)
+        return levels > 0 and (cuts is None or cuts.may_be_run(branch.path, levels))
+
+    return is_run
+
+
+def _holds_values(node: Node) -> bool:
+    """Whether there is nothing but values in containers that a run may have."""
+    if isinstance(node, Branch):
+        return node.kind in RUN_KINDS and all(map(_holds_values, node.children))
+    return isinstance(node, ValueLeaf)

@@ -1,0 +1,271 @@
+"""``capture="lazy"``: what is saved is the state at the call, whatever training does next, or it fails loudly."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import deeppart
+from deeppart.errors import CheckpointError, LazyCaptureNotice
+from deeppart.state.capture import lazy
+from deeppart.state.compare import owners
+from deeppart.testing.states import difference
+from tests.unit.slow_copies import config, gradients, model, saved
+
+ELEMENTS = 60_000  # large enough to wait
+
+
+def test_large_owned_tensors_are_what_waits(tmp_path: Path, slow: threading.Event) -> None:
+    net = model()
+    average = torch.full((ELEMENTS,), 3.0)  # nobody's
+    optimizer = torch.optim.Adam(net.parameters())
+    gradients(net)
+    optimizer.step()
+    state = {"net": net.state_dict(), "optimizer": optimizer, "average": average, "progress": [7]}
+    expected = copy.deepcopy({**state, "optimizer": optimizer.state_dict()})
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        pending = ck.checkpoint(state, 1)
+        average.zero_()  # was copied before the call returned
+        state["progress"][0] = 8  # type: ignore[index]
+        with torch.no_grad():
+            net[1].running_mean.zero_()
+            net[0].bias.zero_()  # small
+        assert not pending.done()
+        slow.set()
+        pending.wait("persistent", 30)
+        assert pending.report.held_s == 0
+    assert difference(expected, saved(tmp_path, 1)) is None
+
+
+def test_arrays_over_the_memory_of_parameters(tmp_path: Path, slow: threading.Event) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    gradients(net)
+    weight = net[0].weight.detach().numpy()
+    state = {"flat": weight, "turned": weight.T, "optimizer": optimizer}
+    expected = weight.copy()
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        pending = ck.checkpoint(state, 1)
+        optimizer.step()
+        pending.wait("persistent", 30)
+    found = saved(tmp_path, 1)
+    assert (found["flat"] == expected).all() and (found["turned"] == expected.T).all()
+
+
+def test_plain_state_dicts_of_an_optimizer_that_has_stepped(tmp_path: Path, slow: threading.Event) -> None:
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters())
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        gradients(net)
+        optimizer.step()
+        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+        expected = copy.deepcopy(state)
+        pending = ck.checkpoint(state, 1)
+        time.sleep(0.05)
+        assert not pending.done()
+        gradients(net)
+        optimizer.step()
+        slow.set()
+        pending.wait("persistent", 30)
+        assert pending.report.held_s > 0
+    assert difference(expected, saved(tmp_path, 1)) is None
+
+
+def test_several_optimizers_and_accumulated_gradients(tmp_path: Path, slow: threading.Event) -> None:
+    first, second = model(1), model(2)
+    optimizers = [torch.optim.AdamW(first.parameters()), torch.optim.SGD(second.parameters(), 0.1, momentum=0.9)]
+    state = {"nets": [first, second], "optimizers": optimizers}
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for step in range(1, 4):
+            for net, optimizer in zip((first, second), optimizers, strict=True):
+                gradients(net)
+                optimizer.step()
+            expected = copy.deepcopy([first.state_dict(), second.state_dict(), *(o.state_dict() for o in optimizers)])
+            pending = ck.checkpoint(state, step)
+            for net in (first, second, second, first):
+                net(torch.randn(8, 200)).sum().backward()
+            optimizers[step % 2].step()
+            optimizers[1 - step % 2].step()
+            slow.set()
+            pending.wait("persistent", 30)
+            found = saved(tmp_path, step)
+            assert difference(expected, [*found["nets"], *found["optimizers"]]) is None
+            slow.clear()
+        slow.set()
+
+
+# --- where it cannot know ---------------------------------------------------------------------------------------------
+
+
+class NotTorchs:
+    """An optimizer that torch knows nothing of."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.mul_(0.5)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["other", "capturable", "unwrapped", "unknown"])
+def test_falls_back_to_copying_at_once_with_a_notice(
+    tmp_path: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(lazy, "NOTICED_BYTES", 1000)
+    net = model()
+    optimizer: Any = torch.optim.Adam(net.parameters())
+    if kind == "other":
+        optimizer = NotTorchs(net.parameters())
+    elif kind == "capturable":
+        optimizer.param_groups[0]["capturable"] = True
+    elif kind == "unwrapped":
+        monkeypatch.setattr(owners, "_gives_word", lambda optimizer: False)
+    state = {"net": net} if kind == "unknown" else {"net": net, "optimizer": optimizer}
+    expected = copy.deepcopy(net.state_dict())
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        with pytest.warns(LazyCaptureNotice, match=r"net/0\.weight, net/2\.weight\. An optimizer is known if"):
+            pending = ck.checkpoint(state, 1)
+        NotTorchs(net.parameters()).step()
+        slow.set()
+        pending.wait("persistent", 30)
+        with warnings.catch_warnings():  # once
+            warnings.simplefilter("error")
+            ck.checkpoint(state, 2).wait("persistent", 30)
+    assert difference(expected, saved(tmp_path, 1)["net"]) is None
+
+
+def test_an_optimizer_whose_step_torch_does_not_wrap_gives_no_word() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    assert owners._gives_word(optimizer)
+    optimizer.param_groups[0]["capturable"] = True
+    assert not owners._gives_word(optimizer)
+
+
+def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
+    """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
+    torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)  # the first one of a process puts the mark there
+
+    class Marked(torch.optim.SGD):
+        @functools.wraps(torch.optim.SGD.step)
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                group["params"][0].data.add_(1.0)
+
+    assert not owners._gives_word(Marked([nn.Parameter(torch.ones(2))], 0.1))
+    replaced = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    replaced.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    assert not owners._gives_word(replaced)
+    scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    assert owners._gives_word(scheduled)
+
+
+def test_a_leaf_and_the_optimizers_tensor_may_have_counters_of_their_own(tmp_path: Path, slow: threading.Event) -> None:
+    """As with flat parameters: the module's tensors are views, by way of ``.data``, of what the optimizer has."""
+    net = nn.Linear(300, 300, bias=False)
+    whole = nn.Parameter(net.weight.detach().clone().reshape(-1))
+    net.weight.data = whole.data.view(300, 300)
+    optimizer = torch.optim.SGD([whole], 0.1)
+    for step, write in enumerate((net.weight, whole)):
+        with deeppart.Checkpointer(config(tmp_path / str(step))) as ck:
+            whole.grad = torch.ones_like(whole)
+            optimizer.step()
+            slow.clear()
+            pending = ck.checkpoint({"net": net}, 1)
+            with torch.no_grad():
+                write[7:8].mul_(2.0)
+            slow.set()
+            with pytest.raises(CheckpointError, match=r"writes to net/weight"):
+                pending.wait("persistent", 30)
+
+
+def test_views_of_a_larger_buffer_are_copied_at_once(tmp_path: Path) -> None:
+    """Who writes to the buffer advances a version counter that nobody has told of."""
+    net = nn.Sequential(nn.Linear(300, 300, bias=False), nn.Linear(300, 300, bias=False))
+    buffer = torch.randn(2, 300, 300)
+    for number in range(2):
+        net[number].weight.data = buffer[number]
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for step in range(1, 4):
+            for each in net.parameters():
+                each.grad = torch.ones_like(each)
+            optimizer.step()
+            expected = copy.deepcopy(net.state_dict())
+            pending = ck.checkpoint({"net": net, "optimizer": optimizer}, step)
+            buffer[1, 5].mul_(2.0)
+            pending.wait("persistent", 30)
+            assert difference(expected, saved(tmp_path, step)["net"]) is None
+
+
+def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    weight = weakref.ref(net[0].weight)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
+        assert ck._pipeline.drain(30)
+        del net, optimizer
+        gc.collect()
+        assert weight() is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_gives_word() -> None:
+    """The hook itself is not compiled: it runs before each step, every time."""
+    net = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    heard: list[int] = []
+
+    def listener() -> None:
+        heard.append(len(heard))
+
+    owners.REGISTRY.listen(listener)
+    try:
+
+        @torch.compile(backend="eager")
+        def train() -> None:
+            optimizer.step()
+
+        for count in range(1, 4):
+            net(torch.ones(3)).sum().backward()
+            train()
+            assert len(heard) == count
+    finally:
+        owners.REGISTRY.unlisten(listener)
+
+
+def test_the_compiler_is_not_brought_in_before_training_does() -> None:
+    """It costs every rank two seconds of processor time."""
+    code = """if True:
+        import sys
+        import deeppart
+        from deeppart.state.compare.owners import REGISTRY
+        from deeppart.state.compare.training import TrainingWatch
+        deeppart.Checkpointer
+        watch = TrainingWatch(least_bytes=0)  # which Checkpointers of several ranks have
+        REGISTRY.listen(print)
+        assert 'torch._dynamo' not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

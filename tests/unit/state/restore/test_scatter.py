@@ -1,0 +1,111 @@
+"""Bytes of the raw stream go to their places, however arrays lie; places that make no sense are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.errors import CorruptFileError, FreedMemoryError
+from deeppart.part import SPAN_DTYPE
+from deeppart.state.restore.scatter import Piece, Scatter, check_cover, chunk_pieces
+from deeppart.state.tree.leaves import LeafType
+
+COUNTING = np.arange(24, dtype=np.uint8)
+
+
+def spans(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
+    return np.array([*rows], dtype=SPAN_DTYPE)
+
+
+def test_spans_are_cut_where_chunks_end() -> None:
+    rows = spans((7, 0, 0, 10, 0), (8, 0, 4, 6, 10))
+    assert chunk_pieces(rows, np.array([0, 4, 12, 16], dtype=np.uint64)) == [
+        [Piece(7, 0, 4, 0)],
+        [Piece(7, 4, 6, 0), Piece(8, 4, 2, 6)],
+        [Piece(8, 6, 4, 0)],
+    ]
+    assert chunk_pieces(spans(), np.array([0], dtype=np.uint64)) == []
+
+
+def _flat() -> Any:
+    return torch.zeros(12, dtype=torch.int16)
+
+
+def _transposed() -> Any:
+    return torch.zeros(3, 4, dtype=torch.int16).T
+
+
+def _every_other() -> Any:
+    return torch.zeros(24, dtype=torch.int16)[::2]
+
+
+def _numpy_columns() -> Any:
+    return np.zeros((4, 6), dtype=np.int16)[:, ::2]
+
+
+@pytest.mark.parametrize("make", [_flat, _transposed, _every_other, _numpy_columns])
+@pytest.mark.parametrize("cut", [2, 6, 8, 24])
+def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
+    array = make()
+    scatter = Scatter({5: array})
+    for start in range(0, 24, cut):
+        pieces = [Piece(4, 0, 1, 0), Piece(5, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
+        scatter.write(pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
+    assert np.asarray(array).reshape(-1).tobytes() == COUNTING.tobytes()
+    assert scatter.wants(5) and not scatter.wants(4)
+
+
+def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> None:
+    flat, transposed = _flat(), _transposed()
+    scatter = Scatter({0: flat, 1: transposed})
+    there = scatter.direct([Piece(0, 4, 6, 0)])
+    assert there is not None and there.size == 6
+    there[:] = 7
+    assert flat.view(torch.uint8).tolist() == [0] * 4 + [7] * 6 + [0] * 14
+    assert scatter.direct([Piece(1, 4, 6, 0)]) is None, "not in order"
+    assert scatter.direct([Piece(0, 0, 2, 0), Piece(0, 2, 2, 2)]) is None and scatter.direct([]) is None
+    assert scatter.direct([Piece(9, 0, 2, 0)]) is None, "not wanted"
+
+
+def test_memory_that_was_freed_meanwhile_is_not_written_to() -> None:
+    tensor = torch.zeros(1000)
+    scatter = Scatter({0: tensor})
+    assert scatter.direct([Piece(0, 0, 4, 0)]) is not None
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(FreedMemoryError, match="leaf 0"):
+        scatter.direct([Piece(0, 0, 4, 0)])
+    with pytest.raises(FreedMemoryError, match="leaf 0"):
+        scatter.write([Piece(0, 0, 4, 0)], COUNTING)
+
+
+TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
+
+
+@pytest.mark.parametrize(
+    ("tables", "good"),
+    [
+        ([[(0, 0, 16), (2, 0, 8)]], True),
+        ([[(2, 0, 8), (0, 8, 8)], [(0, 0, 8)]], True),
+        ([[(2, 0, 8), (0, 8, 8)]], False),
+        ([[(2, 0, 8), (0, 0, 8)]], False),
+        ([[(2, 0, 8), (0, 0, 16)], [(0, 8, 8)]], False),
+        ([[(2, 0, 8), (0, 0, 12), (0, 8, 8)]], False),
+        ([[(2, 0, 8), (0, 0, 20)]], False),
+        ([[(2, 0, 8), (0, 0, 16), (3, 0, 4)]], False),
+        ([], False),
+    ],
+)
+def test_every_byte_once(tables: list[list[tuple[int, int, int]]], good: bool) -> None:
+    rows = [spans(*((leaf, 0, start, length, 0) for leaf, start, length in table)) for table in tables]
+    if good:
+        check_cover(TYPES, {0, 1, 2}, rows, "here")
+    else:
+        with pytest.raises(CorruptFileError, match="here"):
+            check_cover(TYPES, {0, 1, 2}, rows, "here")
+
+
+def test_what_is_not_wanted_need_not_be_there() -> None:
+    check_cover(TYPES, {2}, [spans((2, 0, 0, 8, 0))], "here")

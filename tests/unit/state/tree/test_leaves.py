@@ -1,0 +1,180 @@
+"""Tensors and arrays of every type and every layout come back to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.state.tree.leaves import TORCH_DTYPES
+from deeppart.testing.states import array_bytes, difference
+from tests.unit.round_trip import both_ways, config, restore, save, wrapped
+
+# --- tensors and arrays -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+def test_every_torch_dtype_with_every_byte_in_every_position(tmp_path: Path, name: str) -> None:
+    dtype = TORCH_DTYPES[name]
+    bits = torch.arange(256 * 48, dtype=torch.int64).mul(40503).bitwise_right_shift(4).to(torch.uint8)
+    if dtype is torch.bool:
+        bits &= 1
+    flat = bits.view(dtype)
+
+    def fresh() -> torch.Tensor:
+        return bits.clone().view(dtype)
+
+    state = {
+        "flat": flat,
+        "matrix": fresh().view(-1, 4),
+        "transposed": fresh().view(-1, 4).T,
+        "strided": fresh()[1::3],
+        "one of many": fresh()[5:6],
+        "strided one": fresh()[::7][:1],
+        "0-dim": fresh()[3],
+        "empty": flat[:0],
+        "empty 3d": flat[:0].view(2, 0, 3),
+        "last": fresh().view(2, -1)[:, -1:],
+    }
+    both_ways(tmp_path, state)
+
+
+NUMPY = {
+    "bool": np.array([True, False, True]),
+    "ints": np.arange(-5, 5, dtype="i2"),
+    "big endian": np.arange(5, dtype=">f8"),
+    "big endian matrix": np.arange(6, dtype=">u4").reshape(2, 3).T,
+    "float16": np.array([1.5, np.nan, -0.0], dtype="f2"),
+    "longdouble": np.array([1, 3], dtype="g") / 3,
+    "complex": np.array([1 + 2j, np.nan], dtype="c8"),
+    "text": np.array(["", "a", "äöü", "\U0001f600"]),
+    "big endian text": np.array(["ab", "c"]).astype(">U3"),
+    "bytes": np.array([b"", b"abc", b"\0x"]),
+    "odd bytes": np.array([b"abcde", b"f"], dtype="S5"),
+    "dates": np.array(["2024-02-29", "NaT"], dtype="M8[D]"),
+    "durations": np.array([1, -1], dtype="m8[ns]"),
+    "0-dim": np.array(2.5),
+    "0-dim text": np.array("text"),
+    "empty": np.zeros((0, 3)),
+    "strided": np.arange(20)[::3],
+    "strided one": np.arange(20)[::3][:1],
+    "reversed": np.arange(20)[::-1],
+    "both reversed": np.arange(20).reshape(4, 5)[::-1, ::-2],
+    "fortran": np.asfortranarray(np.arange(24).reshape(2, 3, 4)),
+    "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
+    "unaligned": np.frombuffer(b"\1" + bytes(range(16)), dtype="<i4", offset=1, count=4),
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_arrays(tmp_path: Path, name: str) -> None:
+    loaded = both_ways(tmp_path, wrapped(NUMPY[name]))["item"]
+    assert loaded.dtype.str == NUMPY[name].dtype.str, "byte order is part of the type"
+
+
+def test_numpy_arrays_of_all_kinds_beside_each_other(tmp_path: Path) -> None:
+    both_ways(tmp_path, dict(NUMPY))
+
+
+@pytest.mark.parametrize("itemsize", [3, (4 << 20) - 1, (4 << 20) + 1, 9 << 20])
+def test_elements_larger_than_a_chunk(tmp_path: Path, itemsize: int) -> None:
+    array = np.array([b"a" * itemsize, b"b" * (itemsize - 1)])
+    both_ways(tmp_path, wrapped(array))
+    both_ways(tmp_path / "reversed", wrapped(array[::-1]))
+
+
+def test_nan_payloads_in_tensors_and_arrays(tmp_path: Path) -> None:
+    payloads = torch.tensor([0x7FC00001, 0x7F800001, -1, -0x80000000, 0x7F800000], dtype=torch.int32)
+    half = torch.tensor([0x7E01, 0x7C01, -1, -0x8000], dtype=torch.int16)
+    state = {
+        "f32": payloads.view(torch.float32),
+        "f32 strided": payloads.repeat_interleave(2).view(torch.float32)[::2],
+        "f16": half.view(torch.float16),
+        "bf16": half.view(torch.bfloat16),
+        "numpy": payloads.numpy().view("f4").copy(),
+        "numpy strided": np.repeat(payloads.numpy().view("f4"), 3)[::3],
+    }
+    both_ways(tmp_path, state)
+
+
+def test_lazily_conjugated_and_negated_views(tmp_path: Path) -> None:
+    base = torch.complex(torch.arange(6.0), -torch.arange(6.0)).view(2, 3)
+    state = {"conj": base.conj(), "neg": base.clone().conj().imag, "transposed": base.clone().mH}
+    assert state["neg"].is_neg()
+    save(tmp_path, state)
+    assert difference(state, deeppart.load(tmp_path / "ckpt")) is None
+    live = {name: torch.zeros_like(tensor.resolve_conj().resolve_neg()) for name, tensor in state.items()}
+    assert difference(state, restore(tmp_path, live)) is None
+
+
+def test_lazily_conjugated_live_tensors_are_written_through(tmp_path: Path) -> None:
+    base = torch.complex(torch.arange(6.0), torch.arange(6.0) + 1)
+    save(tmp_path, (base, base.clone().imag))
+    under = torch.zeros(6, dtype=torch.complex64), torch.zeros(6, dtype=torch.complex64)
+    live = under[0].conj(), under[1].conj().imag
+    assert live[0].is_conj() and live[1].is_neg()
+    restore(tmp_path, live)
+    assert torch.equal(live[0], base) and torch.equal(under[0], base.conj())
+    assert torch.equal(live[1], base.imag) and torch.equal(under[1].imag, -base.imag)
+
+
+def test_only_the_elements_of_a_view_are_saved(tmp_path: Path) -> None:
+    base = torch.zeros(1 << 20)
+    report = save(
+        tmp_path, {"a": base[::4096], "b": np.zeros(1 << 20)[: 1 << 18 : 1024], "c": base.view(1024, -1)[:, 7]}
+    )
+    assert report.raw_bytes == 4 * 256 + 8 * 256 + 4 * 1024
+    assert sum(file.stat().st_size for file in next((tmp_path / "ckpt").glob("step-*")).iterdir()) < 20_000
+
+
+def test_expanded_tensors_are_saved_as_they_read(tmp_path: Path) -> None:
+    state = {"e": torch.arange(3.0).view(3, 1).expand(3, 4), "b": np.broadcast_to(np.arange(2), (3, 2))}
+    both_ways(tmp_path, state)
+
+
+def test_autograd_is_neither_needed_nor_touched(tmp_path: Path) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    state = {"p": torch.nn.Parameter(torch.arange(4.0)), "leaf": leaf, "result": leaf * 2, "frozen": torch.ones(2)}
+    loaded = both_ways(tmp_path, state)
+    assert not any(tensor.requires_grad for tensor in loaded.values())
+    live = {
+        "p": torch.nn.Parameter(torch.zeros(4)),
+        "leaf": torch.zeros(3, requires_grad=True),
+        "result": torch.zeros(3),
+        "frozen": torch.nn.Parameter(torch.zeros(2), requires_grad=False),
+    }
+    before = dict(live)
+    restore(tmp_path, live)
+    assert all(live[name] is before[name] for name in live)
+    assert live["p"].requires_grad and live["leaf"].is_leaf and not live["frozen"].requires_grad
+    assert difference(state, live) is None
+
+
+def test_thousands_of_small_tensors(tmp_path: Path) -> None:
+    """Of odd sizes, so that shares, chunks and segments do not line up. (100,000: benchmarks, not tests.)"""
+    state = {f"layer{i % 97}.{i}": torch.full((i % 5,), i, dtype=torch.int32) for i in range(20_000)}
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for step in (1, 2):
+            state["layer1.1"].fill_(step)
+            pending = ck.checkpoint(state, step=step)
+            pending.wait(timeout=200)
+        live = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        ck.restore(live)
+    assert all(torch.equal(live[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("nbytes", [(4 << 20) - 1, 4 << 20, (4 << 20) + 1, (1 << 20) - 1, 1 << 20, 13_000_001])
+def test_leaves_around_the_size_of_a_chunk(tmp_path: Path, nbytes: int) -> None:
+    data = torch.arange(nbytes, dtype=torch.int64).mul_(2654435761).bitwise_right_shift_(13).to(torch.uint8)
+    state = {
+        "big": data,
+        "small": torch.ones(3),
+        "odd": data[:77],
+        "mixed": data[: nbytes // 8 * 8].clone().view(torch.float64),
+    }
+    save(tmp_path, state)
+    loaded = deeppart.load(tmp_path / "ckpt")
+    assert all(array_bytes(loaded[name]) == array_bytes(state[name]) for name in state)

@@ -1,0 +1,134 @@
+"""Templates: a state is taken apart again as the walk would do it, or not at all."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.template import Template
+from deeppart.testing.states import Box, array_bytes, difference
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    settings = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}} | settings
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+
+
+# --- the template that makes the steady state cheap -------------------------------------------------------------------
+
+
+def variants() -> list[Any]:
+    """Structures of which each differs from the next in one small thing."""
+    tensor, array = torch.ones(2, 2), np.ones((2, 2))
+    return [
+        {"a": tensor, "b": [1, 2]},
+        {"a": tensor, "b": (1, 2)},
+        {"a": array, "b": (1, 2)},
+        {"a": tensor, "b": (1, 2, 3)},
+        {"b": (1, 2, 3), "a": tensor},
+        OrderedDict(b=(1, 2, 3), a=tensor),
+        OrderedDict(a=tensor, b=(1, 2, 3)),
+        {"a": tensor.T.contiguous()[:, :1], "b": (1, 2, 3)},
+        {"a": tensor.double(), "b": (1, 2, 3)},
+        {"a": tensor.double(), "b": (1, tensor, 3)},
+        {"a": tensor.double(), "b": (1, tensor.clone(), 3)},
+        {"a": {1: 0}, "b": 0},
+        {"a": {True: 0}, "b": 0},
+        {"a": {1.0: 0}, "b": 0},
+        {"a": {(1,): 0}, "b": 0},
+        {"a": {(True,): 0}, "b": 0},
+        {"a": Box({"x": 1}), "b": 0},
+        {"a": {"x": 1}, "b": 0},
+        {"a": Box([1]), "b": 0},
+        {"a": Box(Box([1])), "b": 0},
+        {"a": None, "b": {}},
+        {"a": [None], "b": {}},
+        [],
+        (),
+        {},
+        5,
+        tensor,
+        torch.nn.Parameter(tensor),
+        array,
+        [tensor, tensor],
+        [tensor, tensor.clone()],
+        [tensor, tensor.T],
+        [tensor, tensor.view(torch.int32)],
+        [tensor, tensor[:1]],
+        [tensor, tensor[1:]],
+        [torch.view_as_complex(tensor), 1],
+        [torch.view_as_complex(tensor).conj(), 1],
+        [np.array(["a", "bc"])],
+        [np.array(["a", "bcd"])],
+        [np.array([1], ">i4")],
+        [np.array([1], "<i4")],
+    ]
+
+
+def test_the_template_gives_what_flattening_gives() -> None:
+    template = Template()
+    for first, second in itertools.permutations(range(len(variants())), 2):
+        states = variants()
+        template.flatten(states[first])
+        found = template.flatten(states[second])
+        expected = flatten(states[second])
+        assert (found.tokens, found.types, found.orders) == (expected.tokens, expected.types, expected.orders)
+        if not any(data.is_conj() for data in found.data if isinstance(data, torch.Tensor)):
+            complexes = [isinstance(data, torch.Tensor) and data.is_complex() for data in found.data]
+            assert any(complexes) or found.pointers == expected.pointers
+        for one, other in zip(found.arrays, expected.arrays, strict=True):
+            assert one == other and array_bytes(found.data[one.index]) == array_bytes(expected.data[other.index])
+        for mine, theirs in zip(found.values, expected.values, strict=True):
+            assert mine.path == theirs.path and type(mine.value) is type(theirs.value) and mine.value == theirs.value
+
+
+def test_every_structure_is_saved_right_after_every_other(memory: Path) -> None:
+    """One checkpointer, all variants in turn, twice; with the caches of the one before."""
+    with deeppart.Checkpointer(config(memory, local_dir=None, keep={"persistent": 1})) as ck:
+        for step, state in enumerate([*variants(), *reversed(variants())]):
+            ck.checkpoint(state, step).wait(timeout=200)
+            assert difference(state, deeppart.load(memory / "ckpt", step)) is None
+
+
+def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
+    """What may not be saved is refused too when the structure is known already."""
+    good: dict[str, Any] = {"a": torch.ones(2), "b": np.ones(2), "c": 1, "d": Box([1])}
+    bad = {
+        "a": [torch.eye(2).to_sparse(), torch.ones(2, device="meta"), torch.empty(2, dtype=torch.bits8)],
+        "b": [np.array([{}], dtype=object), np.ma.masked_array([1.0, 2.0])],
+        "c": [{1}, object(), lambda: 0, np.void(b"x")],
+        "d": [Box([{1}]), Box(object())],
+    }
+    with deeppart.Checkpointer(config(memory)) as ck:
+        ck.checkpoint(good, step=0).wait(timeout=200)
+        for key, items in bad.items():
+            for item in items:
+                with pytest.raises(deeppart.UnsupportedLeafError) as caught:
+                    ck.checkpoint({**good, key: item}, step=1)
+                assert f"path {key}" in str(caught.value)
+        loop = dict(good)
+        loop["c"] = loop
+        with pytest.raises(deeppart.UnsupportedLeafError, match="contains itself"):
+            ck.checkpoint(loop, step=1)
+        ck.checkpoint(good, step=1).wait(timeout=200)
+    assert difference(good, deeppart.load(memory / "ckpt", 1)) is None
+
+
+def test_ties_that_come_and_go_are_noticed(memory: Path) -> None:
+    one, other = torch.ones(64), torch.zeros(64)
+    states = [[one, other], [one, one], [one, other], [one, one[32:]], [one, one[:32]], [other[:32], other]]
+    with deeppart.Checkpointer(config(memory)) as ck:
+        for step, state in enumerate(states):
+            ck.checkpoint(state, step).wait(timeout=200)
+            a, b = deeppart.load(memory / "ckpt", step)
+            assert difference(state, [a, b]) is None
+            tied = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+            assert tied == (state[0].untyped_storage().data_ptr() == state[1].untyped_storage().data_ptr())
