@@ -50,7 +50,7 @@ from deeppart.errors import (
     SuspectStepWarning,
     UnsupportedLeafError,
 )
-from deeppart.model.version import VERSION as __version__
+from deeppart.model.version import VERSION as __version__  # noqa: N811
 from deeppart.pending import LevelReport, Pending, Report
 
 if TYPE_CHECKING:

@@ -145,7 +145,7 @@ def train(args: argparse.Namespace, checkpointer: deeppart.Checkpointer) -> None
     for line in checkpointer.explanation:
         say(f"  {line}", flush=True)
 
-    log = open(args.loss_log, "a", buffering=1) if args.loss_log and rank == 0 else None
+    log = open(args.loss_log, "a", buffering=1) if args.loss_log and rank == 0 else None  # noqa: SIM115
     pending: deeppart.Pending | None = None
     model.train()
     for step in range(state["step"] + 1, args.steps + 1):

@@ -6,6 +6,7 @@ fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -78,10 +79,8 @@ def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
     except OSError as error:
         raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults on the first copy
-        except OSError:
-            pass
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 

@@ -55,7 +55,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
     yield make
     for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         yield directory, control
     finally:
         control.unlink(missing_ok=True)
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
         process.kill()
         process.wait()
 
@@ -218,5 +218,7 @@ print("closed", flush=True)
 
 def test_no_thread_of_the_library_keeps_a_process_from_ending(tmp_path: Path) -> None:
     """What the kernel does with a thread that hangs in it is the kernel's: in FUSE it waits for the answer."""
-    job = subprocess.run([sys.executable, "-c", _JOB, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    job = subprocess.run(
+        [sys.executable, "-c", _JOB, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
+    )
     assert (job.returncode, job.stdout) == (0, "closed\n"), job.stderr

@@ -32,9 +32,9 @@ def _without_aliases() -> None:
 
 
 def _without_places() -> None:
-    import deeppart.offline.inspect.verifying as verifying
     import deeppart.offline.load as reading
     import deeppart.recovery.apply as restoring
+    from deeppart.offline.inspect import verifying
 
     for module in (reading, restoring, verifying):
         module.check_places = _nothing  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ class _Ranks:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if self.world.rank > 0:
             reporter = session.config.pluginmanager.getplugin("terminalreporter")
-            reporter._tw._file = open(os.devnull, "w")
+            reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

@@ -11,7 +11,6 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,9 @@ def comm() -> Comm:
 
 
 @pytest.fixture
-def own_channel(comm: Comm) -> Iterator[Comm]:
+def own_channel(comm: Comm) -> Comm:
     """A channel that a test may break."""
-    yield finish(comm, comm.channel(), "channel", LIMIT_S)
+    return finish(comm, comm.channel(), "channel", LIMIT_S)
 
 
 def do(comm: Comm, operation: Any) -> Any:

@@ -56,7 +56,7 @@ class NodeFiles:
 
     @property
     def state(self) -> str:
-        """ "damaged", "not read", if some of it could not be, or "sound"."""
+        """One of "damaged", "not read", if some of it could not be, and "sound"."""
         return "damaged" if self.damage else "not read" if self.unread else "sound"
 
 
