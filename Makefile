@@ -21,7 +21,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu check lint types imports dead format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,7 +73,7 @@ bench-gpu: $(STAMP) ## the same for a state on a GPU, where there is one
 bench-nodes: $(STAMP) ## time of copies and parity between nodes, and of restores after lost ones
 	$(BIN)/python benchmarks/nodes.py $(ARGS)
 
-check: lint types imports ## lint, types and import directions
+check: lint types imports dead ## lint, types, import directions, unused names
 
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check .
@@ -84,6 +84,9 @@ types: $(STAMP) ## mypy, strict
 
 imports: $(STAMP) ## the directions in .importlinter
 	$(BIN)/lint-imports --no-logo
+
+dead: $(STAMP) ## vulture: names that nothing uses
+	$(BIN)/vulture
 
 format: $(STAMP) ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .

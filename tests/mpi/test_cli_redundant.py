@@ -65,11 +65,6 @@ def nodes(job: Path) -> list[object]:
     return [argument for name in NODES for argument in ("--local", job / name)]
 
 
-def flip_from_end(distance: int) -> Callable[[Path], None]:
-    """Change a byte so far from the end."""
-    return lambda path: flip(path, path.stat().st_size - distance)
-
-
 def find(job: Path, pattern: str) -> Path:
     (path,) = job.glob(pattern)
     return path

@@ -29,7 +29,6 @@ from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory
 from deeppart.storage.timestamps import now
 
-MEGABYTE = 1 << 20
 RAW = Encoding(Chooser("none"), Encoders(0))
 
 

@@ -14,7 +14,6 @@ from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document import OwnDocument, decode_meta
-from deeppart.state.leaves import LeafType
 from deeppart.state.structure import Structure, decode_structure
 
 
@@ -83,14 +82,6 @@ class StepFiles:
                 signing=self._signing,
             )
             yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path), with_structure=False))
-
-    def types_of(self, own: OwnDocument) -> list[LeafType]:
-        """The type of every leaf as one rank saved it."""
-        types = list(self.structure.types)
-        for index, kind in own.types.items():
-            if 0 <= index < len(types):
-                types[index] = kind
-        return types
 
 
 def shared_spans(reader: PartReader) -> npt.NDArray[np.void]:
