@@ -302,7 +302,7 @@ class _Ranks:
             spent.append(time.perf_counter() - began)
             return result
 
-        recover._rebuild_mine = timing
+        recover._rebuild_mine = timing  # type: ignore[assignment]
         with deeppart.Checkpointer(self._config(case, **settings), self.comm) as ck:
             seconds = self.timed(lambda: ck.restore(self.state))
         recover._rebuild_mine = rebuild

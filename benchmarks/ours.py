@@ -29,7 +29,7 @@ class Sweep(torch.optim.Optimizer):
         super().__init__(tensors, {})
         self._tensors = tensors
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """As a training step does."""
         for tensor in self._tensors:

@@ -305,7 +305,7 @@ def _copy_later(target: torch.Tensor, source: torch.Tensor, ready: torch.cuda.Ev
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 def _dtype(kind: LeafType) -> torch.dtype:
@@ -337,7 +337,7 @@ def _copy_from_devices(targets: list[torch.Tensor], sources: list[torch.Tensor])
                 on_host[1].append(source)
                 continue
             if source.device not in streams:
-                streams[source.device] = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+                streams[source.device] = torch.cuda.Stream(source.device)
                 streams[source.device].wait_stream(torch.cuda.current_stream(source.device))
             with torch.cuda.stream(streams[source.device]):
                 for part, piece in _device_pieces(target, source):
