@@ -88,10 +88,14 @@ imports: $(STAMP) ## the directions in .importlinter
 dead: $(STAMP) ## vulture: names that nothing uses
 	$(BIN)/vulture
 
+dist: $(STAMP) ## sdist and wheel in dist/, each installed into an environment of its own and tried there
+	$(BIN)/python -m pip install --quiet --editable '.[release]'
+	.ci/dist $(BIN)/python
+
 format: $(STAMP) ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove .venv and everything generated
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MEASURED) .coverage build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
