@@ -21,7 +21,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu check lint types imports dead format clean
+.PHONY: help venv demo test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,13 @@ test-single: $(STAMP) ## the tests that start their own ranks, or need none
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	set -e; for ranks in $(RANKS); do \
 	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi tests/mpi $(ARGS) $(NONE_IS_FINE); done
+
+# Every interpreter that a test starts measures itself; those that are forked, and threads, too. Ends as the tests do.
+MEASURED := $(CURDIR)/.coverage-data
+coverage: $(STAMP) ## all tests once more, for the lines and branches of deeppart/ that none runs; ARGS as for test
+	rm -rf $(MEASURED) .coverage && mkdir $(MEASURED)
+	COVERAGE_PROCESS_START=$(CURDIR)/setup.cfg COVERAGE_FILE=$(MEASURED)/data $(MAKE) test; tests=$$?; \
+	    $(BIN)/coverage combine --quiet $(MEASURED) && $(BIN)/coverage report && exit $$tests
 
 faults: $(STAMP) ## random faults under real MPI, every restored byte compared; ARGS="--seed 7 --runs 500"
 	$(BIN)/python -m tests.faults.campaign $(ARGS)
