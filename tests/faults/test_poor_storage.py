@@ -95,8 +95,10 @@ def state(step: int) -> dict[str, Any]:
 
 
 def config(persistent: Path, local: Path | None = None, **settings: Any) -> deeppart.Config:
-    settings = {"timeout": 30.0, "compression": "none", "keep": {"local": 1, "persistent": 2}} | settings
-    return deeppart.Config(persistent_dir=str(persistent), local_dir=None if local is None else str(local), **settings)
+    defaults: dict[str, Any] = {"timeout": 30.0, "compression": "none", "keep": {"local": 1, "persistent": 2}}
+    return deeppart.Config(
+        persistent_dir=str(persistent), local_dir=None if local is None else str(local), **(defaults | settings)
+    )
 
 
 def save(ck: deeppart.Checkpointer, step: int) -> dict[str, str]:
@@ -114,7 +116,7 @@ def save(ck: deeppart.Checkpointer, step: int) -> dict[str, str]:
 
 def restored(settings: deeppart.Config) -> int | None:
     """The step that comes back, every byte compared."""
-    live = {"still": torch.zeros(60_000, dtype=torch.int64), "fresh": torch.zeros(20_000), "step": -1}
+    live: dict[str, Any] = {"still": torch.zeros(60_000, dtype=torch.int64), "fresh": torch.zeros(20_000), "step": -1}
     with deeppart.Checkpointer(settings) as ck:
         step = ck.restore(live)
     if step is not None:

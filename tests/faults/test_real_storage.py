@@ -55,8 +55,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(persistent: Path, local: Path | None, **settings: Any) -> deeppart.Config:
-    settings = {"timeout": 30.0, "compression": "none", "keep": {"persistent": 2}} | settings
-    return deeppart.Config(persistent_dir=str(persistent), local_dir=None if local is None else str(local), **settings)
+    defaults: dict[str, Any] = {"timeout": 30.0, "compression": "none", "keep": {"persistent": 2}}
+    return deeppart.Config(
+        persistent_dir=str(persistent), local_dir=None if local is None else str(local), **(defaults | settings)
+    )
 
 
 def state(step: int, mebibytes: float = 1) -> dict[str, Any]:

@@ -143,7 +143,8 @@ def new_shared_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Pa
 
     def make() -> Path:
         path = tmp_path_factory.mktemp("shared") if MPI.COMM_WORLD.rank == 0 else None
-        return MPI.COMM_WORLD.bcast(path)
+        shared: Path = MPI.COMM_WORLD.bcast(path)
+        return shared
 
     return make
 

@@ -27,8 +27,8 @@ RULES = {"replay/*": "none", "best/*": "rank0", "trusted": "all"}
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | settings))
 
 
 def ragged_state(rank: int) -> dict[str, Any]:
@@ -292,8 +292,7 @@ def growing(comm: Any, directory: Path) -> Any:
                     state["list"] = [torch.ones(2)] * 3
                 ck.checkpoint(state, step=step).wait(timeout=200)
                 states.append(state)
-            live = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
-            live["list"] = [live["list"][0]] * 3
+            live = {"list": [torch.zeros(2)] * 3, "w": torch.zeros(9)}
             assert ck.restore(live) == 6
             assert difference(states[-1], live) is None
     return states

@@ -116,7 +116,7 @@ def test_on_the_nodes_themselves(job: Path) -> None:
     assert "could be recovered too" not in run.stdout
 
 
-DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "payload of a part": ("node0/*/step-000000000002-*/part-*", lambda path: flip(path, 5000)),
     "header of a part": ("node1/*/step-000000000002-*/part-*", lambda path: flip(path, 20)),
     "payload of a copy": ("node1/*/partner/step-000000000002-*/part-*", lambda path: flip(path, 5000)),
@@ -238,7 +238,7 @@ def test_what_cannot_be_repaired_stays_as_it_is(job: Path) -> None:
 
 def train_incrementally(root: Path) -> None:
     """Step 2 is whole on the nodes, for parity, and refers to step 1 on the persistent level."""
-    where = {"persistent_dir": str(root / "ckpt"), "local_dir": str(root / "{node}"), "node_size": 1}
+    where: dict[str, Any] = {"persistent_dir": str(root / "ckpt"), "local_dir": str(root / "{node}"), "node_size": 1}
     every = {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
     config = deeppart.Config(compression="none", every=every, parity_group=3, **where)
     with deeppart.Checkpointer(config) as checkpointer:

@@ -99,7 +99,7 @@ def test_copies_refer_to_what_was_copied(run_on: Any, shared_path: Path) -> None
         assert "2 of 4 parts partner" in results[1][2]
 
 
-def cadences(comm: Any, directory: Path) -> list[tuple[int, int]]:
+def cadences(comm: Any, directory: Path) -> list[tuple[int, ...]]:
     """A copy refers to nothing that was not copied, and then the partner's node loses what it holds."""
     settings = {"every": {"persistent": 0, "local": 1, "partner": 2}, "keep": {"local": 0}}
     found = []
@@ -147,7 +147,7 @@ def test_parts_that_are_encoded_are_whole(run_on: Any, shared_path: Path) -> Non
 
 def other_ranks(comm: Any, directory: Path) -> list[Any]:
     """From the persistent level, with bases of its own, and put on the nodes again from there."""
-    settings = {"every": {}}
+    settings: dict[str, Any] = {"every": {}}
     with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
         save(checkpointer, 1, 2)
     at_once(comm, shutil.rmtree, directory / "local")

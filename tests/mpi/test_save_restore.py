@@ -9,6 +9,7 @@ import os
 import shutil
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ pytestmark = pytest.mark.mpi(min_size=4)
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | settings))
 
 
 def training_state(rank: int, steps: int) -> dict[str, Any]:
     """A model trained a little: parameters replicated, BatchNorm buffers, RNG and data position of each rank's own."""
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 2000), torch.nn.BatchNorm1d(2000), torch.nn.Linear(2000, 7))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(64, 2000), torch.nn.BatchNorm1d(2000), torch.nn.Linear(2000, 7))
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(rank)
     for _ in range(steps):
@@ -138,7 +139,7 @@ def refusals(comm: Any, directory: Path) -> dict[str, Any]:
     state = training_state(rank, 0)
     before = flat_bytes(state)
 
-    def mapping(path: str, old: list[Any], new_rank: int, size: int) -> Any:
+    def mapping(path: str, old: Sequence[Any], new_rank: int, size: int) -> Any:
         if new_rank == 1:
             raise KeyError("the user's bug")
         return old[0]
@@ -228,7 +229,8 @@ def test_replicated_override(run_on: Any, shared_path: Path) -> None:
 def diverging(comm: Any, directory: Path) -> list[int]:
     """Leaves that begin equal and differ later, large and small, in a steady structure."""
     rank = comm.rank
-    state = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 0, "same": torch.ones(50_000)}
+    state: dict[str, Any] = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 0}
+    state["same"] = torch.ones(50_000)
     own = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
@@ -243,7 +245,8 @@ def diverging(comm: Any, directory: Path) -> list[int]:
                 pending = ck.checkpoint(state, step=step)
                 pending.wait(timeout=200)
                 own.append(pending.report.per_rank_bytes)
-            fresh = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 9, "same": torch.zeros(50_000)}
+            fresh: dict[str, Any] = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 9}
+            fresh["same"] = torch.zeros(50_000)
             ck.restore(fresh)
     assert torch.equal(fresh["large"], state["large"]) and torch.equal(fresh["small"], state["small"])
     assert fresh["value"] == rank and torch.equal(fresh["same"], state["same"])
@@ -257,12 +260,13 @@ def test_leaves_that_come_to_differ_are_noticed(run_on: Any, shared_path: Path) 
 
 def unequal_shapes(comm: Any, directory: Path) -> bool:
     rank = comm.rank
-    state = {"shard": torch.full((rank + 1, 3), float(rank)), "w": torch.ones(1000), "text": "x" * rank}
+    shard = torch.full((rank + 1, 3), float(rank))
+    state: dict[str, Any] = {"shard": shard, "w": torch.ones(1000), "text": "x" * rank}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
         with deeppart.Checkpointer(config(directory), comm) as ck:
             ck.checkpoint(state, step=1).wait(timeout=200)
-            fresh = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
+            fresh: dict[str, Any] = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
             ck.restore(fresh)
     return bool(torch.equal(fresh["shard"], state["shard"])) and fresh["text"] == state["text"]
 
@@ -432,7 +436,7 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
         read.append((what.part, what.source.path))
         return OpenedPart(source, what, attempt, signing)
 
-    recover.OpenedPart = recording  # type: ignore[assignment, misc]
+    recover.OpenedPart = recording  # type: ignore[attr-defined, assignment]
     assert restore(comm, directory)[0] == 3
     return read
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deeppart_simulator.cli import main
@@ -32,7 +33,7 @@ def _samples(ranks: int, crowding: float = 1.0) -> list[Sample]:
     return samples
 
 
-PIECES = {
+PIECES: dict[str, Any] = {
     "codec": {
         "float32": {"ratio": 0.83, "encode": 1.7e9, "decode": 1.8e9},
         "int64": {"ratio": 1.0, "encode": 1.0, "decode": 1.0},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -33,8 +34,8 @@ from tests.unit.cli_support import block, step_dir
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "l"), "timeout": 30.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "p"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "l"), "timeout": 30.0}
+    return deeppart.Config(persistent_dir=str(directory / "p"), **(defaults | settings))
 
 
 def state(step: int, count: int = 1000) -> dict[str, Any]:
@@ -163,7 +164,9 @@ def test_what_counts_as_complete_on_nodes_has_its_files_there(memory: Path, monk
 
 def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> None:
     """With keep=1, watched all the time: there is always a whole checkpoint to load."""
-    stop, problems, steps = threading.Event(), [], []
+    problems: list[Any] = []
+    steps: list[Any] = []
+    stop = threading.Event()
 
     def watch() -> None:
         while not stop.is_set():
@@ -431,7 +434,7 @@ def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
             release.wait(20)
             return real(*arguments)
 
-        ck._session.persistent.open_part = stuck  # type: ignore[method-assign]
+        ck._session.persistent.open_part = stuck  # type: ignore[method-assign, assignment]
         first = ck.checkpoint(state(1), 1)
         with pytest.raises(CheckpointError, match="earlier checkpoint is still being written"):
             ck.checkpoint(state(2), 2)
@@ -565,7 +568,7 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
         release.wait(20)
         return real(*arguments)
 
-    ck._session.node_levels["local"].open_part = stuck  # type: ignore[method-assign]
+    ck._session.node_levels["local"].open_part = stuck  # type: ignore[method-assign, assignment]
     pending = ck.checkpoint(state(1), 1)
     with pytest.raises(CheckpointError, match="not finished when the checkpointer was closed"):
         ck.close()
@@ -647,7 +650,6 @@ def test_a_long_run_does_not_grow(memory: Path) -> None:
 
 
 def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart.storage import files
 
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
@@ -657,7 +659,7 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
             def refuse(*arguments: Any, **options: Any) -> None:
                 raise OSError(5, "no")
 
-            patch.setattr(files.os, "unlink", refuse)
+            patch.setattr(os, "unlink", refuse)
             pending = ck.checkpoint(state(2), 2)
             pending.wait("local", timeout=200)
             pending.wait("persistent", timeout=200)

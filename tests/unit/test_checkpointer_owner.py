@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 import deeppart
+from deeppart import access
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -222,10 +224,10 @@ def test_a_takeover_between_the_check_and_the_manifest(
         real_remove(path)
 
     others: list[DirectoryOwner] = []
-    real_commit, real_remove = persistent.PersistentLevel.commit, persistent.access.remove
-    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    real_commit, real_remove = persistent.PersistentLevel.commit, access.remove
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(persistent.PersistentLevel, "commit", commit)
-    monkeypatch.setattr(persistent.access, "remove", remove)
+    monkeypatch.setattr(access, "remove", remove)
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         ck.checkpoint({"a": 1}, 1).wait(timeout=200)
         pending = ck.checkpoint({"a": 2}, 2)
@@ -252,7 +254,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(persistent.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.warns(BackgroundFailureWarning, match="taken this directory over"):
         with deeppart.Checkpointer(config(tmp_path)) as early:
             early.checkpoint({"a": 1}, 1).wait(timeout=200)
@@ -269,7 +271,7 @@ def test_a_lock_that_is_refused_is_a_storage_error(tmp_path: Path, monkeypatch: 
     def refuse(*arguments: Any) -> None:
         raise OSError(getattr(errno, code), "refused")
 
-    monkeypatch.setattr(persistent.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(deeppart.StorageError, match="not writable"):
         DirectoryOwner(tmp_path, "me")
 

@@ -124,7 +124,7 @@ def test_a_frozen_parameter_is_read_once_and_again_when_it_has_changed() -> None
     remembered, flat = Remembered(), flatten({"p": parameter})
     first, unread = remembered.digests(flat, [0])
     assert not unread
-    assert remembered.digests(flat, [0]) == (first, {0})
+    assert remembered.digests(flat, [0]) == (first, frozenset({0}))
     parameter[5] = 1
     second, unread = remembered.digests(flat, [0])
     assert not unread and second != first

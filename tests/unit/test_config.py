@@ -269,7 +269,7 @@ def test_paths_may_be_path_objects(tmp_path: Path) -> None:
 def test_placeholders_variables_and_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch/me")
     monkeypatch.setenv("HOME", "/home/me")
-    expand = {"node": "n7", "rank": 12, "job": "4711"}
+    expand: dict[str, Any] = {"node": "n7", "rank": 12, "job": "4711"}
     assert expand_directory("$SCRATCH/{job}/{node}.{rank}", **expand) == Path("/scratch/me/4711/n7.12")
     assert expand_directory("${SCRATCH}/x", **expand) == Path("/scratch/me/x")
     assert expand_directory("~/x", **expand) == Path("/home/me/x")

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter, OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
+import h5py  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
@@ -66,7 +66,8 @@ def read_back(item: h5py.Group | h5py.Dataset) -> Any:
     if item.attrs.get("encoding") == "json":
         return plain(decode_leaf_value(json.loads(item.asstr()[()]), ""))
     value = item[()]
-    python = {"NoneType": lambda _: None, "str": lambda text: text.decode(), "bytes": lambda data: data.tobytes()}
+    python: dict[str, Callable[[Any], Any]] = {"NoneType": lambda _: None, "bytes": lambda data: data.tobytes()}
+    python["str"] = lambda text: text.decode()
     python |= {"int": int, "float": float, "bool": bool, "complex": complex}
     return python[kind](value) if kind in python else value
 
@@ -254,7 +255,7 @@ def test_storage_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "ckpt", 1)
-    open_checkpoint = archive_module.OpenCheckpoint
+    open_checkpoint = archive_module.OpenCheckpoint  # type: ignore[attr-defined]
 
     def late(*arguments: Any, **settings: Any) -> Any:
         if 2 not in steps_in(tmp_path / "ckpt"):

@@ -33,7 +33,7 @@ def config(path: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(path / "ckpt"), capture="lazy", timeout=30.0, **settings)
 
 
-def model(seed: int = 0) -> nn.Module:
+def model(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300), nn.Linear(300, 200))
 
@@ -87,7 +87,7 @@ def test_the_step_waits_until_the_state_is_captured(
     net = model()
     optimizer = make(net.parameters())
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         net.zero_grad()
         loss = net(torch.ones(8, 200)).square().sum()
         loss.backward()
@@ -117,7 +117,7 @@ def test_large_owned_tensors_are_what_waits(tmp_path: Path, slow: threading.Even
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         pending = ck.checkpoint(state, 1)
         average.zero_()  # was copied before the call returned
-        state["progress"][0] = 8  # type: ignore[index]
+        state["progress"][0] = 8
         with torch.no_grad():
             net[1].running_mean.zero_()
             net[0].bias.zero_()  # small
@@ -354,13 +354,13 @@ def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
 
     class Marked(torch.optim.SGD):
         @functools.wraps(torch.optim.SGD.step)
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
                 group["params"][0].data.add_(1.0)
 
     assert not owners._gives_word(Marked([nn.Parameter(torch.ones(2))], 0.1))
     replaced = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    replaced.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    replaced.step = lambda closure=None: None  # type: ignore[method-assign]
     assert not owners._gives_word(replaced)
     scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)

@@ -172,7 +172,7 @@ def test_a_write_that_is_counted_after_the_copy_is_told(tmp_path: Path, monkeypa
 
 def test_rows_that_the_forward_pass_renormalizes(tmp_path: Path) -> None:
     """Found changed once, it is captured before checkpoint() returns from then on."""
-    net = nn.Sequential(nn.Embedding(1000, 64, max_norm=0.5), nn.Linear(64, 400))
+    net: Any = nn.Sequential(nn.Embedding(1000, 64, max_norm=0.5), nn.Linear(64, 400))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     rows = torch.arange(1000)
     with deeppart.Checkpointer(config(tmp_path, capture="lazy")) as ck, warnings.catch_warnings(record=True) as told:
@@ -273,6 +273,7 @@ def test_a_leaf_that_loses_its_memory_in_the_steady_state(shrink: Callable[[Any]
     for _ in range(3):
         template.flatten(state)
         template.clear()
+    tensor: Any
     for name, tensor in (("x", state["x"]), ("y", ragged)):
         shrink(tensor)
         with pytest.raises(FreedMemoryError, match=f": {name}"):

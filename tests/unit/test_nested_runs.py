@@ -385,7 +385,7 @@ def test_what_is_other_in_the_live_state_is_replaced(ck: deeppart.Checkpointer, 
 
 
 def test_dicts_take_the_saved_entries_in_the_saved_order(ck: deeppart.Checkpointer) -> None:
-    saved = {"x": {place: OrderedDict(b=1, a=place) for place in range(300)}, "y": [{"a": 1, "b": 2}] * 300}
+    saved: Any = {"x": {place: OrderedDict(b=1, a=place) for place in range(300)}, "y": [{"a": 1, "b": 2}] * 300}
     ck.checkpoint(saved, step=1).wait()
     live: Any = {"x": {True: {"z": 1}} | {place: Counter("ab") for place in reversed(range(400))}}
     live["y"] = [{"b": 1, "c": 5} for _ in range(300)]
@@ -465,7 +465,7 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
 ) -> None:
     """A checkpoint of before there were nested runs is what one is with a threshold that nothing reaches."""
     state = {"rows": [[place, "x"] for place in range(300)], "table": {place: {"a": [place]} for place in range(300)}}
-    state["few"] = [{"a": 1}, {"b": (2, 3)}]  # type: ignore[list-item]
+    state["few"] = [{"a": 1}, {"b": (2, 3)}]
     for step, (saved, restored) in enumerate([(10**9, 256), (256, 10**9), (1, 10**9), (10**9, 1)]):
         monkeypatch.setattr("deeppart.state.runs.LEAST_ROWS", saved)
         ck.checkpoint(state, step=step).wait()

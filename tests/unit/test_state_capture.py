@@ -24,8 +24,8 @@ from tests.unit.cli_support import steps_in
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | settings))
 
 
 def pattern(step: int) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def test_every_structure_is_saved_right_after_every_other(memory: Path) -> None:
 def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
     """What may not be saved is refused too when the structure is known already."""
     good: dict[str, Any] = {"a": torch.ones(2), "b": np.ones(2), "c": 1, "d": Box([1])}
-    bad = {
+    bad: dict[str, list[Any]] = {
         "a": [torch.eye(2).to_sparse(), torch.ones(2, device="meta"), torch.empty(2, dtype=torch.bits8)],
         "b": [np.array([{}], dtype=object), np.ma.masked_array([1.0, 2.0])],
         "c": [{1}, object(), lambda: 0, np.void(b"x")],

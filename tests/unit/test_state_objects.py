@@ -38,7 +38,7 @@ def train(model: torch.nn.Module, optimizer: Any, steps: int) -> None:
         optimizer.step(closure)
 
 
-def network(seed: int, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def network(seed: int, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3, bias=False)
@@ -96,11 +96,12 @@ def test_tied_weights_are_saved_once_and_tied_again(tmp_path: Path) -> None:
 
 
 def test_tied_weights_that_are_not_contiguous_are_tied_again(tmp_path: Path) -> None:
-    first = torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    plain: Any = torch.nn.Conv2d(4, 8, 3)
+    first = plain.to(memory_format=torch.channels_last)
     second = torch.nn.Conv2d(4, 8, 3, bias=False)
     second.weight = first.weight
     model = torch.nn.Sequential(first, second)
-    live = copy.deepcopy(model)
+    live: Any = copy.deepcopy(model)
     with torch.no_grad():
         live[0].weight.zero_()
     loaded = save_and_restore(tmp_path, {"m": model}, {"m": live})["m"]
@@ -117,7 +118,8 @@ class Extra(torch.nn.Linear):
         super().__init__(2, 2)
         self.note: Any = None
         self.seen = 0
-        self.register_load_state_dict_post_hook(lambda module, keys: setattr(module, "seen", module.seen + 1))
+        hook: Any = self.register_load_state_dict_post_hook
+        hook(lambda module, keys: setattr(module, "seen", module.seen + 1))
 
     def get_extra_state(self) -> Any:
         return {"note": self.note}
@@ -127,7 +129,8 @@ class Extra(torch.nn.Linear):
 
 
 def test_modules_with_extra_state_and_hooks_get_their_load(tmp_path: Path) -> None:
-    model, live = torch.nn.ModuleDict({"e": Extra()}), torch.nn.ModuleDict({"e": Extra()})
+    model: Any = torch.nn.ModuleDict({"e": Extra()})
+    live: Any = torch.nn.ModuleDict({"e": Extra()})
     model["e"].note = ["remember", 3]
     weight = live["e"].weight
     save_and_restore(tmp_path, [model], [live])
@@ -153,9 +156,15 @@ def test_parametrized_averaged_and_shared_modules(tmp_path: Path) -> None:
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
+
+def _two_groups(parameters: Any) -> list[dict[str, Any]]:
+    every = list(parameters)
+    return [{"params": every[:2]}, {"params": every[2:], "lr": 0.5}]
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-    "SGD groups": lambda p: torch.optim.SGD([{"params": list(p)[:2]}, {"params": list(p)[2:], "lr": 0.5}], lr=0.01),
+    "SGD groups": lambda p: torch.optim.SGD(_two_groups(p), lr=0.01),
     "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
     "AdamW fused-like capturable": lambda p: torch.optim.AdamW(p, foreach=False, maximize=True),
     "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),

@@ -69,7 +69,7 @@ CONTAINERS = {
     "counter": Counter({3: 2, 7: 1, "x": -4, (1, 2): 0}),
     "namedtuple": Point(torch.arange(3), Point(1, [2])),
     "typed namedtuple": Typed(torch.arange(3.0)),
-    "renamed fields": namedtuple("R", "a class def", rename=True)(1, 2, torch.ones(1)),
+    "renamed fields": namedtuple("R", "a class def", rename=True)(1, 2, torch.ones(1)),  # type: ignore[call-arg, arg-type]
     "tuple of tuples": (1, (2, (3, torch.ones(2)), ()), [(), ((),)]),
     "list of everything": [1, "a", None, 2.5, b"x", torch.ones(1), np.ones(1), [0], {"k": 0}, (0,)],
     "same key text": {1: "int", "1": "str", b"1": "bytes", 1.5: "float", "1.5": "text", (1,): "tuple"},
@@ -164,7 +164,7 @@ VIEWS: list[tuple[Any, Any]] = [
         ({(1, "a"): 0}, {(True, "a"): 0}),
         ({0.0: 0}, {-0.0: 0}),
         ({1: 0}, {1.0: 0}),
-        ({"x": Point(1, 2)}, {"x": namedtuple("Point", "y x")(1, 2)}),
+        ({"x": Point(1, 2)}, {"x": namedtuple("Point", "y x")(1, 2)}),  # type: ignore[call-arg, arg-type]
         ({"x": (1, 2)}, {"x": [1, 2]}),
         ({"x": {}}, {"x": OrderedDict()}),
         ({"x": Counter()}, {"x": {}}),
@@ -227,7 +227,8 @@ def test_values_encode_to_json_that_decodes_to_them(name: str) -> None:
 
     from deeppart.testing.states import value_bits
 
-    for value in VALUES[name] if isinstance(VALUES[name], list) else [VALUES[name]]:
+    values: Any = VALUES[name]
+    for value in values if isinstance(values, list) else [values]:
         if not isinstance(value, list):
             text = json.dumps(encode_value(value, "here"), allow_nan=False)
             assert text.isascii() and len(text) < 300_000
@@ -450,7 +451,7 @@ def test_load_reads_what_keys_name(tmp_path: Path) -> None:
 def test_objects_load_as_what_their_state_dict_gave(tmp_path: Path) -> None:
     state = {"box": Box({"a": Box([torch.ones(2), 3])}), "linear": torch.nn.Linear(2, 3)}
     loaded = both_ways_of_objects(tmp_path, state)
-    assert type(loaded["linear"]) is OrderedDict and loaded["linear"]._metadata[""] == {"version": 1}
+    assert type(loaded["linear"]) is OrderedDict and loaded["linear"]._metadata[""] == {"version": 1}  # type: ignore[attr-defined]
 
 
 def both_ways_of_objects(directory: Path, state: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
+import h5py  # type: ignore[import-untyped]
 import pytest
 import xxhash
 
