@@ -53,7 +53,7 @@ test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 MEASURED := $(CURDIR)/.coverage-data
 coverage: $(STAMP) ## all tests once more, for the lines and branches of deeppart/ that none runs; ARGS as for test
 	rm -rf $(MEASURED) .coverage && mkdir $(MEASURED)
-	COVERAGE_PROCESS_START=$(CURDIR)/setup.cfg COVERAGE_FILE=$(MEASURED)/data $(MAKE) test; tests=$$?; \
+	COVERAGE_PROCESS_START=$(CURDIR)/setup.cfg COVERAGE_FILE=$(MEASURED)/.coverage $(MAKE) test; tests=$$?; \
 	    $(BIN)/coverage combine --quiet $(MEASURED) && $(BIN)/coverage report && exit $$tests
 
 faults: $(STAMP) ## random faults under real MPI, every restored byte compared; ARGS="--seed 7 --runs 500"
