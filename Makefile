@@ -22,7 +22,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi faults fuzz bench bench-nodes bench-interference bench-gpu docs check lint types imports format clean
+.PHONY: help venv demo test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu docs check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,13 @@ test-single: $(STAMP) ## the tests that start their own ranks, or need none
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	set -e; for ranks in $(RANKS); do \
 	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi tests/mpi $(ARGS) $(NONE_IS_FINE); done
+
+# Every interpreter that a test starts measures itself; those that are forked, and threads, too. Ends as the tests do.
+MEASURED := $(CURDIR)/.coverage-data
+coverage: $(STAMP) ## all tests once more, for the lines and branches of deeppart/ that none runs; ARGS as for test
+	rm -rf $(MEASURED) .coverage && mkdir $(MEASURED)
+	COVERAGE_PROCESS_START=$(CURDIR)/setup.cfg COVERAGE_FILE=$(MEASURED)/.coverage $(MAKE) test; tests=$$?; \
+	    $(BIN)/coverage combine --quiet $(MEASURED) && $(BIN)/coverage report && exit $$tests
 
 faults: $(STAMP) ## random faults under real MPI, every restored byte compared; ARGS="--seed 7 --runs 500"
 	$(BIN)/python -m tests.faults.campaign $(ARGS)
@@ -81,7 +88,7 @@ $(SPHINX): $(STAMP)
 docs: $(SPHINX) ## guide and API reference as pages, build/docs/index.html; warnings are errors
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 
-check: lint types imports ## lint, types and import directions
+check: lint types imports dead ## lint, types, import directions, unused names
 
 lint: $(STAMP) ## ruff
 	$(BIN)/ruff check .
@@ -93,10 +100,17 @@ types: $(STAMP) ## mypy, strict
 imports: $(STAMP) ## the directions in .importlinter
 	$(BIN)/lint-imports --no-logo
 
+dead: $(STAMP) ## vulture: names that nothing uses
+	$(BIN)/vulture
+
+dist: $(STAMP) ## sdist and wheel in dist/, each installed into an environment of its own and tried there
+	$(BIN)/python -m pip install --quiet --editable '.[release]'
+	.ci/dist $(BIN)/python
+
 format: $(STAMP) ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove .venv and everything generated
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MEASURED) .coverage build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -240,7 +240,9 @@ def main() -> int:
         return 1
     show(rows, Console(width=None if sys.stdout.isatty() else 140))
     if options.json is not None:
-        document = {"machine": describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})}
+        document: dict[str, Any] = {
+            "machine": describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
+        }
         document |= {"rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -11,7 +11,7 @@ import torch
 import deeppart
 from benchmarks.memory import MemoryWatch
 from benchmarks.rig import MalfunctionError, Rig, Turn
-from deeppart.pending import Report
+from deeppart.model.reports import Report
 
 _TIMEOUT_S = 300.0
 #: Checkpoints before the one that is timed: from then on, staging memory is there, files of retired steps are written
@@ -29,7 +29,7 @@ class Sweep(torch.optim.Optimizer):
         super().__init__(tensors, {})
         self._tensors = tensors
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """As a training step does."""
         for tensor in self._tensors:

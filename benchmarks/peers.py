@@ -216,7 +216,7 @@ class TorchSnapshot:
 
 def missing(name: str) -> str | None:
     """Why a contestant cannot take part, or None."""
-    checks = {
+    checks: dict[str, Callable[[], str | None]] = {
         Safetensors.name: partial(_not_installed, "safetensors"),
         Zipnn.name: partial(_not_installed, "zipnn"),
         DcpZstd.name: _dcp_zstd_missing,

@@ -32,7 +32,8 @@ def points(state: str, ranks: Sequence[int], compressions: Sequence[str] = ("non
     machine = read_machine("summit")
     protection = Protection(partner=False, persistent=False)
     job = Job(read_state(state), machine, max(ranks), RANKS_PER_NODE, protection=protection)
-    return study(job, ranks, ("deeppart",), compressions)
+    found: list[Point] = study(job, ranks, ("deeppart",), compressions)
+    return found
 
 
 def speed_ups(axis: Axes) -> None:

@@ -1,6 +1,6 @@
 """This checkout beside another one, in turn: what blocks training, and restores.
 
-    git worktree add /tmp/before v0.1.0
+    git worktree add /tmp/before COMMIT
     python benchmarks/versions.py /tmp/before [--pairs 3] [--repeat 6] [--ranks 2] [--scale 1] [--json FILE]
 
 BERT-large by shapes with Adam, replicated. Each pair starts the ranks twice, once with either library, in alternating

@@ -46,7 +46,7 @@ class Measurement:
 
     def run(self) -> dict[str, list[float]]:
         """Seconds of the slowest rank, each time, by what was measured."""
-        found = {}
+        found: dict[str, list[float]] = {}
         for capture, name in (("eager", ""), ("lazy", "lazy, ")):
             blocked, planning = self._saves(capture)
             found |= {f"{name}blocked": blocked, f"{name}planning": planning}

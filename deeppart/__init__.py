@@ -55,7 +55,7 @@ from deeppart.errors import (
     WaitingNotice,
 )
 from deeppart.model.reports import LevelReport, Report
-from deeppart.model.version import VERSION as __version__
+from deeppart.model.version import VERSION as __version__  # noqa: N811
 from deeppart.pending import Pending
 from deeppart.plan.interval import Cadence, LevelCost, Waste
 

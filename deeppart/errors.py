@@ -297,7 +297,7 @@ def warn_now(text: str, category: type[DeeppartWarning]) -> None:
     try:
         warn_caller(text, category)
     except category:
-        print(f"{category.__name__}: {text}", file=sys.stderr)
+        print(f"{category.__name__}: {text}", file=sys.stderr)  # noqa: T201
     finally:
         _held.texts = texts
 

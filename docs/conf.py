@@ -22,7 +22,7 @@ from deeppart.config import Config  # noqa: E402
 
 project = "deeppart"
 author = "the deeppart authors"
-copyright = "the deeppart authors, Apache-2.0"
+copyright = "the deeppart authors, Apache-2.0"  # noqa: A001 - Sphinx reads it under this name
 version = release = deeppart.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_click"]

@@ -108,7 +108,7 @@ def by_dcp(training: Training, keep_stager: bool) -> Method | None:
     def save(path: Path) -> dict[str, float]:
         state = training.state_dict()
         began = time.perf_counter()
-        future = dcp.async_save(state, checkpoint_id=str(path), **options)
+        future: Any = dcp.async_save(state, checkpoint_id=str(path), **options)
         blocked = time.perf_counter() - began
         getattr(future, "upload_completion", future).result(PATIENCE)
         disk = time.perf_counter() - began

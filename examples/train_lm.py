@@ -44,7 +44,8 @@ class LanguageModel(nn.Module):
         hidden = self.embedding(text) + self.place
         for block in self.blocks:
             hidden = block(hidden, src_mask=self.mask, is_causal=True)
-        return self.head(self.norm(hidden))
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
 
 class Reader:
@@ -111,7 +112,8 @@ def average(gradients: Sequence[Tensor], loss: Tensor, ranks: int) -> float:
 
 def warm_up_and_decay(done: int) -> float:
     """What the learning rate is multiplied with after so many steps; does not depend on how many there will be."""
-    return min((done + 1) / 20, (20 / (done + 1)) ** 0.5)
+    factor: float = min((done + 1) / 20, (20 / (done + 1)) ** 0.5)
+    return factor
 
 
 def cost(report: deeppart.Report) -> str:
@@ -145,7 +147,7 @@ def train(args: argparse.Namespace, checkpointer: deeppart.Checkpointer) -> None
     for line in checkpointer.explanation:
         say(f"  {line}", flush=True)
 
-    log = open(args.loss_log, "a", buffering=1) if args.loss_log and rank == 0 else None
+    log = open(args.loss_log, "a", buffering=1) if args.loss_log and rank == 0 else None  # noqa: SIM115
     pending: deeppart.Pending | None = None
     model.train()
     for step in range(state["step"] + 1, args.steps + 1):
@@ -153,7 +155,7 @@ def train(args: argparse.Namespace, checkpointer: deeppart.Checkpointer) -> None
         loss = nn.functional.cross_entropy(model(text).flatten(0, 1), following.flatten())
         optimizer.zero_grad(set_to_none=False)
         loss.backward()
-        mean = average([p.grad for p in model.parameters()], loss, ranks)
+        mean = average([p.grad for p in model.parameters() if p.grad is not None], loss, ranks)
         optimizer.step()
         scheduler.step()
         if log:

@@ -183,10 +183,5 @@ def together(operations: Iterable[Operation[Any]]) -> Operation[None]:
 
 def immediately(value: T) -> Operation[T]:
     """An operation that is finished already."""
+    yield from ()  # makes this a generator
     return value
-    yield False  # makes this a generator
-
-
-def as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The memory of a C-contiguous array as flat bytes, without a copy."""
-    return array.reshape(-1).view(np.uint8)

@@ -36,7 +36,7 @@ def settings_by_name(kind: type[T]) -> type[T]:
     create = kind.__init__
 
     @functools.wraps(create)
-    def __init__(self: T, *args: Any, **settings: Any) -> None:
+    def __init__(self: T, *args: Any, **settings: Any) -> None:  # noqa: N807 - it becomes the method of that name
         for name in settings:
             if name not in known:
                 raise no_such_setting(name, known)

@@ -54,7 +54,7 @@ def _read_once(kind: type[T]) -> type[T]:
     create = kind.__init__
 
     @functools.wraps(create)
-    def __init__(self: T, *args: Any, **settings: Any) -> None:
+    def __init__(self: T, *args: Any, **settings: Any) -> None:  # noqa: N807 - it becomes the method of that name
         _reading.found = configured({each.name for each in fields(kind)})  # type: ignore[arg-type]
         try:
             create(self, *args, **settings)

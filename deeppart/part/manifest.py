@@ -1,6 +1,6 @@
-"""The bytes of a manifest: one ASCII line that seals a JSON document (docs/format.md).
+r"""The bytes of a manifest: one ASCII line that seals a JSON document (docs/format.md).
 
-    deeppart-manifest 3 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\\n
+    deeppart-manifest 3 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 Invariants

@@ -1,6 +1,6 @@
-"""The bytes of a suspect record: one ASCII line that seals a JSON document (docs/format.md).
+r"""The bytes of a suspect record: one ASCII line that seals a JSON document (docs/format.md).
 
-    deeppart-suspect 1 xxh3-128=<32 hex digits> bytes=<n>\\n
+    deeppart-suspect 1 xxh3-128=<32 hex digits> bytes=<n>\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 A record says that at one checkpoint of one session ranks turned out to hold leaves with other bytes that had counted as

@@ -7,6 +7,7 @@ which one of its threads hangs in a system call on storage.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -24,10 +25,8 @@ R = TypeVar("R")
 
 def lower_priority() -> None:
     """Niceness is per thread on Linux; elsewhere threads stay as they are."""
-    try:
+    with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-    except (OSError, AttributeError):
-        pass
 
 
 class Workers:

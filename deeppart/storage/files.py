@@ -250,10 +250,8 @@ class DurableFile:
     def abort(self) -> None:
         """Give up: close and remove the temporary file, as far as the system lets us."""
         if self._fd >= 0:
-            try:
+            with contextlib.suppress(OSError):
                 os.close(self._fd)
-            except OSError:
-                pass
             self._fd = -1
         with contextlib.suppress(OSError):
             access.remove(self.temporary)

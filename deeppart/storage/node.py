@@ -86,6 +86,7 @@ class NodeLevel:
             raise storage_error("local_dir is not writable", error, self.root) from error
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
+        """Where a rank's own part lies."""
         return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int, *, mend: bool = False) -> DurableFile:

@@ -33,9 +33,11 @@ class PersistentLevel:
         self._limit = limit
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
+        """Where a rank's part lies."""
         return step_directory(self.root, attempt.key) / part_file_name(rank, attempt.world_size)
 
     def open_part(self, attempt: Attempt, rank: int) -> DurableFile:
+        """A file that becomes a rank's part when it is committed."""
         self._check_mounted()
         return DurableFile(self.part_path(attempt, rank), direct=True, limit=self._limit)
 

@@ -54,6 +54,7 @@ class CommitClock:
 def _after(text: str) -> str:
     """One microsecond later; the text itself if it is no time, or the last there is."""
     try:
-        return (datetime.strptime(text, _FORMAT) + timedelta(microseconds=1)).strftime(_FORMAT)
+        moment = datetime.strptime(text, _FORMAT)  # noqa: DTZ007 - the text has its zone, and gets it again
+        return (moment + timedelta(microseconds=1)).strftime(_FORMAT)
     except (ValueError, OverflowError):
         return text

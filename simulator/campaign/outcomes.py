@@ -95,6 +95,6 @@ def show_number(value: float) -> str:
 
 def student(degrees: int) -> float:
     """The 97.5 % quantile of Student's t."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # a tenth of a second that other commands need not wait
+    from scipy.special import stdtrit  # a tenth of a second that other commands need not wait
 
     return float(stdtrit(degrees, 0.975))

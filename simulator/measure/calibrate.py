@@ -197,7 +197,7 @@ def fit(samples: Sequence[Sample], what: str) -> tuple[float, float, float]:
 
 
 def _least_squares(seconds: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
+    from scipy.optimize import nnls
 
     target = np.maximum(np.array(seconds), 1e-9)
     columns = np.array(rows)

@@ -51,7 +51,8 @@ def restore_s(job: Job, shares: Shares, parts: dict[str, int], saved_nodes: int 
 
 def distribute_s(job: Job) -> float:
     """Seconds for bytes that one rank has read to reach all ranks that hold them: over the network once per node, and
-    copied by every rank."""
+    copied by every rank.
+    """
     needed = np.zeros(job.ranks)
     copies = np.zeros(job.ranks)
     for groups in job.state.on(job.ranks):

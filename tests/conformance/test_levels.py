@@ -71,7 +71,8 @@ def test_a_file_system_without_direct_writes(refuse: str, tmp_path: Path, monkey
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "write", written)
     data = os.urandom(9 << 20)
-    for place, buffer in enumerate((data, on_a_page(data))):
+    buffers: tuple[bytes | memoryview, ...] = (data, on_a_page(data))
+    for place, buffer in enumerate(buffers):
         file = DurableFile(tmp_path / f"part{place}", direct=True)
         file.write(buffer)
         file.commit()
@@ -95,7 +96,8 @@ def test_writes_that_take_only_part_of_the_bytes(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "write", written)
     data = os.urandom(9_000_001)
-    for place, (direct, buffer) in enumerate(((False, data), (True, data), (True, on_a_page(data)))):
+    ways: tuple[tuple[bool, bytes | memoryview], ...] = ((False, data), (True, data), (True, on_a_page(data)))
+    for place, (direct, buffer) in enumerate(ways):
         calls.clear()
         file = DurableFile(tmp_path / f"part{place}", direct=direct)
         if buffer is data:

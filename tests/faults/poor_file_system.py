@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mfusepy
+import mfusepy  # type: ignore[import-untyped]
 
 
 class PoorFileSystem(mfusepy.Operations):  # type: ignore[misc]

@@ -54,8 +54,8 @@ def directory(sound: Path, memory: Path) -> Iterator[Path]:
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local"), "timeout": 30.0, "compression": "tensor"} | settings
-    return deeppart.Config(persistent_dir=str(directory / "persistent"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local"), "timeout": 30.0, "compression": "tensor"}
+    return deeppart.Config(persistent_dir=str(directory / "persistent"), **(defaults | settings))
 
 
 def state(step: int) -> dict[str, Any]:
@@ -374,8 +374,8 @@ def test_local_copies_survive_the_loss_of_the_persistent_directory(directory: Pa
     """All steps are gone but the lineage record: the local level alone brings the job back."""
     for step in STEPS:
         shutil.rmtree(manifest(directory, step).parent)
-    step, lines = restored(directory)
-    assert step == 2 and lines == ("step 2: 1 of 1 parts local; saved by 1 rank",)
+    came, lines = restored(directory)
+    assert came == 2 and lines == ("step 2: 1 of 1 parts local; saved by 1 rank",)
 
 
 def test_other_files_do_no_harm(directory: Path) -> None:

@@ -247,21 +247,21 @@ def test_every_operation_of_a_restore(
                 with StorageFaults(memory / level if level in LEVELS else memory) as faults:
                     faults.refuse(number, ERRORS[code], count=None if lasting else 1)
                     live = blank()
-                    step: int | None = -1
+                    came: int | None = -1
                     with warnings.catch_warnings():
                         warnings.simplefilter("ignore", deeppart.DeeppartWarning)
                         try:
-                            step = ck.restore(live)
+                            came = ck.restore(live)
                         except RestoreError as error:
                             assert difference(blank(), live) is None, str(error)
                     refused = faults.refused
-            if step is None:
+            if came is None:
                 assert difference(blank(), live) is None
-            elif step > 0:
-                assert difference(state(step), live) is None
-            outcomes.add(step)
+            elif came > 0:
+                assert difference(state(came), live) is None
+            outcomes.add(came)
             if not refused:
-                assert step == 2
+                assert came == 2
                 break
             number += stride
         assert number >= 2

@@ -54,8 +54,8 @@ def state(step: int) -> dict[str, Any]:
 
 
 def config(root: Path, **settings: Any) -> deeppart.Config:
-    settings = {"timeout": 30.0, "compression": "none", "incremental": False} | settings
-    return deeppart.Config(persistent_dir=str(root / "persistent"), **settings)
+    defaults: dict[str, Any] = {"timeout": 30.0, "compression": "none", "incremental": False}
+    return deeppart.Config(persistent_dir=str(root / "persistent"), **(defaults | settings))
 
 
 def run(settings: deeppart.Config, *steps: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def test_a_restore_of_an_older_one(tmp_path: Path) -> None:
         path.chmod(0o600)
 
     def job(*keys: Path, steps: tuple[int, ...] = ()) -> None:
-        where = {"persistent_dir": str(tmp_path / "ckpt"), "sign_key_file": [str(key) for key in keys]}
+        where: dict[str, Any] = {"persistent_dir": str(tmp_path / "ckpt"), "sign_key_file": [str(key) for key in keys]}
         with deeppart.Checkpointer(deeppart.Config(timeout=20.0, **where)) as ck:
             restored.append(ck.restore({"x": torch.zeros(10)}))
             for step in steps:

@@ -55,7 +55,7 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
     yield make
     for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def poor(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         yield directory, control
     finally:
         control.unlink(missing_ok=True)
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
         process.kill()
         process.wait()
 
@@ -95,8 +95,10 @@ def state(step: int) -> dict[str, Any]:
 
 
 def config(persistent: Path, local: Path | None = None, **settings: Any) -> deeppart.Config:
-    settings = {"timeout": 30.0, "compression": "none", "keep": {"local": 1, "persistent": 2}} | settings
-    return deeppart.Config(persistent_dir=str(persistent), local_dir=None if local is None else str(local), **settings)
+    defaults: dict[str, Any] = {"timeout": 30.0, "compression": "none", "keep": {"local": 1, "persistent": 2}}
+    return deeppart.Config(
+        persistent_dir=str(persistent), local_dir=None if local is None else str(local), **(defaults | settings)
+    )
 
 
 def save(ck: deeppart.Checkpointer, step: int) -> dict[str, str]:
@@ -114,7 +116,7 @@ def save(ck: deeppart.Checkpointer, step: int) -> dict[str, str]:
 
 def restored(settings: deeppart.Config) -> int | None:
     """The step that comes back, every byte compared."""
-    live = {"still": torch.zeros(60_000, dtype=torch.int64), "fresh": torch.zeros(20_000), "step": -1}
+    live: dict[str, Any] = {"still": torch.zeros(60_000, dtype=torch.int64), "fresh": torch.zeros(20_000), "step": -1}
     with deeppart.Checkpointer(settings) as ck:
         step = ck.restore(live)
     if step is not None:
@@ -218,5 +220,7 @@ print("closed", flush=True)
 
 def test_no_thread_of_the_library_keeps_a_process_from_ending(tmp_path: Path) -> None:
     """What the kernel does with a thread that hangs in it is the kernel's: in FUSE it waits for the answer."""
-    job = subprocess.run([sys.executable, "-c", _JOB, str(tmp_path)], capture_output=True, text=True, timeout=100)
+    job = subprocess.run(
+        [sys.executable, "-c", _JOB, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
+    )
     assert (job.returncode, job.stdout) == (0, "closed\n"), job.stderr

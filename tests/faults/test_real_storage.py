@@ -46,7 +46,7 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     yield mount
     for directory in mounted:
-        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300)
+        subprocess.run(("umount", "-l", str(directory)), capture_output=True, timeout=300, check=False)
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,10 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(persistent: Path, local: Path | None, **settings: Any) -> deeppart.Config:
-    settings = {"timeout": 30.0, "compression": "none", "keep": {"persistent": 2}} | settings
-    return deeppart.Config(persistent_dir=str(persistent), local_dir=None if local is None else str(local), **settings)
+    defaults: dict[str, Any] = {"timeout": 30.0, "compression": "none", "keep": {"persistent": 2}}
+    return deeppart.Config(
+        persistent_dir=str(persistent), local_dir=None if local is None else str(local), **(defaults | settings)
+    )
 
 
 def state(step: int, mebibytes: float = 1) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,12 +46,13 @@ def test_round_trip_of_device_tensors(tmp_path: Path) -> None:
                 leaf.zero_()
         assert ck.restore(state) == 1
         fresh_model, fresh_optimizer = trained()
-        fresh = {**state, "model": fresh_model, "optimizer": torch.optim.AdamW(fresh_model.parameters())}
+        fresh_state: dict[str, Any] = {**state, "model": fresh_model}
+        fresh_state["optimizer"] = torch.optim.AdamW(fresh_model.parameters())
         del fresh_optimizer
-        assert ck.restore(fresh) == 1
+        assert ck.restore(fresh_state) == 1
     found = (big, state["strided"], state["half"], *model.state_dict().values())
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-    restored = fresh["optimizer"].state_dict()["state"][0]["exp_avg"]
+    restored = fresh_state["optimizer"].state_dict()["state"][0]["exp_avg"]
     assert restored.is_cuda and torch.equal(restored, moments)
     loaded = deeppart.load(tmp_path)
     assert loaded["big"].device.type == "cpu" and torch.equal(loaded["big"].cuda(), expected[0])

@@ -33,9 +33,9 @@ def _without_aliases() -> None:
 
 
 def _without_places() -> None:
-    import deeppart.offline.inspect.verifying as verifying
     import deeppart.offline.load as reading
     import deeppart.recovery.saved as restoring
+    from deeppart.offline.inspect import verifying
 
     for module in (reading, restoring, verifying):
         module.check_places = _nothing  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ Written after docs/format.md, like ``tests/golden/forge.py``; the library refuse
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from dataclasses import dataclass, field
@@ -118,10 +119,8 @@ class PartImage:
             at += 32 * n_chunks
             index, tag = index[:-32], index[-32:]
         meta: Any = index[at:]
-        try:
+        with contextlib.suppress(ValueError):
             meta = json.loads(meta)
-        except ValueError:
-            pass
         return cls(head, chunks, spans, bases, meta, tag)
 
     def encode(self) -> bytes:

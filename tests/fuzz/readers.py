@@ -167,7 +167,8 @@ def _restore(root: Path, state: Any, change: str | None, outcome: Outcome) -> No
     before = described(state)
     try:
         key = _key(root)
-        config = deeppart.Config(persistent_dir=str(root), local_dir=None, sign_key_file=key and str(key))
+        keys = None if key is None else str(key)
+        config = deeppart.Config(persistent_dir=str(root), local_dir=None, sign_key_file=keys)
         with deeppart.Checkpointer(config) as checkpointer:
             checkpointer.restore(state, per_rank=per_rank)
     except DeeppartError as error:

@@ -46,7 +46,7 @@ class Seed:
     live: Callable[[], Any] | None = None
 
 
-def _odd(fill: float) -> dict[str, Any]:
+def _odd(fill: float) -> dict[Any, Any]:
     torch.manual_seed(int(fill * 10))
     weight = torch.full((6, 5), fill)
     numbers = np.arange(24, dtype=np.int16).reshape(4, 6) * int(fill)

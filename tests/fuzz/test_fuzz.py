@@ -44,9 +44,9 @@ def edited(files: Files, breakage: str) -> Files:
     if breakage == "signatures":
         row = image.chunks[0]
         row["encoded"], row["raw_digest"] = bytes(len(row["encoded"])), None
-    data = image.encode()
-    manifest.name({part.rpartition("/")[2]: data})
-    return {**files, part: data, name: manifest.encode()}
+    encoded = image.encode()
+    manifest.name({part.rpartition("/")[2]: encoded})
+    return {**files, part: encoded, name: manifest.encode()}
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,7 @@ class _Ranks:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if self.world.rank > 0:
             reporter = session.config.pluginmanager.getplugin("terminalreporter")
-            reporter._tw._file = open(os.devnull, "w")
+            reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -143,7 +143,8 @@ def new_shared_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Pa
 
     def make() -> Path:
         path = tmp_path_factory.mktemp("shared") if MPI.COMM_WORLD.rank == 0 else None
-        return MPI.COMM_WORLD.bcast(path)
+        shared: Path = MPI.COMM_WORLD.bcast(path)
+        return shared
 
     return make
 

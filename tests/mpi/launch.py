@@ -397,7 +397,7 @@ def sweep_shared_memory(directory: Path = Path("/dev/shm")) -> None:
                 candidates.append(file)
     if not candidates:
         return
-    mapped = set()
+    mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             mapped.update(line.split()[-1] for line in maps.read_text().splitlines() if "/mpich_shm_" in line)

@@ -49,7 +49,7 @@ def _call(task: dict[str, Any]) -> Any:
     return function(*task["args"])
 
 
-def _run_script(task: dict[str, Any]) -> None:
+def _run_script(task: dict[str, Any]) -> Any:
     sys.argv[:] = [task["script"], *task["args"]]
     sys.path.insert(0, os.path.dirname(task["script"]))
     try:

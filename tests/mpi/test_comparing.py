@@ -103,7 +103,7 @@ class Normed(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = torch.nn.BatchNorm1d(20_000)
+        self.norm: Any = torch.nn.BatchNorm1d(20_000)
 
 
 def normed(comm: Any, directory: Path) -> tuple[list[tuple[str, ...]], bool]:
@@ -135,7 +135,7 @@ def unseen(comm: Any, directory: Path, write: str) -> tuple[int, tuple[str, ...]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with deeppart.Checkpointer(config(directory), comm) as ck:
-            found, step, lines = 0, 0, ()
+            found, step, lines = 0, 0, tuple[str, ...]()
             while not found and step < TURNS + 20:
                 step += 1
                 if step == 10 and comm.rank == comm.size - 1:
@@ -159,7 +159,7 @@ def by_data(buffer: torch.Tensor) -> None:
 
 
 def by_other_storage_view(buffer: torch.Tensor) -> None:
-    with torch.autograd._unsafe_preserve_version_counter(buffer):
+    with torch.autograd._unsafe_preserve_version_counter(buffer):  # type: ignore[attr-defined]
         buffer[54_321] = 1
 
 
@@ -313,7 +313,7 @@ def failing(comm: Any, directory: Path) -> tuple[int, bool, int]:
                     buffer.data[:] = 1  # the next sampled words tell
                 capture = ck._saver.capture
                 if step == 3 and comm.rank == 1:
-                    ck._saver.capture = no_memory  # type: ignore[method-assign]
+                    ck._saver.capture = no_memory  # type: ignore[method-assign, assignment]
                 pending = ck.checkpoint({"buffer": buffer}, step)
                 ck._saver.capture = capture  # type: ignore[method-assign]
                 if pending.report.diverged:
@@ -336,10 +336,11 @@ def test_the_record_is_made_even_if_the_checkpoint_that_found_it_fails(run_on: A
 
 def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
     """The steps that turn out to be suspect are on nodes alone; another life of the job restores one."""
-    settings = {"local_dir": str(directory / "nodes" / "{node}"), "node_size": 1, "every": {"persistent": 0}}
+    levels = {"local": 0, "partner": 0, "persistent": 0}
+    local = str(directory / "nodes" / "{node}")
+    own = replace(config(directory / "ckpt"), local_dir=local, node_size=1, every={"persistent": 0}, keep=levels)
     buffer, found = torch.nn.Parameter(torch.zeros(70_000), requires_grad=False), 0
-    keep = {"keep": {"local": 0, "partner": 0, "persistent": 0}}
-    with deeppart.Checkpointer(replace(config(directory / "ckpt"), **settings, **keep), comm) as ck:
+    with deeppart.Checkpointer(own, comm) as ck:
         for step in range(1, 6):
             if step == 4 and comm.rank == 1:
                 buffer.data[:] = 1  # the next sampled words tell
@@ -348,7 +349,7 @@ def on_nodes(comm: Any, directory: Path) -> tuple[int, list[str], list[str]]:
             found = found or step * bool(pending.report.diverged)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with deeppart.Checkpointer(replace(config(directory / "ckpt"), **settings, **keep), comm) as ck:
+        with deeppart.Checkpointer(own, comm) as ck:
             ck.restore({"buffer": buffer}, step=3)
             explanation = [line for line in ck.explanation if "suspect" in line]
     said = [str(each.message) for each in caught if issubclass(each.category, deeppart.SuspectStepWarning)]

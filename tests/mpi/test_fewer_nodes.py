@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.mpi(min_size=4), pytest.mark.timeout(110)]
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     every = {"partner": 1, "parity": 1, "persistent": 2}
     local = str(directory / "local" / "{node}")
-    defaults = {"local_dir": local, "node_size": 1, "every": every, "timeout": 60.0}
+    defaults: dict[str, Any] = {"local_dir": local, "node_size": 1, "every": every, "timeout": 60.0}
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | SETTINGS | settings))
 
 

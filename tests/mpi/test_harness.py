@@ -25,7 +25,7 @@ Run = Callable[..., JobResult]
 BUSY_S = 100.0
 
 
-def world() -> object:
+def world() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD

@@ -76,7 +76,8 @@ def stop_at(stage: str, marker: Path, armed: Callable[[], bool]) -> None:
 def life(directory: Path, stage: str | None, victim: int, number: int) -> tuple[int | None, bool]:
     """Restore, check, train on, and stand still in the given stage of the third checkpoint."""
     warnings.simplefilter("ignore", deeppart.DeeppartWarning)
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "compression": "none"}
+    local = str(directory / "local" / "{node}")
+    settings: dict[str, Any] = {"local_dir": local, "node_size": 1, "compression": "none"}
     reached = [0]
     from mpi4py import MPI
 

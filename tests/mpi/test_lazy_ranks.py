@@ -33,7 +33,8 @@ def training(comm: Any, directory: Path, spoiler: int | None) -> tuple[list[str]
     net = nn.Sequential(nn.Linear(500, 400), nn.Linear(400, 500))
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     state = {"net": net, "optimizer": optimizer, "rank": torch.full((40_000,), comm.rank)}
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 200.0, "capture": "lazy"}
+    local = str(directory / "local" / "{node}")
+    settings: dict[str, Any] = {"local_dir": local, "node_size": 1, "timeout": 200.0, "capture": "lazy"}
     levels, expected, held = [], {}, []
     config = deeppart.Config(persistent_dir=str(directory / "ckpt"), keep={"persistent": 0}, **settings)
     with warnings.catch_warnings():
@@ -98,7 +99,7 @@ def losing(comm: Any, directory: Path) -> tuple[list[str], list[int], Any, list[
             slow = Slow(copies_before=0)
             pending = ck.checkpoint(state, step)
             spoiled.append(len(ck._saver._lazy._spoiled))  # type: ignore[union-attr]
-            weight = net[0].weight
+            weight: Any = net[0].weight
             if step == 2:
                 for parameter in net.parameters():
                     parameter.data = torch.zeros_like(parameter)

@@ -34,7 +34,8 @@ def test_any_nodes_that_leave_one_of_each_pair(run_on: Any, shared_path: Path) -
 
 def on_fewer(comm: Any, directory: Path, name: str) -> list[Any]:
     """Two nodes are lost, and the job goes on with three ranks, then two, then one."""
-    settings = {"partner": PARTNER, "parity": PARITY}[name]
+    choices: dict[str, dict[str, Any]] = {"partner": PARTNER, "parity": PARITY}
+    settings = choices[name]
     save(comm, directory, settings)
     lose(comm, directory, 1, 3)
     results = []
@@ -143,7 +144,7 @@ def in_a_shared_directory(comm: Any, directory: Path) -> tuple[int, tuple[int | 
     if comm.rank == 0:
         exchange(*sorted((directory / "local").glob("*/step-*/part-0000[01]-*")))
     comm.Barrier()
-    renamed, exchange_names = [], deeppart.storage.straightening.exchange_names
+    renamed, exchange_names = [], deeppart.storage.straightening.exchange_names  # type: ignore[attr-defined]
 
     def slowly(*paths: Any) -> None:
         renamed.append(paths)
@@ -171,7 +172,7 @@ def only_one_has_leaves_of_its_own(comm: Any, directory: Path, owner: int) -> li
     found = []
     for live in ({"leaf": torch.zeros(500)} if comm.rank == owner else {}, {}):
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
-            state = {"w": torch.zeros(1000), "own": live}
+            state: dict[str, Any] = {"w": torch.zeros(1000), "own": live}
             found.append(ck.restore(state) == 1 and torch.equal(state["w"], torch.arange(1000.0)))
             right = torch.full((500,), 7.0)
             found.append(torch.equal(live["leaf"], right) if comm.rank == owner else not live)

@@ -40,7 +40,7 @@ def job(comm: Any, directory: Path, disks: str, **settings: Any) -> Iterator[dee
     os.chdir(disk)
     try:
         every = {"persistent": 0, **settings.pop("every", {})}
-        where = {"persistent_dir": str(directory / "ckpt"), "local_dir": LOCAL, "node_size": 1}
+        where: dict[str, Any] = {"persistent_dir": str(directory / "ckpt"), "local_dir": LOCAL, "node_size": 1}
         with deeppart.Checkpointer(deeppart.Config(every=every, timeout=100.0, **where, **settings), comm) as ck:
             yield ck
     finally:
@@ -88,7 +88,7 @@ def moved(comm: Any, directory: Path) -> None:
 
 def damaged_on_one(comm: Any, directory: Path) -> list[Any]:
     moved(comm, directory)
-    results = []
+    results: list[Any] = []
     for disk in "ca":
         on_rank_0(comm, flip, part(directory, disk, 0))
         results.append(restore(comm, directory, "cdea"))

@@ -36,7 +36,7 @@ def world() -> Any:
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     every = {"local": 1, "partner": 1, "persistent": 1}
     local = str(directory / "local" / "{node}")
-    defaults = {"local_dir": local, "node_size": 1, "every": every, "timeout": TIMEOUT_S}
+    defaults: dict[str, Any] = {"local_dir": local, "node_size": 1, "every": every, "timeout": TIMEOUT_S}
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), **(defaults | settings))
 
 
@@ -116,7 +116,7 @@ def in_the_middle(directory: Path) -> tuple[dict[str, str], dict[str, int]]:
                 return real(*arguments)
 
             if comm.rank == 1:
-                partner.open_part = late  # type: ignore[method-assign]
+                partner.open_part = late  # type: ignore[method-assign, assignment]
             pending = ck.checkpoint({"w": torch.ones(500_000)}, 2)
             pending.wait("local")
             while pending.report.levels["partner"].state != "running":

@@ -90,7 +90,7 @@ def other_key_on_one_rank(comm: Any, directory: Path, mode: str) -> str:
         path = other
     if mode == "unreadable" and comm.rank == 1:
         path = str(directory / "none")
-    settings = {"sign_key_file": None if mode == "none" and comm.rank == 1 else path}
+    settings: dict[str, Any] = {"sign_key_file": None if mode == "none" and comm.rank == 1 else path}
     try:
         deeppart.Checkpointer(deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings), comm).close()
     except (ConfigError, RemoteRankError) as error:

@@ -1,5 +1,6 @@
 """Which steps are suspect when ranks turn out to differ: all since the leaf was last compared in full, whatever came
-between, and no other ones."""
+between, and no other ones.
+"""
 
 from __future__ import annotations
 

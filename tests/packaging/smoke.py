@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,13 +42,13 @@ def round_trip(path: Path) -> None:
     with deeppart.Checkpointer(config) as checkpointer:
         state = {"model": {"weight": weight.clone()}, "epoch": 3}
         checkpointer.checkpoint(state, step=1).wait("persistent", timeout=200)
-    live = {"model": {"weight": torch.zeros_like(weight)}, "epoch": 0}
+    live: dict[str, Any] = {"model": {"weight": torch.zeros_like(weight)}, "epoch": 0}
     with deeppart.Checkpointer(config) as checkpointer:
         assert checkpointer.restore(live) == 1
     loaded = deeppart.load(str(path))
-    for state in (live, loaded):
-        assert torch.equal(state["model"]["weight"], weight)
-        assert state["epoch"] == 3
+    for found in (live, loaded):
+        assert torch.equal(found["model"]["weight"], weight)
+        assert found["epoch"] == 3
 
 
 if __name__ == "__main__":

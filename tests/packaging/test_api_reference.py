@@ -52,10 +52,10 @@ def hints_of(thing: Any) -> Iterator[tuple[str, Any]]:
     for name, member in vars(thing).items():
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         where = f"{thing.__name__}.{name}"
-        if isinstance(function, FunctionType) and where not in INTERNAL and (name == "__init__" or name[0] != "_"):
-            # What a library makes is not made by its users: ``__init__`` counts where they call it.
-            if name != "__init__" or thing in (deeppart.Checkpointer, deeppart.testing.StorageFaults):
-                yield from ((where, hint) for hint in types_of(function))
+        # What a library makes is not made by its users: ``__init__`` counts where they call it.
+        made = name == "__init__" and thing in (deeppart.Checkpointer, deeppart.testing.StorageFaults)
+        if isinstance(function, FunctionType) and where not in INTERNAL and (made or name[0] != "_"):
+            yield from ((where, hint) for hint in types_of(function))
 
 
 def classes_in(hint: Any) -> Iterator[type]:

@@ -51,3 +51,14 @@ def test_no_module_takes_the_place_of_a_public_name() -> None:
     modules = {path.stem for path in (ROOT / "deeppart").iterdir() if path.name != "__init__.py"}
     assert not modules & set(deeppart.__all__)
     assert {"checkpoint", "restore", "load"} <= set(deeppart.__all__)
+
+
+def test_one_version() -> None:
+    """What is built, cited and described is the version that checkpoints say has written them."""
+    assert _setup()["metadata"]["version"] == "attr: deeppart.model.version.VERSION"
+    cited = re.search("^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    described = re.search(r"^## \[(.+?)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = re.search("^date-released: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited and described and released
+    assert cited[1] == described[1] == deeppart.__version__
+    assert released[1] == described[2]

@@ -1,5 +1,6 @@
 """Random sequences of what people do with checkpoint directories: no two ever have one lineage, and so one another's
-parts on nodes; and what was only moved, or started again, keeps its own."""
+parts on nodes; and what was only moved, or started again, keeps its own.
+"""
 
 from __future__ import annotations
 

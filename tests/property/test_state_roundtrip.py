@@ -66,15 +66,15 @@ def tied_states(draw: st.DrawFn) -> dict[str, Any]:
         kind = draw(st.sampled_from(["same", "slice", "stride", "matrix", "transposed", "bytes", "expanded"]))
         at = draw(st.integers(0, 7))
         views = {
-            "same": lambda base=base: base,
-            "slice": lambda base=base, at=at: base[at : at + 9],
-            "stride": lambda base=base, at=at: base[at::3],
-            "matrix": lambda base=base: base.view(-1, 6),
-            "transposed": lambda base=base: base.view(-1, 6).T,
-            "bytes": lambda base=base: base.view(torch.uint8)[:7],
-            "expanded": lambda base=base, at=at: base[at : at + 1].expand(5),
+            "same": base,
+            "slice": base[at : at + 9],
+            "stride": base[at::3],
+            "matrix": base.view(-1, 6),
+            "transposed": base.view(-1, 6).T,
+            "bytes": base.view(torch.uint8)[:7],
+            "expanded": base[at : at + 1].expand(5),
         }
-        state[f"{draw(st.integers(0, 9))}-{number}"] = views[kind]()
+        state[f"{draw(st.integers(0, 9))}-{number}"] = views[kind]
     return state
 
 

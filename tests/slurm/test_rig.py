@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ print(json.dumps(mine), flush=True)
 """
 
 
-def hello(rig: Rig, directory: Path, *options: str) -> list[dict]:
+def hello(rig: Rig, directory: Path, *options: str) -> list[dict[str, Any]]:
     script = directory / "hello.py"
     script.write_text(HELLO)
     env = {"MPIR_CVAR_CH4_NETMOD": "ofi"}  # as in slurm/train.sbatch

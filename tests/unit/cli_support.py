@@ -29,7 +29,6 @@ from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory
 from deeppart.storage.timestamps import now
 
-MEGABYTE = 1 << 20
 RAW = Encoding(Chooser("none"), Encoders(0))
 
 
@@ -144,7 +143,8 @@ def forge(
     shares: Spans = [[(0, edge[rank], edge[rank + 1] - edge[rank])] for rank in range(ranks)]
     shares[0].append((1, 0, 800))
     spans(shares)
-    records, structure = [], {}
+    records: list[Any] = []
+    structure: dict[str, Any] = {}
     for rank in range(ranks):
         state = {
             "a": torch.arange(900, dtype=torch.float32),

@@ -104,7 +104,7 @@ WAYS: dict[str, Callable[[Any], object]] = {
     "half, swapping": _flagged("swap_module_params_on_conversion"),
     "to_empty": lambda net: net.to_empty(device="cpu"),
     "data": _each(_data),
-    "set_": _each(lambda p: p.set_(torch.full((p.numel(),), 7.0))),
+    "set_": _each(lambda p: p.set_(torch.full((p.numel(),), 7.0))),  # type: ignore[call-overload]
     "set_ storage": _each(lambda p: p.data.set_(torch.full((p.numel(),), 7.0).untyped_storage())),
     "resize_": _each(lambda p: p.data.resize_(3 * p.numel())),
     "swap_tensors": _each(_swap),
@@ -129,7 +129,7 @@ class Slow:
     def __init__(self, *, copies_before: int) -> None:
         self.reached, self.go, self._left = threading.Event(), threading.Event(), copies_before
         self._copied = deferred._copy
-        deferred._copy = self._copy  # type: ignore[assignment]
+        deferred._copy = self._copy
 
     def _copy(self, piece: Any) -> Any:
         if threading.current_thread().name.startswith("deeppart"):

@@ -102,7 +102,9 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
 def python(*options: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/tmp"}
     command = [sys.executable, *options]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(
+        command, input=typed, capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
 
 
 def test_importing_takes_no_mpi_and_starts_nothing() -> None:

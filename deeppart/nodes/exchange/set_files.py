@@ -48,9 +48,11 @@ class ParitySet:
 
     @property
     def stripes(self) -> Stripes:
+        """How the rows of the set's parts are cut into stripes."""
         return stripes_of(self.identity)
 
     def add(self, rebuild: Rebuild) -> None:
+        """Take in the files that a rebuild may use."""
         for pieces, files in ((self.data, rebuild.data), (self.parity, rebuild.parity)):
             for piece in files:
                 if piece not in pieces.setdefault(piece.place, []):
@@ -106,11 +108,13 @@ class SetFiles:
         return self._sources[piece.path]
 
     def parity(self, piece: Piece) -> ParityReader:
+        """A parity file, its header and tables checked."""
         if piece.path not in self._readers:
             self._readers[piece.path] = ParityReader(self._open(piece).source, where=piece.path)
         return self._readers[piece.path]
 
     def close(self) -> None:
+        """Close all of them."""
         for source in self._sources.values():
             source.close()
 

@@ -211,7 +211,7 @@ class _Archive:
             self._per_rank += own
             _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
         elif isinstance(node, SavedApart):
-            raise AssertionError("the structure of one rank has everything in its place")
+            raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)
         else:

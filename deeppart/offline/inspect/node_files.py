@@ -26,13 +26,11 @@ class NodeDamage:
         directory: the node-local directory that was given.
         path: the file.
         message: what is wrong.
-        opens: whether its header and index are sound, so that its good blocks can still help.
     """
 
     directory: Path
     path: Path
     message: str
-    opens: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class NodeFiles:
 
     @property
     def state(self) -> str:
-        """ "damaged", "not read", if some of it could not be, or "sound"."""
+        """One of "damaged", "not read", if some of it could not be, and "sound"."""
         return "damaged" if self.damage else "not read" if self.unread else "sound"
 
 
@@ -122,12 +120,12 @@ def verify_nodes(
         unread += stock.unlisted
         unsound = [path for path in stock.damaged if _is_of(path, step)]
         lines = {path: line for path in unsound for line in stock.problems if line.startswith(str(path))}
-        damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened"), False) for path in unsound]
+        damage += [NodeDamage(directory, path, lines.get(path, "cannot be opened")) for path in unsound]
         for path, length in _sound(stock, step):
             files, nbytes = files + 1, nbytes + length
             problem = file_problem(path, signing, advance)
             if problem is not None:
-                damage.append(NodeDamage(directory, path, problem, True))
+                damage.append(NodeDamage(directory, path, problem))
     damage += _of_other_bytes(stocks, {str(each.path) for each in damage}, step)
     damage = [each for each in damage if not is_gone(each.path)]  # a running job may have retired it meanwhile
     parts = [each for _, stock in stocks for each in stock.parts if step in (None, each.attempt.step)]
@@ -146,7 +144,7 @@ def _of_other_bytes(stocks: Sequence[tuple[Path, Found]], unsound: set[str], ste
     }
     parity = [each for _, stock in stocks for each in stock.parity if Path(each.path) in shares]
     wrong = shares_of_other_bytes(parity, parts)
-    return [NodeDamage(shares[path], path, message, True) for path, message in wrong.items()]
+    return [NodeDamage(shares[path], path, message) for path, message in wrong.items()]
 
 
 def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:

@@ -16,7 +16,6 @@ from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.parts import OwnDocument, decode_meta
 from deeppart.state.document.structure import Structure
-from deeppart.state.tree.leaves import LeafType
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +83,6 @@ class StepFiles:
                 signing=self._signing,
             )
             yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path), with_structure=False))
-
-    def types_of(self, own: OwnDocument) -> list[LeafType]:
-        """The type of every leaf as one rank saved it."""
-        types = list(self.structure.types)
-        for index, kind in own.types.items():
-            if 0 <= index < len(types):
-                types[index] = kind
-        return types
 
 
 def shared_spans(reader: PartReader) -> npt.NDArray[np.void]:

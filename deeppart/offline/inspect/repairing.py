@@ -272,7 +272,8 @@ class Repairer:
         self, attempt: Attempt, member: ParityMember, path: Path, stack: ExitStack, readers: list[PartReader]
     ) -> FileSource | MemorySource:
         """A sound copy of a part as it was encoded for parity, to read blocks from: a file if there is one, which is
-        added to ``readers``, else in memory."""
+        added to ``readers``, else in memory.
+        """
         assert member.part is not None
         digest, signing = member.index_digest, self._signing
         for source in self._stock.findings(attempt)[member.part].sources:

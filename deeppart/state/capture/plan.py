@@ -6,6 +6,7 @@ fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -79,10 +80,8 @@ def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
     except OSError as error:
         raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults on the first copy
-        except OSError:
-            pass
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
@@ -307,7 +306,7 @@ def _copy_later(target: torch.Tensor, source: torch.Tensor, ready: torch.cuda.Ev
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 def _dtype(kind: LeafType) -> torch.dtype:
@@ -339,7 +338,7 @@ def _copy_from_devices(targets: list[torch.Tensor], sources: list[torch.Tensor])
                 on_host[1].append(source)
                 continue
             if source.device not in streams:
-                streams[source.device] = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+                streams[source.device] = torch.cuda.Stream(source.device)
                 streams[source.device].wait_stream(torch.cuda.current_stream(source.device))
             with torch.cuda.stream(streams[source.device]):
                 for part, piece in _device_pieces(target, source):

@@ -26,7 +26,7 @@ class TensorIdentity:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._id = id(tensor)
-        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._storage = StorageWeakRef(tensor.untyped_storage())
 
     def is_of(self, tensor: object) -> bool:
         """Whether this is that tensor, with the storage that it had."""

@@ -38,7 +38,6 @@ from deeppart.state.tree.values import (
     describe_value,
     encode_key,
     encode_value,
-    is_value,
     is_value_type,
     same_value,
 )
@@ -73,11 +72,6 @@ def run_levels(item: object) -> int:
 def is_run(item: object) -> bool:
     """Whether a container is saved as one value."""
     return run_levels(item) > 0
-
-
-def is_leaf_value(item: object) -> bool:
-    """Whether this is what a value leaf may hold: a small value or a run of them."""
-    return is_value(item) or is_run(item)
 
 
 def _plain_levels(item: Any) -> int:

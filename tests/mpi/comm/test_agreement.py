@@ -1,6 +1,7 @@
 """Every rank sees the same before it goes on.
 
-Run inside mpirun (``make test-mpi``)."""
+Run inside mpirun (``make test-mpi``).
+"""
 
 from __future__ import annotations
 

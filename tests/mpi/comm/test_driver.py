@@ -1,6 +1,7 @@
 """Exchanges of the background are driven by every call that may do so, and by nobody else.
 
-Run inside mpirun of ranks whose MPI has one thread."""
+Run inside mpirun of ranks whose MPI has one thread.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def lose_nodes(directory: Path) -> dict[str, Any]:
         comm.Barrier()
         with deeppart.Checkpointer(settings) as ck:
             live = state(0)
-            step = ck.restore(live)
-            found[str(lost)] = (step, live["x"][-1].item(), ck.explanation[0].partition(": ")[2])
+            came = ck.restore(live)
+            found[str(lost)] = (came, live["x"][-1].item(), ck.explanation[0].partition(": ")[2])
     return found
 
 
@@ -122,7 +122,7 @@ def go_on_at_once(directory: Path) -> list[str]:
         time.sleep(1.0)  # the others wait in checkpoint() by then
         return looks(healer, *args)
 
-    looks, Healer.damaged_files = Healer.damaged_files, late  # type: ignore[method-assign]
+    looks, Healer.damaged_files = Healer.damaged_files, late  # type: ignore[method-assign, assignment]
     comm = MPI.COMM_WORLD
     settings = config(directory, timeout=40.0, every={"partner": 0, "parity": 1, "persistent": 0}, parity_group=3)
     with deeppart.Checkpointer(settings) as ck:

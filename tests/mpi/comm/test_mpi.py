@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,9 @@ def comm() -> Comm:
 
 
 @pytest.fixture
-def own_channel(comm: Comm) -> Iterator[Comm]:
+def own_channel(comm: Comm) -> Comm:
     """A channel that a test may break."""
-    yield finish(comm, comm.channel(), "channel", LIMIT_S)
+    return finish(comm, comm.channel(), "channel", LIMIT_S)
 
 
 def do(comm: Comm, operation: Any) -> Any:

@@ -1,6 +1,7 @@
 """Waits that end, and say for whom they waited.
 
-Run inside mpirun (``make test-mpi``)."""
+Run inside mpirun (``make test-mpi``).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def comm() -> Comm:
 @pytest.fixture
 def own_channel(comm: Comm) -> Iterator[Comm]:
     """A channel that a test may break."""
-    yield finish(comm, comm.channel(), "channel", LIMIT_S)
+    return finish(comm, comm.channel(), "channel", LIMIT_S)
 
 
 def do(comm: Comm, operation: Any) -> Any:

@@ -68,7 +68,7 @@ def in_memory(comm: Any, directory: Path) -> tuple[bool, list[str]]:
             fresh = training_state(comm.rank + 100, 0)
             ck.restore(fresh)
             mapped = ck._staging.nbytes
-            damaged = sorted((directory / "local").rglob("*.dpp"))[-1]
+            damaged = max((directory / "local").rglob("*.dpp"))
             comm.barrier()
             if comm.rank == 0:
                 with damaged.open("r+b") as file:

@@ -31,7 +31,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a byte of a local part": ("node1/*/step-*/part-*", flip),
     "a byte of a copy": ("node2/*/partner/step-*/part-*", flip),
     "a byte of parity": ("node3/*/parity/step-*/parity-*", flip),
@@ -130,7 +130,7 @@ def retired_meanwhile(comm: Any, directory: Path) -> tuple[int, list[str], bool]
                 hold(step)
                 held.set()
 
-            ledger.hold = hold_too_late  # type: ignore[method-assign]
+            ledger.hold = hold_too_late  # type: ignore[method-assign, assignment]
             pending = ck.checkpoint(state(comm.rank), 1)
             for level in ("local", "partner"):
                 pending.wait(level, timeout=200)

@@ -46,7 +46,7 @@ def bad_directories(comm: Any, directory: Path) -> dict[str, tuple[str, str, flo
             return f"open on {ck.rank}"
 
     good = str(directory / "ckpt")
-    met = {
+    return {
         "file for persistent": outcome(lambda: open_with(persistent_dir=str(occupied))),
         "no such mount": outcome(lambda: open_with(persistent_dir="/proc/deeppart")),
         "local on one rank": outcome(lambda: open_with(persistent_dir=good, local_dir=str(directory / "local-{rank}"))),
@@ -55,7 +55,6 @@ def bad_directories(comm: Any, directory: Path) -> dict[str, tuple[str, str, flo
         "settings differ": outcome(lambda: open_with(persistent_dir=good, keep={"persistent": 1 + rank})),
         "good": outcome(lambda: open_with(persistent_dir=good)),
     }
-    return met
 
 
 @pytest.mark.mpi(min_size=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as tree
+from xml.etree import ElementTree
 
 from deeppart_simulator.report.timeline_svg import legend_html, timeline_svg
 from deeppart_simulator.timing.stages import times_of
@@ -13,7 +13,7 @@ from tests.simulator.timing.jobs import STATE, job
 
 def rows(bars: list[Bar]) -> list[tuple[float, float, float, str]]:
     """x, y, width and title of each bar."""
-    found = tree.fromstring(timeline_svg(bars))
+    found = ElementTree.fromstring(timeline_svg(bars))
     return [
         (float(bar.get("x", "")), float(bar.get("y", "")), float(bar.get("width", "")), str(bar[0].text))
         for bar in found.iter("rect")
@@ -42,7 +42,7 @@ def test_a_checkpoint_is_drawn_and_every_colour_explained() -> None:
     assert len(rows(bars)) == len(bars) > 8
     legend = legend_html()
     assert all(bar.what in legend for bar in bars)
-    tree.fromstring(legend)
+    ElementTree.fromstring(legend)
 
 
 def test_nothing_to_draw_is_a_drawing() -> None:

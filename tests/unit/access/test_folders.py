@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -27,7 +28,7 @@ NODE, PERSISTENT = node_rules("private"), persistent_rules("private")
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Iterator[Path]:
+def shared(tmp_path: Path) -> Path:
     """A directory that everyone can write to, as /tmp, and reach."""
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o077 == 0:
@@ -35,7 +36,7 @@ def shared(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(0o1777)
-    yield directory
+    return directory
 
 
 @pytest.fixture
@@ -268,10 +269,8 @@ def test_descriptors_are_given_back(root: Path) -> None:
     for _ in range(20):
         read(root / "step" / "part")
         for operation in operations(root / "step" / "missing").values():
-            try:
+            with contextlib.suppress(OSError):
                 operation()
-            except OSError:
-                pass
         if access.exists(root / "step" / "other"):
             access.remove(root / "step" / "other")
     assert opened() == before

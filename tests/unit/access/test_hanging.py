@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from deeppart.testing.faults import StorageFaults
 STATE = {"x": torch.arange(50_000, dtype=torch.float32)}
 
 
-def checkpointer(tmp_path: Path, **settings: object) -> deeppart.Checkpointer:
-    settings = {"timeout": 5.0, "compression": "none", "every": {"local": 0, "persistent": 1}} | settings
-    return deeppart.Checkpointer(persistent_dir=str(tmp_path / "persistent"), **settings)
+def checkpointer(tmp_path: Path, **settings: Any) -> deeppart.Checkpointer:
+    defaults: dict[str, Any] = {"timeout": 5.0, "compression": "none", "every": {"local": 0, "persistent": 1}}
+    return deeppart.Checkpointer(persistent_dir=str(tmp_path / "persistent"), **(defaults | settings))
 
 
 def report_of_hanging(pending: deeppart.Pending, start: str) -> list[str]:
@@ -68,7 +69,8 @@ class Untold(StorageFaults):
 def test_no_operation_could_hang_untold(tmp_path: Path, incremental: bool) -> None:
     levels = {"every": {"local": 1, "persistent": 2}, "keep": {"local": 1, "persistent": 1}}
     settings = {"local_dir": str(tmp_path / "local"), "timeout": 60.0, "incremental": incremental, **levels}
-    with Untold(tmp_path) as storage:
+    storage = Untold(tmp_path)
+    with storage:
         for first in (1, 7):
             with checkpointer(tmp_path, **settings) as ck:
                 ck.restore(dict(STATE))

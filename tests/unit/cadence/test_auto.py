@@ -181,7 +181,8 @@ def test_a_job_that_often_failed_checkpoints_often(tmp_path: Path) -> None:
 
     state: dict[str, Any] = {"w": torch.zeros(1000)}
     with deeppart.Checkpointer(persistent_dir=tmp_path / "p", every="auto") as checkpointer:
-        made, step, ends = [], 0, time.monotonic() + 30
+        made: list[Any] = []
+        step, ends = 0, time.monotonic() + 30
         while len(made) < 4 and time.monotonic() < ends:
             time.sleep(0.002)
             step += 1
@@ -247,4 +248,4 @@ def test_force_goes_to_all_levels_with_counted_ones_too(tmp_path: Path) -> None:
 
 def test_settings_or_a_config(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="every"):
-        deeppart.Checkpointer(deeppart.Config(persistent_dir=tmp_path), every="auto")
+        deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path)), every="auto")

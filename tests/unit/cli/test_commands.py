@@ -108,7 +108,7 @@ def test_json_has_no_numbers_that_json_does_not_have(capsys: pytest.CaptureFixtu
     print_json({"b": 1, "a": [2]}, sort_keys=True)
     assert capsys.readouterr().out == '{\n  "a": [\n    2\n  ],\n  "b": 1\n}\n'
     bad: Any = float("inf")
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON"):
         print_json(bad)
 
 

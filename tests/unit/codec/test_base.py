@@ -29,11 +29,11 @@ def test_room_is_enough_and_what_is_encoded_does_not_depend_on_it(codec: Codec, 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
 def test_one_chunk_leaves_nothing_behind_for_the_next(codec: Codec) -> None:
     alone = {name: bytes(codec.encode(memoryview(raw))) for name, raw in CHUNKS.items()}
-    for first in CHUNKS:
+    for first, whole in CHUNKS.items():
         for name, raw in CHUNKS.items():
-            codec.encode(memoryview(CHUNKS[first]))
+            codec.encode(memoryview(whole))
             assert bytes(codec.encode(memoryview(raw))) == alone[name]
-            codec.decode(memoryview(alone[first]), len(CHUNKS[first]))
+            codec.decode(memoryview(alone[first]), len(whole))
             assert bytes(codec.decode(memoryview(alone[name]), len(raw))) == raw
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from deeppart.comm import SingleComm
-from deeppart.comm.base import Drive, Operation, as_bytes, immediately, rank_names, together
+from deeppart.comm.base import Drive, Operation, immediately, rank_names, together
 from deeppart.errors import CommError, PeerTimeoutError
 
 
@@ -84,10 +83,3 @@ def test_an_operation_that_is_over_needs_no_step() -> None:
 )
 def test_rank_names(ranks: list[int], text: str) -> None:
     assert rank_names(ranks) == text
-
-
-def test_bytes_of_an_array_are_its_own_memory() -> None:
-    array = np.arange(6, dtype=np.int32).reshape(2, 3)
-    flat = as_bytes(array)
-    flat[:4] = [9, 0, 0, 0]
-    assert flat.shape == (24,) and array[0, 0] == 9

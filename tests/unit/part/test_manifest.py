@@ -274,6 +274,7 @@ ALL_FIELDS = [
 
 @pytest.mark.parametrize("path", ALL_FIELDS, ids=str)
 def test_wrong_type_missing_or_unknown_field(path: tuple[Any, ...]) -> None:
+    value: Any
     for value in (None, True, False, -1, 1.0, 2**70, "", "\0", "x" * 10**6, [], [[]], [1]):
         if (path[-1], value) == ("node_index_digest", ""):
             continue  # there is no other file on nodes

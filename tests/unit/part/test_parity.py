@@ -531,7 +531,7 @@ def test_nothing_may_stand_where_nothing_is_read(wrong: dict[str, Any]) -> None:
         {"index_offset": INDEX_OFFSET + 2**63, "index_length": 2**63 + len(GOLDEN) - INDEX_OFFSET - 64},
     ],
 )
-def test_impossible_footer(wrong: dict[str, int]) -> None:
+def test_impossible_footer(wrong: dict[str, Any]) -> None:
     assert type(refused(forged(**wrong))) is CorruptFileError
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +26,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["file", "memory"])
-def source(request: pytest.FixtureRequest, path: Path) -> Source:
+def source(request: pytest.FixtureRequest, path: Path) -> Iterator[Source]:
     if request.param == "memory":
-        return MemorySource(bytearray(DATA))
-    file = FileSource(path)
-    request.addfinalizer(file.close)
-    return file
+        yield MemorySource(bytearray(DATA))
+        return
+    with contextlib.closing(FileSource(path)) as file:
+        yield file
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 1), (0, 2560), (2559, 1), (2560, 0), (300, 700)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ ONE_SPAN = [(0, 0, 0, 200, 0)]
 RAW = memoryview(bytes(range(200)))
 
 
-def spans_of(rows: list[tuple[int, ...]]) -> np.ndarray:
+def spans_of(rows: Sequence[tuple[int, ...]]) -> np.ndarray:
     return np.array(rows, dtype=SPAN_DTYPE)
 
 
@@ -69,11 +71,11 @@ def test_library_writes_a_base_as_the_document_says() -> None:
     assert BASE_DTYPE.itemsize == 32
 
 
-def referring(**wrong: object) -> bytes:
+def referring(**wrong: Any) -> bytes:
     """A part of one chunk of 200 bytes in a base of 5000, made by hand; or one that is wrong somewhere."""
-    row = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
+    row: dict[str, Any] = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
     bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
-    head = forge.header(version=int(wrong.get("version", 2)))  # type: ignore[call-overload]
+    head = forge.header(version=int(wrong.get("version", 2)))
     rows = [forge.chunk_row(bytes(RAW), **row)]
     return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], head=head, bases=bases, raw_bytes=200)
 

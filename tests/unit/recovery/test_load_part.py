@@ -32,7 +32,7 @@ def used(memory: Path) -> tuple[LoadedPart, Path]:
     reader = PartReader(file, where=str(path))
     source = Source("local", str(path), (0,), file.size, reader.index_digest)
     part = load_part(file, Read(0, 0, source), reader.attempt, None)
-    if not loading.lies_in_memory(path):
+    if not loading.lies_in_memory(path):  # type: ignore[attr-defined]
         pytest.skip("there is no tmpfs")
     assert part.used_in_place is file
     return part, path

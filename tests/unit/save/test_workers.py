@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,8 @@ def test_what_a_call_returns_or_raises_comes_out() -> None:
 
 
 def test_what_was_given_is_done_before_the_end_unless_it_was_cancelled() -> None:
-    go_on, done = threading.Event(), []
+    done: list[Any] = []
+    go_on = threading.Event()
     workers = Workers(1, "one")
     workers.submit(go_on.wait, PATIENCE_S)
     cancelled, kept = workers.submit(done.append, "cancelled"), workers.submit(done.append, "kept")

@@ -27,7 +27,7 @@ PATIENCE_S = 20.0
 
 
 def open_at(directory: Path) -> deeppart.Checkpointer:
-    levels = {"persistent_dir": str(directory / "p"), "local_dir": str(directory / "l")}
+    levels: dict[str, Any] = {"persistent_dir": str(directory / "p"), "local_dir": str(directory / "l")}
     return deeppart.Checkpointer(deeppart.Config(**levels, timeout=PATIENCE_S, compression="none"))
 
 
@@ -102,7 +102,7 @@ def test_when_memory_has_been_given_back(
     memory: Path, monkeypatch: pytest.MonkeyPatch, bad_copy: Callable[[], None]
 ) -> None:
     """The step is not committed; the local copy, the step before and the next checkpoint are not affected."""
-    copy = writing.copy_part
+    copy = writing.copy_part  # type: ignore[attr-defined]
 
     def copy_late(relay: Relay, file: DurableFile, behind: Workers) -> str:
         deadline = time.monotonic() + PATIENCE_S

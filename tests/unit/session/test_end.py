@@ -34,7 +34,9 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
 def python(*options: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[3]), "HOME": "/tmp"}
     command = [sys.executable, *options]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=300, env=environment)
+    return subprocess.run(
+        command, input=typed, check=False, capture_output=True, text=True, timeout=300, env=environment
+    )
 
 
 @pytest.mark.parametrize(("compression", "local"), [("none", 'local_dir = "scratch"\n'), ("tensor", "")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -103,7 +104,7 @@ def test_no_room_for_a_mapping_is_no_error(path: Path, monkeypatch: pytest.Monke
     def full(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(mapped.mmap, "mmap", full)
+    monkeypatch.setattr(mmap, "mmap", full)
     descriptor = opened(path)
     assert file_memory(descriptor, 0, 100) is None
     os.close(descriptor)

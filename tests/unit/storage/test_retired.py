@@ -57,7 +57,7 @@ def test_ls_looks_for_newer_steps_where_it_found_some_retired(root: Path, monkey
     """Otherwise there may be nothing left, and it says that nothing can be restored."""
     from deeppart.offline.inspect import examining
 
-    real, retired = examining.part_problem, [step_dir(root, 1), step_dir(root, 2)]
+    real, retired = examining.part_problem, [step_dir(root, 1), step_dir(root, 2)]  # type: ignore[attr-defined]
 
     def late(*arguments: Any) -> Any:
         if retired:

@@ -35,9 +35,9 @@ def test_operations_below_the_root_are_counted_and_no_others(tmp_path: Path) -> 
 def test_one_operation_is_refused_and_the_others_are_not(tmp_path: Path, first: int) -> None:
     with StorageFaults(tmp_path) as faults:
         faults.refuse(first, errno.EDQUOT)
-        with pytest.raises(OSError) as refused:
+        with pytest.raises(OSError, match=os.strerror(errno.EDQUOT)):
             write(tmp_path / "file")
-        assert refused.value.errno == errno.EDQUOT and faults.refused == 1
+        assert faults.refused == 1
         write(tmp_path / "file")
         assert faults.refused == 1
 
@@ -47,7 +47,7 @@ def test_only_the_kind_that_was_named_is_refused_and_counted(tmp_path: Path) -> 
         faults.refuse(1, errno.EIO, count=None, only=("write",))
         write(tmp_path / "first")
         for name in ("second", "third"):
-            with pytest.raises(OSError):
+            with pytest.raises(OSError, match=os.strerror(errno.EIO)):
                 write(tmp_path / name)
         assert faults.refused == 2
 
@@ -56,11 +56,10 @@ def test_a_close_that_is_refused_has_given_the_descriptor_back(tmp_path: Path) -
     with StorageFaults(tmp_path) as faults:
         descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
         faults.refuse(0, errno.EIO, only=("close",))
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
             os.close(descriptor)
-    with pytest.raises(OSError) as gone:
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         os.fstat(descriptor)
-    assert gone.value.errno == errno.EBADF
 
 
 def test_what_hangs_is_done_late(tmp_path: Path) -> None:

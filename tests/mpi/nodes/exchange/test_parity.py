@@ -17,6 +17,7 @@ import pytest
 import deeppart
 from deeppart.nodes.exchange import parity
 from deeppart.repair import scrub
+from deeppart.repair.heal import Healer
 from deeppart.storage.node import NodeLevel
 from tests.mpi.lost_nodes import PARITY, config, lose, restore, save, state
 from tests.mpi.repair.test_scrub import flip
@@ -162,7 +163,8 @@ def lost_and_repaired(comm: Any, directory: Path, ck: deeppart.Checkpointer) -> 
 def scrubbed(comm: Any, directory: Path) -> tuple[bool, bool, int]:
     """Part 0 is lost, and so is the copy from which it is being repaired."""
     settings = {**BOTH, "scrub_bandwidth": 1e9}
-    repair, done = scrub.Scrubber._repair_from, []
+    done: list[Any] = []
+    repair = scrub.Scrubber._repair_from
 
     def between(self: Any, inventory: Any, *args: Any) -> Any:
         if comm.rank == 0 and not done:
@@ -189,7 +191,8 @@ def test_scrubbing_goes_on_after_a_copy_that_changed_while_it_was_read(run_on: A
 def refused(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     """A repair fails where files are written; the next one does it."""
     settings = {**BOTH, "scrub_bandwidth": 1e9}
-    heal, failures = scrub.Healer.heal, []
+    failures: list[Any] = []
+    heal = Healer.heal
 
     def failing(self: Any, *what: Any) -> None:
         with pytest.MonkeyPatch.context() as once:
@@ -205,7 +208,7 @@ def refused(comm: Any, directory: Path) -> tuple[bool, list[str]]:
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patched:
         warnings.simplefilter("always")
         patched.setattr(scrub, "SLICE_S", 0.05)
-        patched.setattr(scrub.Healer, "heal", failing)
+        patched.setattr(Healer, "heal", failing)
         with deeppart.Checkpointer(config(directory, **settings), comm) as ck:
             there = lost_and_repaired(comm, directory, ck)
     return there, [str(each.message) for each in caught if issubclass(each.category, deeppart.errors.ScrubNotice)]

@@ -20,11 +20,6 @@ from tests.unit.cli_support import call, call_json, flip
 pytestmark = pytest.mark.xdist_group("cli_redundant")
 
 
-def flip_from_end(distance: int) -> Callable[[Path], None]:
-    """Change a byte so far from the end."""
-    return lambda path: flip(path, path.stat().st_size - distance)
-
-
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "payload of a part": ("node0/*/step-000000000002-*/part-*", lambda path: flip(path, 5000)),
     "header of a part": ("node1/*/step-000000000002-*/part-*", lambda path: flip(path, 20)),

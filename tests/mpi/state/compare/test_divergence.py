@@ -24,7 +24,7 @@ def state(step: int) -> dict[str, Any]:
 
 def training(comm: Any, directory: Path, damage: str) -> tuple[list[str], list[tuple[str, ...]], bool]:
     """Three steps on replicas; after the second, something happens to those of some ranks."""
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+    settings: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
     reported, mine = [], {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -101,8 +101,9 @@ def all_ways_back(comm: Any, directory: Path, build: Build, replicated: Any) -> 
     with checkpointer(comm, directory, replicated=replicated) as ck:
         ck.checkpoint(state, 1).wait(timeout=200)
     found = {}
-    separate = {name: [torch.zeros_like(leaf) for leaf in leaves(part)] for name, part in state.items()}
-    separate = {name: made if isinstance(state[name], list) else made[0] for name, made in separate.items()}
+    blank = {name: [torch.zeros_like(leaf) for leaf in leaves(part)] for name, part in state.items()}
+    separate: dict[str, Any] = {}
+    separate |= {name: made if isinstance(state[name], list) else made[0] for name, made in blank.items()}
     separate |= {name: separate[name].numpy() for name, part in state.items() if isinstance(part, np.ndarray)}
     for how, live in (("nothing", {}), ("separate", separate), ("the same", build(comm.rank))):
         if how == "the same":
@@ -191,7 +192,7 @@ def loaded_tied(comm: Any, directory: Path) -> bool:
     with checkpointer(comm, directory) as ck:
         ck.checkpoint(behind_an_array(0), 1).wait(timeout=200)
     loaded = deeppart.load(directory, step=1)
-    return loaded["t1"].data_ptr() == loaded["t2"].data_ptr()
+    return bool(loaded["t1"].data_ptr() == loaded["t2"].data_ptr())
 
 
 def test_two_names_of_a_tensor_are_tied_though_an_array_has_its_memory(run_on: Any, shared_path: Path) -> None:
@@ -287,7 +288,7 @@ def classified(comm: Any, directory: Path) -> int:
             count += 1
             return classify(*args)
 
-        ck._saver._classifier.classify = counted  # type: ignore[method-assign]
+        ck._saver._classifier.classify = counted  # type: ignore[method-assign, assignment]
         kept = []
         for step in range(1, 8):
             kept.append(torch.zeros(500))

@@ -89,14 +89,14 @@ def test_leaves_that_change_before_the_step_give_no_outcome(way: str, moment: st
     parts = trailing.work()
     assert len(parts) >= 1
     if moment == "before":
-        change(net[1].weight)  # type: ignore[index, arg-type]
+        change(net[1].weight)  # type: ignore[index]
     for part in parts:
         part()
     if moment == "between":
-        change(net[1].weight)  # type: ignore[index, arg-type]
+        change(net[1].weight)  # type: ignore[index]
     trailing.check()
     if moment == "after" and spoiled:
-        change(net[1].weight)  # type: ignore[index, arg-type]  # by an operation that had begun before
+        change(net[1].weight)  # type: ignore[index]  # by an operation that had begun before
     elif moment == "after":
         trailing.drop()  # too late
         assert not trailing.lacks

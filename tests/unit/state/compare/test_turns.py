@@ -34,8 +34,7 @@ def seen(data: Any, turns: range) -> np.ndarray[Any, Any]:
 def bytes_of(data: Any) -> np.ndarray[Any, Any]:
     """The memory of a leaf without gaps."""
     if isinstance(data, torch.Tensor):
-        data = torch.as_strided(data, (data.numel(),), (1,)).view(torch.uint8).numpy()
-        return data
+        return torch.as_strided(data, (data.numel(),), (1,)).view(torch.uint8).numpy()
     return np.lib.stride_tricks.as_strided(data, (data.size,), (data.itemsize,)).view(np.uint8)
 
 

@@ -116,6 +116,7 @@ def test_old_memory_is_gone_when_the_step_begins(tmp_path: Path) -> None:
     assert torch.equal(deeppart.load(tmp_path / "ckpt", 1)["net"]["weight"], expected)
 
 
+@pytest.mark.skipif(sys.gettrace() is not None, reason="what traces a function holds its variables (make coverage)")
 @pytest.mark.parametrize("capture", ["eager", "lazy"])
 def test_nothing_is_held_between_checkpoints(tmp_path: Path, capture: str) -> None:
     net = nn.Linear(400, 300)
@@ -170,7 +171,7 @@ def test_a_write_that_is_counted_after_the_copy_is_told(tmp_path: Path, monkeypa
 
 def test_rows_that_the_forward_pass_renormalizes(tmp_path: Path) -> None:
     """Found changed once, it is captured before checkpoint() returns from then on."""
-    net = nn.Sequential(nn.Embedding(1000, 64, max_norm=0.5), nn.Linear(64, 400))
+    net: Any = nn.Sequential(nn.Embedding(1000, 64, max_norm=0.5), nn.Linear(64, 400))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     rows = torch.arange(1000)
     with deeppart.Checkpointer(config(tmp_path, capture="lazy")) as ck, warnings.catch_warnings(record=True) as told:
@@ -271,6 +272,7 @@ def test_a_leaf_that_loses_its_memory_in_the_steady_state(shrink: Callable[[Any]
     for _ in range(3):
         template.flatten(state)
         template.clear()
+    tensor: Any
     for name, tensor in (("x", state["x"]), ("y", ragged)):
         shrink(tensor)
         with pytest.raises(FreedMemoryError, match=f": {name}"):

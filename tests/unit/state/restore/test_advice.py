@@ -75,7 +75,7 @@ def test_what_an_optimizer_gave_does_not_reach_it(ck: deeppart.Checkpointer) -> 
         ck.restore({"one": stepped.state_dict(), "more": [stepped.state_dict()]})
         ck.restore({"one": fresh, "more": None})
     fresh = torch.optim.Adam(model.parameters())
-    live = {"one": fresh.state_dict(), "more": [fresh.state_dict()]}
+    live: dict[str, Any] = {"one": fresh.state_dict(), "more": [fresh.state_dict()]}
     with pytest.warns(DeeppartWarning, match=r"at more/0, one, but.*load_state_dict\(\)") as told:
         ck.restore(live)
     assert len(told) == 1 and not fresh.state and fresh.param_groups[0]["lr"] != 0.5
@@ -237,7 +237,8 @@ def test_compiling_in_place_leaves_the_names_as_they_are() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_real_compiled_and_data_parallel_modules_have_these_prefixes() -> None:
-    assert all(name.startswith("_orig_mod.") for name in torch.compile(network()).state_dict())
+    compiled: Any = torch.compile(network())
+    assert all(name.startswith("_orig_mod.") for name in compiled.state_dict())
     assert all(name.startswith("module.") for name in torch.nn.DataParallel(network()).state_dict())
 
 

@@ -24,7 +24,7 @@ HUGE = 7**20000
 Case = tuple[Any, Any, type[StateError], str, list[str]]
 
 
-def ones(*shape: int, **kwargs: Any) -> torch.Tensor:
+def ones(*shape: Any, **kwargs: Any) -> torch.Tensor:
     return torch.ones(*shape, **kwargs)
 
 

@@ -103,7 +103,7 @@ TENSORS: dict[str, Callable[[], Any]] = {
     "NestedTensor": quietly(lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)),
     "bits8": lambda: torch.empty(3, dtype=torch.bits8),
     "bits16": lambda: torch.empty(0, dtype=torch.bits16),
-    "uint4": lambda: torch.empty(2, dtype=torch.uint4),
+    "uint4": lambda: torch.empty(2, dtype=torch.uint4),  # type: ignore[attr-defined]
 }  # fmt: skip
 
 ARRAYS: dict[str, Callable[[], Any]] = {
@@ -126,7 +126,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "ChainMap": lambda: collections.ChainMap({}),
     "mappingproxy": lambda: types.MappingProxyType({}),
     "range": lambda: range(3),
-    "generator": lambda: (i for i in ()),
+    "generator": lambda: (i for i in list[int]()),
     "function": lambda: masked,
     "type": lambda: dict,
     "torch.nn.modules.linear.Linear": lambda: object(),  # replaced below: a class, not an object
@@ -301,7 +301,7 @@ def test_nesting_beyond_what_can_be_stored(tmp_path: Path) -> None:
 
 
 def test_namedtuples_with_names_no_class_can_have(tmp_path: Path) -> None:
-    kind = collections.namedtuple("Fine", "x")
+    kind = collections.namedtuple("Fine", "x")  # type: ignore[name-match]
     kind.__name__ = "not a name"
     with deeppart.Checkpointer(deeppart.Config(persistent_dir=str(tmp_path), timeout=10.0)) as ck:
         with pytest.raises(deeppart.UnsupportedLeafError, match="not a name") as caught:

@@ -149,10 +149,12 @@ def ck(tmp_path: Path) -> Any:
 
 
 def test_live_containers_stay_the_same_objects(ck: deeppart.Checkpointer) -> None:
-    state = {"list": list(range(30)), "table": {str(place): place for place in range(300)}, "pair": (0.5,) * 9}
+    state: dict[str, Any] = {"list": list(range(30)), "table": {str(place): place for place in range(300)}}
+    state["pair"] = (0.5,) * 9
     state["counts"] = Counter(dict.fromkeys(range(300), 5))
     state["ordered"] = OrderedDict((place, 1) for place in range(300))
     ck.checkpoint(state, step=1).wait()
+    live: Any
     for live in (
         {"list": [9] * 30, "table": {"0": 9}, "pair": (1,) * 9, "counts": Counter("ab"), "ordered": OrderedDict()},
         {"list": [], "table": {}, "pair": None, "counts": None, "ordered": OrderedDict.fromkeys(reversed(range(300)))},
@@ -170,7 +172,7 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
 ) -> None:
     """A checkpoint of before there were runs is what one is with a threshold that nothing reaches."""
     state = {"list": list(range(30)), "table": dict.fromkeys(range(300), 0.5), "pair": (True,) * 9, "n": [None] * 8}
-    live = {"list": [0] * 12, "table": {1: 2}, "pair": (False,) * 9, "n": [1] * 9}
+    live: dict[str, Any] = {"list": [0] * 12, "table": {1: 2}, "pair": (False,) * 9, "n": [1] * 9}
     for step, (saved, restored) in enumerate([(10**9, 1), (1, 10**9), (8, 10**9), (10**9, 8)]):
         for name in ("LEAST_ITEMS", "LEAST_ENTRIES"):
             monkeypatch.setattr(f"deeppart.state.tree.runs.{name}", saved)

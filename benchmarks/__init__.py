@@ -1,0 +1,1 @@
+"""What checkpoints cost, beside peers and limits: see docs/benchmarks.md."""
