@@ -30,27 +30,33 @@ from deeppart.recovery.apply import restore_state
 from deeppart.recovery.live import refusal_of_state
 from deeppart.recovery.recover import recover, take_inventory
 from deeppart.repair.scrub import ScrubReport
+from deeppart.save.agreed import Agreed, Call
 from deeppart.save.foreground import Saver
 from deeppart.save.job import Job
-from deeppart.save.suspects import SuspicionWriter
 from deeppart.save.transfer import Staged
 from deeppart.session.end import close_at_the_end
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
 from deeppart.session.open import open_session
 from deeppart.session.rebuilding import rebuild_redundancy
-from deeppart.session.telling import tell_restored, tell_suspects, warn_unfinished, warn_unsaved
-from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
+from deeppart.session.telling import not_drained, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
+from deeppart.session.wiring import (
+    SUSPICION_PATIENCE_S,
+    cadence_for,
+    pipeline_for,
+    retention_for,
+    scrubber_for,
+    suspicions_for,
+)
 from deeppart.state.capture.deferred import DeferredCopy
 from deeppart.state.capture.plan import Staging
+from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
 _ROUND_PATIENCE_S = 0.02
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8
-#: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
-_SUSPICION_PATIENCE_S = 30.0
 
 
 class Checkpointer:
@@ -92,7 +98,7 @@ class Checkpointer:
         self._staging, self._arena = Staging(), Arena()
         self._retention = retention_for(self._session)
         self._pipeline = pipeline_for(self._session, self._retention)
-        self._suspicions = self._suspicion_writer()
+        self._suspicions = suspicions_for(self._session, self._pipeline)
         self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
         self._scrubber = scrubber_for(self._session, self._pipeline)
         self._recent: list[Pending] = []
@@ -168,29 +174,25 @@ class Checkpointer:
         self._steps.warn_not_restored(step)
         self._steps.warn_counting_down(step)
         pending = Pending(step, due, self._pipeline.poll)
+        call, agreed, diverged = Call(step, self._sequence, due), None, tuple[Divergence, ...]()
         waited = self._make_room() if due else 0.0
-        looking = time.monotonic()
         try:
             with collection_paused():
-                self._saver.look(state, refusal)
-                agreeing = time.monotonic()
-                full = bool(due) and not self._pipeline.has_room()
-                busy = self._saver.agree(step, self._sequence, due, full)
-                self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
+                agreed = self._look_and_agree(call, state, refusal, pending)
             copying = time.monotonic()
-            if busy:
+            if agreed is None:
                 self._drop_busy(pending, step)
             else:
-                self._capture_and_submit(pending, step, due)
+                diverged = agreed.diverged
+                self._capture_and_submit(pending, agreed)
                 if self._auto is not None:
                     self._auto.made(pending)
         finally:
-            self._saver.let_go()
+            self._saver.let_go(agreed)
+            agreed = None  # an error that is kept leads here
         ended = time.monotonic()
-        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, self._saver.diverged)))
+        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, diverged)))
         pending.note_cost(reduced=self._session.protection.shortfalls)
-        pending.note_stage("flatten", agreeing - looking)
-        pending.note_stage("agree", copying - agreeing)
         pending.note_stage("capture", ended - copying)
         pending.note_returned()
         return pending
@@ -224,7 +226,7 @@ class Checkpointer:
         check_state(state)
         step = None if step is None else check_step(step, "restore(state, step)")
         refusal = refusal_of(per_rank)
-        undrained = self._undrained()
+        undrained = None if self._pipeline.drain(timeout) else not_drained(timeout)
         self._saver.agree_on_restore(step, way_of(per_rank))
         raise_together(self._comm, refusal or undrained, "restore", timeout)
         self._suspicions.wait(timeout)
@@ -306,22 +308,12 @@ class Checkpointer:
             self._closed = True
             self._dropped.detach()
             self._saver.close()
-            self._suspicions.wait(_SUSPICION_PATIENCE_S)
+            self._suspicions.wait(SUSPICION_PATIENCE_S)
             self._background.leave(after_error=True)
             if self._auto is not None:
                 self._auto.end(failed=True)
 
     # --- the steps of checkpoint() ---
-
-    def _undrained(self) -> DeeppartError | None:
-        """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it."""
-        if self._pipeline.drain(self.config.timeout):
-            return None
-        return CheckpointError(
-            "restore: an earlier checkpoint is still being written",
-            found="; ".join([f"not finished after {self.config.timeout:g} s", *hanging()]),
-            todo="raise `timeout`, or wait for the checkpoint before restoring",
-        )
 
     def _check_call(self, step: int) -> int:
         number = check_step(step, "checkpoint(state, step)")
@@ -338,6 +330,17 @@ class Checkpointer:
             return self._auto.due(step, room=room, working=working, force=force)
         on = [(name, every) for name, every in self._every.items() if every]
         return frozenset(name for name, every in on if force or self._sequence % every == 0)
+
+    def _look_and_agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
+        began = time.monotonic()
+        looked = refusal if refusal is not None else self._saver.look(state)
+        agreeing = time.monotonic()
+        full = bool(call.due) and not self._pipeline.has_room()
+        agreed = self._saver.agree(call, looked, busy=full)
+        self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
+        pending.note_stage("flatten", agreeing - began)
+        pending.note_stage("agree", time.monotonic() - agreeing)
+        return agreed
 
     def _make_room(self) -> float:
         """Wait for the pipeline if the configuration says so; returns the seconds spent."""
@@ -357,8 +360,8 @@ class Checkpointer:
             )
         pending.note_skipped()
 
-    def _capture_and_submit(self, pending: Pending, step: int, due: frozenset[str]) -> None:
-        session = self._session
+    def _capture_and_submit(self, pending: Pending, agreed: Agreed) -> None:
+        session, step, due = self._session, agreed.call.step, agreed.call.due
         attempt = Attempt(session.lineage, session.session, self._sequence, step, self._comm.size)
         self._sequence += 1
         self._recent.append(pending)
@@ -368,8 +371,9 @@ class Checkpointer:
         deferred: DeferredCopy | None = None
         failure: DeeppartError | None = None
         try:
-            staged, own_bytes, deferred = self._saver.capture(step, self._sequence)
-            pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=own_bytes)
+            captured = self._saver.capture(agreed, self._sequence)
+            staged, deferred = captured.staged, captured.deferred
+            pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
         except Exception as error:  # memory, or torch: the other ranks go on and hear of it in the commit round
             failure = CheckpointError(
                 "the share could not be captured",
@@ -389,9 +393,3 @@ class Checkpointer:
         for note, category in self._pipeline.ledger.take_notes():
             warn_caller(note, category)
         self._steps.settle(finished)
-
-    def _suspicion_writer(self) -> SuspicionWriter:
-        session = self._session
-        job = Attempt(session.lineage, session.session, 0, 0, self._comm.size)
-        patience_s = min(_SUSPICION_PATIENCE_S, self.config.timeout / 4)  # the other ranks are waiting for rank 0
-        return SuspicionWriter(session.persistent.root, job, patience_s, self._pipeline.ledger)

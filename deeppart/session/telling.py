@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from deeppart.access.hanging import hanging
 from deeppart.comm import finish
-from deeppart.errors import DeeppartWarning, warn_caller
+from deeppart.errors import CheckpointError, DeeppartWarning, warn_caller
 from deeppart.model import Attempt
 from deeppart.plan.restart import Inventory
 from deeppart.recovery.suspects import suspect_lines, warn_suspect
@@ -51,6 +52,15 @@ def tell_restored(
             f"{', step '.join(unusable)}. A later restore that can use one goes on from there",
             DeeppartWarning,
         )
+
+
+def not_drained(timeout: float) -> CheckpointError:
+    """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it."""
+    return CheckpointError(
+        "restore: an earlier checkpoint is still being written",
+        found="; ".join([f"not finished after {timeout:g} s", *hanging()]),
+        todo="raise `timeout`, or wait for the checkpoint before restoring",
+    )
 
 
 def warn_unfinished(session: Session, problems: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from deeppart.cadence import AutoCadence, History
 from deeppart.config.checks import AUTO
 from deeppart.errors import DeeppartWarning, warn_caller
-from deeppart.model import Level
+from deeppart.model import Attempt, Level
 from deeppart.plan.interval import DRAIN_SHARE
 from deeppart.repair.scrub import Ground, Scrubber
 from deeppart.save.compress import Compressing
@@ -16,9 +16,13 @@ from deeppart.save.pipeline import Pipeline
 from deeppart.save.protect import Protector
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.retention import Retention
+from deeppart.save.suspects import SuspicionWriter
 from deeppart.save.workers import lower_priority
 from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit
+
+#: A record of suspect steps is waited for: the caller may end the job as soon as it hears of them.
+SUSPICION_PATIENCE_S = 30.0
 
 
 def retention_for(session: Session) -> Retention:
@@ -84,3 +88,10 @@ def cadence_for(session: Session) -> AutoCadence | None:
         warn_caller(f"every='auto' does not know earlier runs: {history.problem}", DeeppartWarning)
     share = DRAIN_SHARE if session.config.flush_bandwidth is None else 1.0
     return AutoCadence(session.comm, session.protection.every, nodes, history, session.config.timeout, share)
+
+
+def suspicions_for(session: Session, pipeline: Pipeline) -> SuspicionWriter:
+    """Puts suspect steps on record; rank 0 alone writes."""
+    job = Attempt(session.lineage, session.session, 0, 0, session.comm.size)
+    patience_s = min(SUSPICION_PATIENCE_S, session.config.timeout / 4)  # the other ranks are waiting for rank 0
+    return SuspicionWriter(session.persistent.root, job, patience_s, pipeline.ledger)

@@ -81,6 +81,17 @@ class Classifier:
         self.values: list[Encoded] = []
 
     @property
+    def known(self) -> Layout:
+        """The layout of the state that :meth:`prepare` took in last.
+
+        Raises:
+            RuntimeError: there was none yet.
+        """
+        if self.layout is None:
+            raise RuntimeError("no state was taken in yet")
+        return self.layout
+
+    @property
     def lacks(self) -> bool:
         """Whether this rank cannot say what the last checkpoint has left to compare."""
         return self._trailing is not None and self._trailing.lacks
@@ -198,8 +209,7 @@ class Classifier:
         Raises:
             LeafMismatchError: ``replicated="all"`` and leaves differ in shape or dtype.
         """
-        layout = self.layout
-        assert layout is not None
+        layout = self.known
         behind = self._compare_trailing(layout, fresh, what)
         known = self._earlier.known(layout, fresh)
         if fresh:
@@ -274,13 +284,11 @@ class Classifier:
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
         """What is compared of a value: its encoding, or that of its entries in canonical order."""
-        assert self.layout is not None
-        return in_order(flat.values[index].value) if index in self.layout.unordered else self.values[index]
+        return in_order(flat.values[index].value) if index in self.known.unordered else self.values[index]
 
     def _unequal_values(self, flat: FlatState, what: str) -> Flags:
         """Values that differ between ranks (collective); the order of a plain dict's entries is no difference."""
-        layout = self.layout
-        assert layout is not None
+        layout = self.known
         skipped = layout.per_rank_values | layout.trusted_values
         digests = np.zeros(len(skipped), dtype=np.int64)
         for index in np.flatnonzero(~skipped).tolist():
@@ -311,8 +319,7 @@ class Classifier:
         Args:
             differed: leaves that have differed since they were last compared, if only for a while.
         """
-        layout = self.layout
-        assert layout is not None
+        layout = self.known
         turns, retyped = known
         # A leaf that was alike on all ranks is known to all of them, or it begins anew: the least decides.
         own_view = (2 * turns + ((turns != NEVER) & ~retyped))[: layout.shared[0]]

@@ -56,11 +56,14 @@ class TrailingSlices:
         #: Batches that have not been read; more than there are where one of them could not be.
         self._left = 1
         self._checked = self._settled = self._dropped = False
+        #: Threads have been asked to read. Set by the training thread, which alone looks.
+        self.begun = False
         #: Paths of leaves that were written to before the optimizer's step.
         self.spoiled: tuple[Path, ...] = ()
 
     def work(self) -> list[Callable[[], None]]:
         """What is to be done, in parts that any thread may call, once each."""
+        self.begun = True
         width = self._turns.widths
         batches = (np.cumsum(width) // _BATCH_BYTES).astype(np.int64)
         edges = [0, *(np.flatnonzero(np.diff(batches)) + 1).tolist(), len(width)]

@@ -1,0 +1,73 @@
+"""What the steps of a save hand to each other while training waits: look, agree, capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from deeppart.save.transfer import Staged
+from deeppart.state.capture.deferred import DeferredCopy
+from deeppart.state.compare.derived import Layout
+from deeppart.state.compare.divergence import Divergence
+from deeppart.state.compare.trailing import TrailingSlices
+from deeppart.state.tree.flat import FlatState
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of ``checkpoint()``, as the ranks compare it.
+
+    Attributes:
+        step: the user's number.
+        turn: how many checkpoints this session has begun before.
+        due: the levels that it goes to.
+    """
+
+    step: int
+    turn: int
+    due: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """The call as messages show it."""
+        return f"checkpoint(step={self.step})"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A state that all ranks are about to save.
+
+    Attributes:
+        call: the call.
+        flat: the state, cut where the ranks' structures differ.
+        layout: how its leaves are treated.
+        rank0: how many arrays and values are rank 0's alone; this rank's own follow them in number.
+        owned: leaves that only an optimizer changes, by number: the tensors that are copied after the call.
+        trailing: slices that are read after the call, to be compared at the next one.
+        diverged: leaves that were found to have come to differ between ranks.
+    """
+
+    call: Call
+    flat: FlatState
+    layout: Layout
+    rank0: tuple[int, int]
+    owned: Mapping[int, torch.Tensor]
+    trailing: TrailingSlices | None
+    diverged: tuple[Divergence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedShare:
+    """This rank's share in staging memory.
+
+    Attributes:
+        staged: the share.
+        own_bytes: of them, how many are this rank's own.
+        deferred: copies that are still to be made.
+    """
+
+    staged: Staged
+    own_bytes: int
+    deferred: DeferredCopy | None

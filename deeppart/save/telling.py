@@ -1,0 +1,53 @@
+"""What rank 0 says of leaves that differ between ranks, and of patterns that match nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from deeppart.comm.base import Comm
+from deeppart.comm.waiting import finish
+from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warn_caller
+from deeppart.state.compare.classify import Classified
+from deeppart.state.tree.naming import Naming, pattern_of, some_names
+from deeppart.state.tree.replication import Replication
+
+_SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
+
+
+class Telling:
+    """Tells the user, each thing once. Used by the training thread alone."""
+
+    def __init__(self) -> None:
+        self._naming = Naming()
+        self._told_patterns = False
+
+    def patterns(self, comm: Comm, replication: Replication, what: str, timeout: float) -> None:
+        """Say once which patterns match nothing on any rank (collective where there are patterns)."""
+        if self._told_patterns or not replication.patterns:
+            return
+        self._told_patterns = True
+        used = np.array([pattern in replication.used for pattern in replication.patterns], dtype=np.int64)
+        used = finish(comm, comm.maximum(used), what, timeout)
+        unused = [pattern for pattern, hit in zip(replication.patterns, used.tolist(), strict=True) if not hit]
+        if unused and comm.rank == 0:
+            names = some_names([repr(each) for each in unused])
+            warn_caller(f"replicated: {names} matches nothing: no path in the state of any rank", DeeppartWarning)
+
+    def differences(self, found: Classified, noticed: Sequence[str], what: str) -> None:
+        """Warn of leaves that turn out to differ between ranks."""
+        own = self._naming.news((*noticed, *found.per_rank))
+        if own:
+            names = some_names(own)
+            warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)
+        if found.diverged:
+            warn_caller(
+                f"{what}: leaves that all ranks held alike have come to differ. Where ranks are not meant to differ, "
+                "this is a bug in training or silent data corruption; where they are, say so, "
+                f"replicated={{{pattern_of(found.diverged[0].path)!r}: 'none', '*': 'auto'}}. Those that still differ "
+                "are saved per rank from now on"
+                f"{_SUSPECT * any(each.interval is not None for each in found.diverged)}:"
+                f"\n  {some_names([str(each) for each in found.diverged], chr(10) + '  ')}",
+                ReplicaDivergenceWarning,
+            )
