@@ -65,13 +65,18 @@ class Template:
 
     def cut(self, cuts: Cuts | None) -> FlatState:
         """Take the state of the last call apart once more, cut in another place; calls nobody's ``state_dict()``."""
-        assert self._flat is not None
         state_dicts: dict[int, Any] = {}
-        root = _item(self._flat.root, self._flat, state_dicts)
+        root = _item(self._known.root, self._known, state_dicts)
         self.cuts = cuts
         flat = flatten(root, state_dicts=state_dicts, cuts=cuts)
         self._take(flat)
         return flat
+
+    @property
+    def _known(self) -> FlatState:
+        if self._flat is None:
+            raise RuntimeError("no state was taken apart yet")
+        return self._flat
 
     def _take(self, flat: FlatState) -> None:
         self._flat, self._branches = flat, []
@@ -117,8 +122,7 @@ class Template:
         return _items_filler(node, take, _run_test(node, self.cuts))
 
     def _apart_filler(self, apart: Apart, kinds: dict[Any, Any]) -> _Filler:
-        assert self._flat is not None
-        place = next(place for place, each in enumerate(self._flat.apart) if each is apart)
+        place = next(place for place, each in enumerate(self._known.apart) if each is apart)
         if apart.node is None:
             return lambda item: True
         inner = self._filler(apart.node, kinds)
@@ -138,10 +142,9 @@ class Template:
         return lambda items: all(fill(item) for fill, item in zip(fillers, items, strict=True))
 
     def _tensor_kind(self, node: Node, kinds: dict[Any, Any]) -> _TensorKind | None:
-        assert self._flat is not None
         if not isinstance(node, ArrayLeaf):
             return None
-        dtype, shape, device, order = self._flat.types[4 * node.index : 4 * node.index + 4]
+        dtype, shape, device, order = self._known.types[4 * node.index : 4 * node.index + 4]
         if device is NUMPY:
             return None
         kind = (dtype, shape, None if device.type == "cpu" else device, order, dtype.is_complex)
@@ -171,8 +174,7 @@ class Template:
         kind = self._tensor_kind(leaf, kinds)
         if kind is not None:
             return lambda item: self._take_tensors((item,), (kind,))
-        assert self._flat is not None
-        dtype, shape, _, order = self._flat.types[4 * leaf.index : 4 * leaf.index + 4]
+        dtype, shape, _, order = self._known.types[4 * leaf.index : 4 * leaf.index + 4]
 
         def fill(item: Any) -> bool:
             if type(item) is not np.ndarray or item.dtype != dtype or item.shape != shape:
