@@ -40,7 +40,7 @@ NAN = np.frombuffer(np.array([0x7FF8000000000001], dtype="<u8").tobytes(), dtype
         (Box({"w": torch.zeros(1)}), Box({"w": torch.ones(1)})),
         (None, 0),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if isinstance(value, Box) else str(value),
 )
 def test_whatever_differs_is_seen_from_both_sides(one: Any, other: Any) -> None:
     for expected, found in ((one, other), (other, one)):
