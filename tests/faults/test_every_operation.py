@@ -43,8 +43,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     settings = {"local_dir": str(directory / "local"), "timeout": 30.0, "keep": {"persistent": 2}} | settings
-    settings = {"compression": "zstd"} | settings
-    return deeppart.Config(persistent_dir=str(directory / "persistent"), **settings)
+    defaults: dict[str, Any] = {"compression": "zstd"}
+    return deeppart.Config(persistent_dir=str(directory / "persistent"), **defaults | settings)
 
 
 def state(step: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import deeppart
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
 
 
 def training_state(rank: int, steps: int) -> dict[str, Any]:

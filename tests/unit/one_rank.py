@@ -12,8 +12,8 @@ from tests.unit.cli_support import step_dir
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "l"), "timeout": 30.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "p"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "l"), "timeout": 30.0}
+    return deeppart.Config(persistent_dir=str(directory / "p"), **defaults | settings)
 
 
 def state(step: int, count: int = 1000) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from deeppart.testing.states import blank
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local" / "{node}"), "node_size": 1, "timeout": 20.0}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
 
 
 def save(comm: Any, directory: Path, make: Any, rules: Any = "auto", steps: int = 2) -> list[str]:

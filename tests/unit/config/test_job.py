@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ MACHINES = ("one.toml", "two.toml", "three.toml")
 def test_placeholders_variables_and_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch/me")
     monkeypatch.setenv("HOME", "/home/me")
-    expand = {"node": "n7", "rank": 12, "job": "4711"}
+    expand: dict[str, Any] = {"node": "n7", "rank": 12, "job": "4711"}
     assert expand_directory("$SCRATCH/{job}/{node}.{rank}", **expand) == Path("/scratch/me/4711/n7.12")
     assert expand_directory("${SCRATCH}/x", **expand) == Path("/scratch/me/x")
     assert expand_directory("~/x", **expand) == Path("/home/me/x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,11 +59,11 @@ def test_golden_part_with_a_base() -> None:
         assert reader.chunks[["offset", "base"]].tolist() == [(4096, 1), (4096, 0)]
 
 
-def referring(**wrong: object) -> bytes:
+def referring(**wrong: Any) -> bytes:
     """A part of one chunk of 200 bytes in a base of 5000, made by hand; or one that is wrong somewhere."""
-    row = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
+    row: dict[str, Any] = {"base": 1, "dtype": b"uint8"} | {k: v for k, v in wrong.items() if k in ("base", "offset")}
     bases = wrong.get("bases", [forge.base_row(bytes(5000), step=3)])
-    head = forge.header(version=int(wrong.get("version", 2)))  # type: ignore[call-overload]
+    head = forge.header(version=int(wrong.get("version", 2)))
     rows = [forge.chunk_row(bytes(RAW), **row)]
     return forge.part(b"", rows, [forge.span_row(0, 0, 200, 0)], head=head, bases=bases, raw_bytes=200)
 

@@ -38,9 +38,8 @@ def state(step: int, frozen: int = FROZEN) -> dict[str, Any]:
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    return deeppart.Config(
-        **{"persistent_dir": str(directory / "ckpt"), "local_dir": str(directory / "local"), "timeout": 20.0} | settings
-    )
+    defaults: dict[str, Any] = {"persistent_dir": str(directory / "ckpt"), "local_dir": str(directory / "local")}
+    return deeppart.Config(**defaults | {"timeout": 20.0} | settings)
 
 
 def save(checkpointer: deeppart.Checkpointer, *steps: int, frozen: int = FROZEN) -> deeppart.Report:

@@ -116,7 +116,7 @@ def test_what_cannot_be_repaired_stays_as_it_is(job: Path) -> None:
 
 def train_incrementally(root: Path) -> None:
     """Step 2 is whole on the nodes, for parity, and refers to step 1 on the persistent level."""
-    where = {"persistent_dir": str(root / "ckpt"), "local_dir": str(root / "{node}"), "node_size": 1}
+    where: dict[str, Any] = {"persistent_dir": str(root / "ckpt"), "local_dir": str(root / "{node}"), "node_size": 1}
     every = {"local": 1, "partner": 0, "parity": 1, "persistent": 1}
     config = deeppart.Config(compression="none", every=every, parity_group=3, **where)
     with deeppart.Checkpointer(config) as checkpointer:

@@ -21,8 +21,8 @@ from tests.unit.cli_support import steps_in
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
 
 
 def pattern(step: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from deeppart.testing.states import Box, array_bytes, difference
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
-    settings = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}} | settings
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **settings)
+    defaults: dict[str, Any] = {"local_dir": str(directory / "local"), "timeout": 60.0, "keep": {"persistent": 0}}
+    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **defaults | settings)
 
 
 # --- the template that makes the steady state cheap -------------------------------------------------------------------
