@@ -237,5 +237,5 @@ def test_orders_reach_the_ranks_unchanged(tmp_path: Path) -> None:
 def test_a_name_that_has_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = dataclasses.replace(stages.STAGES["capturing"], target="deeppart.state.capture.plan.CapturePlan.duplicate")
     monkeypatch.setitem(stages.STAGES, "capturing", moved)
-    with pytest.raises(stages.MovedError, match=r"no deeppart\.state\.capture\.CapturePlan\.duplicate any more"):
+    with pytest.raises(stages.MovedError, match=r"no deeppart\.state\.capture\.plan\.CapturePlan\.duplicate any more"):
         stages.check()

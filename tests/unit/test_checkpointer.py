@@ -24,7 +24,7 @@ from deeppart.offline import load
 from deeppart.part import FileSource
 from deeppart.session import leave
 from deeppart.state.capture.plan import Staging
-from deeppart.storage import persistent
+from deeppart.storage import manifests, persistent
 from deeppart.storage.files import DurableFile
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block, step_dir
@@ -163,7 +163,7 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
     memory: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     name = "read_manifest" if gone == "manifest" else "_open_part"
-    module = persistent if gone == "manifest" else load
+    module = manifests if gone == "manifest" else load
     real = getattr(module, name)
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)

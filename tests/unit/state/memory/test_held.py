@@ -328,12 +328,12 @@ def test_a_leaf_that_another_thread_frees_before_it_is_copied(
     state = {"a": victim, "optimizer": torch.optim.SGD([victim], 0.1)}
     agree = foreground.Saver.agree
 
-    def freeing(saver: foreground.Saver, *args: Any) -> bool:
-        busy = agree(saver, *args)
+    def freeing(saver: foreground.Saver, *args: Any, **named: Any) -> Any:
+        agreed = agree(saver, *args, **named)
         other = threading.Thread(target=freed, args=(victim,))
         other.start()
         other.join()
-        return busy
+        return agreed
 
     with deeppart.Checkpointer(config(tmp_path, capture=capture)) as ck:
         ck.checkpoint(state, 1).wait("persistent", 30)
