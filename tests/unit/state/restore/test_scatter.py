@@ -81,6 +81,28 @@ def test_memory_that_was_freed_meanwhile_is_not_written_to() -> None:
         scatter.write([Piece(0, 0, 4, 0)], COUNTING)
 
 
+@pytest.mark.parametrize("nbytes", [0, 8])
+@pytest.mark.parametrize("make", [_flat, _transposed])
+@pytest.mark.parametrize("how", ["direct", "write"])
+def test_memory_that_was_freed_before_its_first_use(how: str, make: Any, nbytes: int) -> None:
+    tensor = make()
+    scatter = Scatter({3: tensor})
+    tensor.untyped_storage().resize_(nbytes)
+    with pytest.raises(FreedMemoryError, match="leaf 3"):
+        if how == "direct":
+            scatter.direct([Piece(3, 0, 4, 0)])
+        else:
+            scatter.write([Piece(3, 0, 4, 0)], COUNTING)
+
+
+def test_an_array_that_was_resized_before_its_first_use() -> None:
+    array = np.zeros(1000)
+    scatter = Scatter({0: array})
+    array.resize((3,), refcheck=False)
+    with pytest.raises(FreedMemoryError, match="leaf 0"):
+        scatter.direct([Piece(0, 0, 8, 0)])
+
+
 TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
 
 
