@@ -1,4 +1,4 @@
-"""Steps recovered into memory by one process, as a restore finds them before it looks at the live state."""
+"""Steps recovered into memory, as a restore finds them before it looks at the live state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from deeppart.comm import Comm
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.model import Attempt
@@ -38,8 +39,9 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Opened:
-    """A step of which every part has been read and checked."""
+    """A step of which every part has been read and checked, by one of the ranks."""
 
+    comm: Comm
     recovered: Recovered
     indexes: list[PartIndexView]
 
@@ -48,27 +50,27 @@ class Opened:
         return self.recovered.attempt
 
     def documents(self) -> Documents:
-        return share_documents(SingleComm(), self.recovered, TIMEOUT_S)
+        return share_documents(self.comm, self.recovered, TIMEOUT_S)
 
     def saved(self) -> SavedStep:
-        """As a job of one rank restores it."""
-        return saved_step(self.attempt, self.documents(), 0, 1)
+        """As this rank restores it (collective)."""
+        return saved_step(self.attempt, self.documents(), self.comm.rank, self.comm.size)
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
-        return match(self.saved(), self.indexes, state, per_rank, 0, 1)
+        return match(self.saved(), self.indexes, state, per_rank, self.comm.rank, self.comm.size)
 
 
-def open_step(root: Path) -> Opened:
-    """The newest step of a persistent directory, read by one process."""
-    comm = SingleComm()
+def open_step(root: Path, comm: Comm | None = None) -> Opened:
+    """The newest step of a persistent directory, read by this process or by the ranks together."""
+    comm = SingleComm() if comm is None else comm
 
     def run(operation: Any, what: str) -> Any:
         return finish(comm, operation, what, TIMEOUT_S)
 
-    inventory = take_inventory(comm, (0,), None, PersistentLevel(root), "", run)
+    inventory = take_inventory(comm, (0,) * comm.size, None, PersistentLevel(root), "", run)
     recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
     assert recovered is not None, told
-    return Opened(recovered, share_indexes(comm, recovered, TIMEOUT_S))
+    return Opened(comm, recovered, share_indexes(comm, recovered, TIMEOUT_S))
 
 
 def edit_parts(root: Path, edit: Callable[[int, PartImage], object]) -> None:
