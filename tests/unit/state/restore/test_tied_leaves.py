@@ -120,6 +120,8 @@ def test_of_a_dimension_of_one_element_the_step_does_not_matter() -> None:
         return {"a": base, "b": torch.as_strided(base, (1, 8), (step, 1))}
 
     assert looked_at(row(1), row(7)).tied == {1}
+    assert looked_at(row(1), row(7), aliases={1: Alias(0, 0, (99, 1))}).tied == {1}, "whatever a file says of it"
+    assert looked_at(row(1), row(7), aliases={1: Alias(0, 0, (99, 0))}).mistied
 
 
 def test_two_views_of_a_third_leaf_may_be_views_of_each_other_here() -> None:
