@@ -73,12 +73,12 @@ class Scatter:
         Raises:
             FreedMemoryError: the leaf's memory was freed or replaced since this was made.
         """
-        if len(pieces) != 1:
+        if len(pieces) != 1 or not self.wants(pieces[0].leaf):
             return None
-        flat = self._flat_bytes(pieces[0].leaf)
-        if flat is not None:
-            self._check_place(pieces[0].leaf)
-        return None if flat is None else flat[pieces[0].start : pieces[0].start + pieces[0].length]
+        piece = pieces[0]
+        self._check_place(piece.leaf)  # first: there may be no bytes to take
+        flat = self._flat_bytes(piece.leaf)
+        return None if flat is None else flat[piece.start : piece.start + piece.length]
 
     def write(self, pieces: list[Piece], data: Bytes) -> None:
         """Put a chunk's bytes where they belong.

@@ -1,10 +1,11 @@
-"""From a recovered step to the live state, on all ranks.
+"""From a recovered step to the live state: an error on one rank ends it on all, and leaves every state as it was.
 
 Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +13,144 @@ import pytest
 import torch
 
 import deeppart
-from tests.mpi.training_states import config
+from deeppart.testing.states import Box
+from tests.mpi.suspect_training import checkpointer
 
-pytestmark = pytest.mark.mpi(min_size=4)
+pytestmark = [
+    pytest.mark.mpi(min_size=4),
+    pytest.mark.filterwarnings("ignore::deeppart.errors.DeeppartWarning"),
+]
+
+State = dict[str, Any]
 
 
-def own_tables(rank: int) -> dict[str, Any]:
+def saved(rank: int) -> State:
     return {
-        "table": {f"k{row}": 1000 * rank + row for row in range(300)},
-        "rows": [{"id": row, "rank": rank} for row in range(300)],
-        "square": torch.arange(9.0).reshape(3, 3) + 100 * rank,
-        "numbers": list(range(rank, rank + 5)),
+        "a": torch.full((20_000,), 1.0),
+        "b": torch.full((20_000,), 2.0),
+        "own": torch.full((10,), float(rank)),
+        "box": Box({"x": torch.full((5,), 3.0)}),
+        "n": 7,
     }
 
 
-def live_values(comm: Any, directory: Path) -> tuple[Any, Any]:
-    """The function gives a new rank what it has itself: as it is, and in another order."""
-    live = own_tables(7)
-    turned = {**live, "rows": live["rows"][::-1], "square": live["square"].t()}
-
-    def pick(path: str, old: Any, rank: int, ranks: int) -> Any:
-        name, _, item = path.partition("/")
-        mine = turned[name]
-        return old[rank] if rank < len(old) else mine[int(item)] if item else mine
-
-    expected = own_tables(comm.rank if comm.rank < 2 else 7)
-    if comm.rank == 2:
-        expected |= {"rows": expected["rows"][::-1], "square": expected["square"].t()}
-    with deeppart.Checkpointer(config(directory), comm) as ck:
-        ck.restore(live, per_rank=pick)
-    return live, expected
+def live(_: int) -> State:
+    blank = {name: torch.zeros(size) for name, size in (("a", 20_000), ("b", 20_000), ("own", 10))}
+    return {**blank, "box": Box({"x": torch.zeros(5)}), "n": 0}
 
 
-def test_a_function_may_give_live_values(run_on: Any, shared_path: Path) -> None:
-    """They are filled from themselves then."""
-    with_tables = config(shared_path, replicated="none")
+def another_shape(rank: int) -> State:
+    return live(rank) | {"a": torch.zeros(20_001)}
 
-    def save(comm: Any) -> None:
-        with deeppart.Checkpointer(with_tables, comm) as ck:
-            ck.checkpoint(own_tables(comm.rank), 1).wait()
 
-    run_on(2, save)
-    for live, expected in run_on(3, live_values, shared_path):
-        assert torch.equal(live.pop("square"), expected.pop("square"))
-        assert live == expected
+def one_leaf_more(rank: int) -> State:
+    return live(rank) | {"more": torch.zeros(1)}
+
+
+def expanded(rank: int) -> State:
+    return live(rank) | {"b": torch.zeros(1).expand(20_000)}
+
+
+def overlapping(rank: int) -> State:
+    buffer = torch.zeros(30_000)
+    return live(rank) | {"a": buffer[:20_000], "b": buffer[10_000:]}
+
+
+class Refusing(Box):
+    def load_state_dict(self, state: Any) -> None:
+        raise KeyError("not today")
+
+
+class Failing(Box):
+    @property
+    def state_dict(self) -> Any:  # type: ignore[override]
+        raise ZeroDivisionError("the user's own")
+
+
+def failing(rank: int) -> State:
+    return live(rank) | {"box": Failing()}
+
+
+def save(comm: Any, directory: Path) -> None:
+    with checkpointer(comm, directory, replicated={"own": "none", "*": "all"}) as ck:
+        ck.checkpoint(saved(comm.rank), 1).wait(timeout=200)
+
+
+def tensors(state: State) -> list[torch.Tensor]:
+    found = [item for item in state.values() if isinstance(item, torch.Tensor)]
+    return [*found, state["box"].content["x"]] if state["box"].content else found
+
+
+def spoiled(comm: Any, directory: Path, make: Callable[[int], State], last: bool, per_rank: Any) -> Any:
+    """One rank has another state; then all have good ones."""
+    spoiler = comm.size - 1 if last else 0
+    state = make(comm.rank) if comm.rank == spoiler else live(comm.rank)
+    with checkpointer(comm, directory) as ck:
+        with pytest.raises(deeppart.DeeppartError) as caught:
+            ck.restore(state, per_rank=per_rank)
+        untouched = not any(item.any() for item in tensors(state)) and state["n"] == 0
+        good = live(comm.rank)
+        assert ck.restore(good, per_rank=per_rank) == 1
+        rank = comm.rank if per_rank == "strict" else 0
+        assert all(map(torch.equal, tensors(good), tensors(saved(rank)))) and good["n"] == 7
+    return type(caught.value).__name__, str(caught.value), untouched
+
+
+SPOILED: dict[Callable[[int], State], tuple[str, str]] = {
+    another_shape: ("LeafMismatchError", "float32[20001]"),
+    one_leaf_more: ("StructureMismatchError", "more"),
+    expanded: ("StateError", "several elements at one place"),
+    overlapping: ("StructureMismatchError", "a would be overwritten by b"),
+    failing: ("StateError", "the user's own"),
+}
+
+
+@pytest.mark.parametrize(("ranks", "per_rank"), [(2, "strict"), (3, "rank0")])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("make", SPOILED, ids=lambda make: make.__name__)
+def test_an_error_on_one_rank_leaves_all_states_as_they_were(
+    run_on: Any, shared_path: Path, make: Callable[[int], State], last: bool, ranks: int, per_rank: str
+) -> None:
+    run_on(2, save, shared_path)
+    kind, text = SPOILED[make]
+    spoiler = ranks - 1 if last else 0
+    for rank, (found, told, untouched) in enumerate(run_on(ranks, spoiled, shared_path, make, last, per_rank)):
+        assert untouched, rank
+        assert found == (kind if rank == spoiler else "RemoteRankError"), told
+        assert text in told
+        assert rank == spoiler or "no rank has saved or changed anything" in told
+
+
+def refused_object(comm: Any, directory: Path) -> tuple[str, str]:
+    state = live(comm.rank)
+    if comm.rank == 1:
+        state["box"] = Refusing({"x": torch.zeros(5)})
+    with checkpointer(comm, directory) as ck, pytest.raises(deeppart.DeeppartError) as caught:
+        ck.restore(state)
+    return type(caught.value).__name__, str(caught.value.todo)
+
+
+def test_what_fails_once_states_are_being_changed_is_told_so(run_on: Any, shared_path: Path) -> None:
+    run_on(2, save, shared_path)
+    (other, todo), (own, _) = run_on(2, refused_object, shared_path)
+    assert (other, own) == ("RemoteRankError", "StateError")
+    assert "it may hold bytes of the checkpoint already" in todo
+
+
+def into_overlapping(comm: Any, directory: Path, where: str) -> tuple[bool, list[float]]:
+    """Leaves that share memory on one rank, or on all, and were saved with the same bytes."""
+    with checkpointer(comm, directory) as ck:
+        ck.checkpoint({"a": torch.full((20_000,), 4.0), "b": torch.full((20_000,), 4.0), "c": torch.ones(3)}, 1).wait()
+    state = {"a": torch.zeros(20_000), "b": torch.zeros(20_000), "c": torch.zeros(3)}
+    if where == "all" or comm.rank == 1:
+        buffer = torch.zeros(30_000)
+        state |= {"a": buffer[:20_000], "b": buffer[10_000:]}
+    addresses = [item.data_ptr() for item in state.values()]
+    with checkpointer(comm, directory) as ck:
+        ck.restore(state)
+    return addresses == [item.data_ptr() for item in state.values()], [float(item.mean()) for item in state.values()]
+
+
+@pytest.mark.parametrize("where", ["one", "all"])
+def test_leaves_that_overlap_somewhere_are_brought_to_all_ranks(run_on: Any, shared_path: Path, where: str) -> None:
+    assert run_on(3, into_overlapping, shared_path, where) == [(True, [4.0, 4.0, 1.0])] * 3

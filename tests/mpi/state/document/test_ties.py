@@ -218,65 +218,6 @@ def test_a_tie_that_comes_later_on_one_rank(run_on: Any, shared_path: Path, repl
     assert run_on(2, tied_later, shared_path, replicated) == [True, True]
 
 
-def restored_into_ties(comm: Any, directory: Path, case: str) -> tuple[str, bool]:
-    """Leaves that were saved apart; in the live state they share memory."""
-    a = torch.zeros(100)
-    b = torch.ones(100) if case == "other bytes on one rank" else torch.zeros(100)
-    with checkpointer(comm, directory) as ck:
-        ck.checkpoint({"a": a, "b": b}, 1).wait(timeout=200)
-    buffer = torch.full((150,), 7.0)
-    live = {"a": torch.full((100,), 7.0), "b": torch.full((100,), 7.0)}
-    if case == "all ranks":
-        live["b"] = live["a"]
-    elif comm.rank == 0:
-        live = {"a": buffer[:100], "b": buffer[50:]}
-    before = [leaf.clone() for leaf in live.values()]
-    with checkpointer(comm, directory) as ck:
-        try:
-            ck.restore(live)
-        except deeppart.DeeppartError as error:
-            return type(error).__name__, same(live, before)
-    return "", same(live, [a, b])
-
-
-def test_what_only_one_rank_ties_is_restored_if_it_holds_the_same_bytes(run_on: Any, shared_path: Path) -> None:
-    """The other rank takes part in looking: nobody waits."""
-    assert run_on(2, restored_into_ties, shared_path, "the same bytes on one rank") == [("", True), ("", True)]
-
-
-def test_otherwise_it_is_refused_and_nothing_is_changed(run_on: Any, shared_path: Path) -> None:
-    refused = [("StructureMismatchError", True), ("RemoteRankError", True)]
-    assert run_on(2, restored_into_ties, shared_path, "other bytes on one rank") == refused
-
-
-def test_what_all_ranks_tie_was_meant_to_be_tied(run_on: Any, shared_path: Path) -> None:
-    assert run_on(2, restored_into_ties, shared_path, "all ranks") == [("StructureMismatchError", True)] * 2
-
-
-def on_one_rank(comm: Any, directory: Path, replicated: Any, per_rank: Any) -> list[float]:
-    """Tied leaves that are each rank's own, restored on one rank."""
-    a = torch.full((1_000,), float(comm.rank))
-    with checkpointer(comm, directory, replicated=replicated) as ck:
-        ck.checkpoint({"a": a, "b": a, "c": a[10:20]}, 1).wait(timeout=200)
-    alone = comm.Split(comm.rank, 0)
-    live: State = {}
-    if comm.rank == 0:
-        with checkpointer(alone, directory, replicated=replicated) as ck:
-            ck.restore(live, per_rank=per_rank)
-    comm.Barrier()
-    return [float(leaf.mean()) for leaf in leaves(live)]
-
-
-@pytest.mark.parametrize("replicated", ["auto", "none", {"a": "none", "*": "auto"}], ids=str)
-def test_tied_leaves_of_each_rank_on_another_number_of_ranks(run_on: Any, shared_path: Path, replicated: Any) -> None:
-    assert run_on(2, on_one_rank, shared_path / "rank0", replicated, "rank0")[0] == [0.0] * 3
-    assert run_on(2, on_one_rank, shared_path / "last", replicated, last_of_them)[0] == [1.0] * 3
-
-
-def last_of_them(path: str, old: list[Any], rank: int, ranks: int) -> Any:
-    return old[-1]
-
-
 def classified(comm: Any, directory: Path) -> int:
     """A tie on rank 0 alone, and a leaf whose memory is new at every call."""
     w, count = torch.zeros(1_000), 0

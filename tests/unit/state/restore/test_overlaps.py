@@ -1,93 +1,31 @@
-"""Live leaves that share memory, but not one inside the other: restored if both can be had, refused if not."""
+"""Which leaves share bytes, and which of them cannot all hold what is wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import deeppart
-from deeppart.errors import StructureMismatchError
-from deeppart.state.restore.overlaps import overlapping
-from deeppart.testing.states import difference
+from deeppart.state.restore.overlaps import assign, conflicting, overlapping
 
-Pair = tuple[Any, Any]
-
-
-def _rows() -> Pair:
-    buffer = torch.zeros(8, 4)
-    return buffer[:4], buffer[2:6]
-
-
-def _numpy() -> Pair:
-    tensor = torch.zeros(4, 4)
-    return tensor, tensor.numpy()
+PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "rows": lambda: (BUFFER[:4], BUFFER[2:6]),
+    "a tensor and an array": lambda: (BUFFER, BUFFER.numpy()),
+    "columns": lambda: (BUFFER[:, :3], BUFFER[:, 2:]),
+    "every other row": lambda: (BUFFER[:4], BUFFER[::2]),
+    "one element": lambda: (BUFFER[7, 3], BUFFER[4:]),
+    "bytes of an element": lambda: (BUFFER[0, :1], BUFFER.view(torch.uint8)[0, 3:4]),
+}  # fmt: skip
+BUFFER = torch.zeros(8, 4)
 
 
-def _interleaved() -> Pair:
-    buffer = torch.zeros(4, 8)
-    return buffer[:, :4], buffer[:, 2:6]
-
-
-def _transposed() -> Pair:
-    buffer = torch.zeros(4, 8)
-    return buffer[:, :4], buffer[:, :4].t()
-
-
-def _every_other() -> Pair:
-    buffer = torch.zeros(8, 4)
-    return buffer[:4], buffer[::2]
-
-
-SHARING: dict[str, Callable[[], Pair]] = {
-    "rows": _rows,
-    "numpy": _numpy,
-    "interleaved": _interleaved,
-    "transposed": _transposed,
-    "every other": _every_other,
-}
-
-
-def config(path: Path) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(path))
-
-
-def save(path: Path, state: Any) -> None:
-    with deeppart.Checkpointer(config(path)) as checkpointer:
-        checkpointer.checkpoint(state, 1).wait(timeout=200)
-
-
-@pytest.mark.parametrize("name", SHARING)
-def test_what_cannot_be_had_at_once_is_refused_and_nothing_is_changed(tmp_path: Path, name: str) -> None:
-    one, other = torch.randn(4, 4), torch.randn(4, 4)
-    save(tmp_path, {"a": one, "b": other.numpy() if name == "numpy" else other, "c": torch.ones(3)})
-    first, second = SHARING[name]()
-    live = {"a": first, "b": second, "c": torch.zeros(3)}
-    with (
-        deeppart.Checkpointer(config(tmp_path)) as checkpointer,
-        pytest.raises(StructureMismatchError, match="share some of their memory"),
-    ):
-        checkpointer.restore(live)
-    assert not any(np.asarray(each).any() for each in live.values())
-
-
-@pytest.mark.parametrize("name", SHARING)
-def test_what_was_saved_so_comes_back_so(tmp_path: Path, name: str) -> None:
-    first, second = SHARING[name]()
-    first[:] = torch.randn(4, 4)
-    second[1:3] = second[1:3] * 2
-    state = {"a": first, "b": second}
-    save(tmp_path, state)
-    one, other = SHARING[name]()
-    live = {"a": one, "b": other}
-    with deeppart.Checkpointer(config(tmp_path)) as checkpointer:
-        assert checkpointer.restore(live) == 1
-    assert live["a"] is one and live["b"] is other
-    assert difference(state, live) is None
+@pytest.mark.parametrize("name", PAIRS)
+def test_leaves_that_share_a_byte(name: str) -> None:
+    one, other = PAIRS[name]()
+    assert overlapping({3: one, 5: torch.zeros(9), 7: other}) == [3, 7]
 
 
 def test_columns_of_one_matrix_do_not_share_memory() -> None:
@@ -97,3 +35,27 @@ def test_columns_of_one_matrix_do_not_share_memory() -> None:
     assert overlapping(columns) == []
     assert overlapping({0: array[:, ::2], 1: array[:, 1::2], 2: array[::-1, 1::2]}) == [1, 2]
     assert overlapping({}) == overlapping({0: torch.zeros(0), 1: torch.zeros(3)}) == []
+
+
+def test_what_would_be_overwritten_is_named_and_nothing_stays_changed() -> None:
+    buffer = torch.arange(8.0)
+    live = {1: buffer[:5], 2: buffer[4:], 3: torch.zeros(2)}
+    wanted = {1: torch.full((5,), 1.0), 2: torch.full((4,), 2.0), 3: torch.ones(2)}
+    assert conflicting(live, wanted) == [1]
+    assert buffer.tolist() == list(range(8)) and not live[3].any()
+
+
+def test_what_is_wanted_alike_where_it_is_shared_can_be_had() -> None:
+    buffer = np.arange(8.0)
+    live = {1: buffer[:5], 2: buffer[4:][::-1]}
+    assert conflicting(live, {1: np.array([1.0, 1, 1, 1, 2]), 2: np.array([3.0, 3, 3, 2])}) == []
+    assert conflicting(live, {1: np.array([1.0, 1, 1, 1, -0.0]), 2: np.array([3.0, 3, 3, 0.0])}) == [1], "to the bit"
+    assert buffer.tolist() == list(range(8))
+
+
+def test_elements_are_copied_into_an_array_that_is_there() -> None:
+    parameter, array = torch.nn.Parameter(torch.zeros(2, 3)), np.zeros((2, 3))[:, ::-1]
+    assign(parameter, torch.ones(2, 3))
+    assign(array, np.arange(6.0).reshape(2, 3))
+    assert bool((parameter == 1).all()) and parameter.grad_fn is None
+    assert array.tolist() == [[0, 1, 2], [3, 4, 5]]

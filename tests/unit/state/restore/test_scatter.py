@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.part import SPAN_DTYPE
 from deeppart.state.restore.scatter import Piece, Scatter, check_cover, chunk_pieces
 from deeppart.state.tree.leaves import LeafType
+from tests.unit.state.restore.mismatches import check_brought_back, config, zeros
 
 COUNTING = np.arange(24, dtype=np.uint8)
 
@@ -81,6 +85,28 @@ def test_memory_that_was_freed_meanwhile_is_not_written_to() -> None:
         scatter.write([Piece(0, 0, 4, 0)], COUNTING)
 
 
+@pytest.mark.parametrize("nbytes", [0, 8])
+@pytest.mark.parametrize("make", [_flat, _transposed])
+@pytest.mark.parametrize("how", ["direct", "write"])
+def test_memory_that_was_freed_before_its_first_use(how: str, make: Any, nbytes: int) -> None:
+    tensor = make()
+    scatter = Scatter({3: tensor})
+    tensor.untyped_storage().resize_(nbytes)
+    with pytest.raises(FreedMemoryError, match="leaf 3"):
+        if how == "direct":
+            scatter.direct([Piece(3, 0, 4, 0)])
+        else:
+            scatter.write([Piece(3, 0, 4, 0)], COUNTING)
+
+
+def test_an_array_that_was_resized_before_its_first_use() -> None:
+    array = np.zeros(1000)
+    scatter = Scatter({0: array})
+    array.resize((3,), refcheck=False)
+    with pytest.raises(FreedMemoryError, match="leaf 0"):
+        scatter.direct([Piece(0, 0, 8, 0)])
+
+
 TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
 
 
@@ -109,3 +135,33 @@ def test_every_byte_once(tables: list[list[tuple[int, int, int]]], good: bool) -
 
 def test_what_is_not_wanted_need_not_be_there() -> None:
     check_cover(TYPES, {2}, [spans((2, 0, 0, 8, 0))], "here")
+
+
+# --- through a whole restore ------------------------------------------------------------------------------------------
+
+GOOD: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "strided live": lambda: (torch.arange(6.0).view(2, 3), zeros(4, 6)[::2, ::2]),
+    "transposed live": lambda: (torch.arange(6.0).view(2, 3), zeros(3, 2).T),
+    "reversed live": lambda: (np.arange(6).reshape(2, 3), np.zeros((2, 3), int)[::-1, ::-1]),
+    "negative live": lambda: (np.arange(6.0), np.zeros(12)[::-2]),
+    "odd address": lambda: (np.arange(3, dtype="i4"), np.frombuffer(bytearray(13), "u1")[1:].view("i4")),
+    "strided text": lambda: (np.array([b"abc", b"d"]), np.zeros(4, "S3")[::2]),
+    "channels last": lambda: (
+        torch.arange(48.0).view(2, 3, 2, 4), zeros(2, 3, 2, 4).to(memory_format=torch.channels_last)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_can_be_brought_back_is(tmp_path: Path, name: str) -> None:
+    check_brought_back(tmp_path, *GOOD[name]())
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_memory_around_a_strided_leaf_is_left_alone(tmp_path: Path, step: int) -> None:
+    base = torch.full((9, 10), -1.0)
+    array = np.full(40, -1)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint([torch.arange(9.0).view(3, 3), np.arange(10)], step=step).wait(timeout=200)
+        ck.restore([base[1:8:3, 2:9:3], array[3:33:3]])
+    assert torch.equal(base[1:8:3, 2:9:3], torch.arange(9.0).view(3, 3)) and int((base == -1).sum()) == 81
+    assert array[3:33:3].tolist() == list(range(10)) and int((array == -1).sum()) == 30

@@ -25,8 +25,7 @@ from deeppart.state.tree.runs import (
     is_run,
 )
 from deeppart.state.tree.template import Template
-from deeppart.testing.states import difference
-from tests.unit.state.rows import NESTED, changed, containers
+from tests.unit.state.rows import NESTED
 
 Pair = namedtuple("Pair", "a b")
 
@@ -159,24 +158,6 @@ def test_patterns_reach_what_they_name(patterns: dict[str, str], split: bool) ->
     assert (len(found.values) > 2) is split
 
 
-def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
-    ck: deeppart.Checkpointer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkpoint of before there were nested runs is what one is with a threshold that nothing reaches."""
-    state = {"rows": [[place, "x"] for place in range(300)], "table": {place: {"a": [place]} for place in range(300)}}
-    state["few"] = [{"a": 1}, {"b": (2, 3)}]  # type: ignore[list-item]
-    for step, (saved, restored) in enumerate([(10**9, 256), (256, 10**9), (1, 10**9), (10**9, 1)]):
-        monkeypatch.setattr("deeppart.state.tree.runs.LEAST_ROWS", saved)
-        ck.checkpoint(state, step=step).wait()
-        monkeypatch.setattr("deeppart.state.tree.runs.LEAST_ROWS", restored)
-        live = changed(state)
-        before = containers(live)
-        assert ck.restore(live, step=step) == step
-        assert difference(state, live) is None
-        assert all(one is other for one, other in zip(before, containers(live), strict=True))
-        assert difference(state, deeppart.load(ck.config.persistent_dir, step)) is None
-
-
 def test_an_optimizer_with_a_group_for_each_of_many_parameters(ck: deeppart.Checkpointer) -> None:
     def make(count: int) -> torch.optim.Optimizer:
         groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": place / 10} for place in range(count)]
@@ -191,15 +172,6 @@ def test_an_optimizer_with_a_group_for_each_of_many_parameters(ck: deeppart.Chec
     for count in (299, 301, 3):
         with pytest.raises(StructureMismatchError, match="other parameter groups"):
             ck.restore({"o": make(count)})
-
-
-def test_momentum_that_is_none_yet(ck: deeppart.Checkpointer) -> None:
-    """Where the live state has None in a run, and tensors were saved, they are created."""
-    ck.checkpoint({"s": {place: {"m": torch.ones(1)} for place in range(300)}}, step=1).wait()
-    live: Any = {"s": {place: {"m": None} for place in range(300)}}
-    row = live["s"][3]
-    ck.restore(live)
-    assert live["s"][3] is row and all(bool(each["m"] == 1) for each in live["s"].values())
 
 
 # --- read by others ---------------------------------------------------------------------------------------------------

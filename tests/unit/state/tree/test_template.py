@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
+from collections import Counter, OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ import deeppart
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.template import Template
 from deeppart.testing.states import Box, array_bytes, difference
+from tests.unit.round_trip import wrapped
+
+Point = namedtuple("Point", "x y")
 
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
@@ -132,3 +135,42 @@ def test_ties_that_come_and_go_are_noticed(memory: Path) -> None:
             assert difference(state, [a, b]) is None
             tied = a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
             assert tied == (state[0].untyped_storage().data_ptr() == state[1].untyped_storage().data_ptr())
+
+
+SQUARE, CUBE, ARRAY = torch.randn(8, 8), torch.randn(4, 4, 4), np.random.default_rng(1).random((8, 8))
+#: Other elements of the same memory: address, dtype and shape are alike, and both are not contiguous.
+VIEWS: list[tuple[Any, Any]] = [
+    ({"all": SQUARE, "x": SQUARE[:4, :4]}, {"all": SQUARE, "x": SQUARE[:4, :4].t()}),
+    ({"x": SQUARE[:4, :4], "y": SQUARE[:4, :4]}, {"x": SQUARE[:4, :4], "y": SQUARE[:4, :4].t()}),
+    ({"all": ARRAY, "x": ARRAY[:4, :4]}, {"all": ARRAY, "x": ARRAY[:4, :4].T}),
+    ({"x": ARRAY[:4, :4], "y": ARRAY[:4, :4]}, {"x": ARRAY[:4, :4], "y": ARRAY[:4, :4].T}),
+    ({"all": CUBE, "x": CUBE.permute(0, 2, 1)}, {"all": CUBE, "x": CUBE.permute(2, 1, 0)}),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({1: 0}, {True: 0}),
+        ({(1, "a"): 0}, {(True, "a"): 0}),
+        ({0.0: 0}, {-0.0: 0}),
+        ({1: 0}, {1.0: 0}),
+        ({"x": Point(1, 2)}, {"x": namedtuple("Point", "y x")(1, 2)}),
+        ({"x": (1, 2)}, {"x": [1, 2]}),
+        ({"x": {}}, {"x": OrderedDict()}),
+        ({"x": Counter()}, {"x": {}}),
+        ({"x": torch.ones(2)}, {"x": np.ones(2)}),
+        ({"x": torch.ones(4)}, {"x": torch.ones(2, 2)}),
+        ({"x": torch.ones(4)}, {"x": torch.ones(4).to(torch.int32)}),
+        ({"list": "dict"}, {"list": ["dict"]}),
+        ({"x": []}, {"x": [[]]}),
+        ({"x": torch.ones(4, 4)}, {"x": torch.ones(4, 4).T}),
+        *VIEWS,
+    ],
+)
+def test_a_structure_that_looks_alike_is_not_taken_for_the_cached_one(memory: Path, first: Any, second: Any) -> None:
+    with deeppart.Checkpointer(config(memory)) as ck:
+        for step, state in enumerate((first, second, first)):
+            ck.checkpoint(wrapped(state), step=step).wait(timeout=200)
+        for step, state in enumerate((first, second, first)):
+            assert difference(wrapped(state), deeppart.load(memory / "ckpt", step)) is None

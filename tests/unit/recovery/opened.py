@@ -1,0 +1,119 @@
+"""Steps recovered into memory, as a restore finds them before it looks at the live state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeppart.comm import Comm
+from deeppart.comm.single import SingleComm
+from deeppart.comm.waiting import finish
+from deeppart.model import Attempt
+from deeppart.nodes.exchange.memory import Arena
+from deeppart.recovery.distribute import PartIndexView, share_indexes
+from deeppart.recovery.documents import Documents, share_documents
+from deeppart.recovery.matching import Matched, match
+from deeppart.recovery.recover import Recovered, recover, take_inventory
+from deeppart.recovery.saved import SavedStep, saved_step
+from deeppart.state.capture.plan import Staging
+from deeppart.state.document.apart import encode_own
+from deeppart.state.document.encoding import encode_tree
+from deeppart.state.document.parts import Own, PartDocument, decode_meta
+from deeppart.state.document.ties import find_aliases
+from deeppart.state.tree.flat import Cuts
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.paths import Path as Keys
+from deeppart.state.tree.paths import exact
+from deeppart.state.tree.per_rank import PerRank
+from deeppart.state.tree.runs import encode_leaf_value
+from deeppart.storage.persistent import PersistentLevel
+from tests.fuzz.images import ManifestImage, PartImage
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A step of which every part has been read and checked, by one of the ranks."""
+
+    comm: Comm
+    recovered: Recovered
+    indexes: list[PartIndexView]
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.recovered.attempt
+
+    def documents(self) -> Documents:
+        return share_documents(self.comm, self.recovered, TIMEOUT_S)
+
+    def saved(self) -> SavedStep:
+        """As this rank restores it (collective)."""
+        return saved_step(self.attempt, self.documents(), self.comm.rank, self.comm.size)
+
+    def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
+        return match(self.saved(), self.indexes, state, per_rank, self.comm.rank, self.comm.size)
+
+
+def open_step(root: Path, comm: Comm | None = None) -> Opened:
+    """The newest step of a persistent directory, read by this process or by the ranks together."""
+    comm = SingleComm() if comm is None else comm
+
+    def run(operation: Any, what: str) -> Any:
+        return finish(comm, operation, what, TIMEOUT_S)
+
+    inventory = take_inventory(comm, (0,) * comm.size, None, PersistentLevel(root), "", run)
+    recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
+    assert recovered is not None, told
+    return Opened(comm, recovered, share_indexes(comm, recovered, TIMEOUT_S))
+
+
+def edit_parts(root: Path, edit: Callable[[int, PartImage], object]) -> None:
+    """Change the parts of the only step, by rank, and make all digests right."""
+    (directory,) = root.glob("step-*")
+    paths = sorted(directory.glob("part-*"))
+    for rank, path in enumerate(paths):
+        part = PartImage.parse(path.read_bytes())
+        edit(rank, part)
+        path.write_bytes(part.encode())
+    manifest = ManifestImage.parse((directory / "manifest").read_bytes())
+    manifest.name({path.name: path.read_bytes() for path in paths})
+    (directory / "manifest").write_bytes(manifest.encode())
+
+
+def documents_of(states: list[Any], mine: Collection[Keys] = (), own: Collection[Keys] = ()) -> Documents:
+    """The documents of a step, written and read again.
+
+    Args:
+        states: by rank.
+        mine: paths at which each rank has something that stands apart.
+        own: paths of what all ranks share the place of, but not the contents.
+    """
+    cuts = Cuts(frozenset(map(exact, mine)))
+    found = [decode_meta(_document(state, cuts, own, rank == 0).meta(), "here") for rank, state in enumerate(states)]
+    structure = found[0].structure
+    assert structure is not None
+    for document in found:
+        document.check(structure, "here")
+    return Documents(structure, tuple(found))
+
+
+def _document(state: Any, cuts: Cuts, own: Collection[Keys], leads: bool) -> PartDocument:
+    flat = flatten(state, cuts=cuts)
+    types = [leaf_type(data) for data in flat.data]
+    arrays, values = flat.shared[:2]
+    return PartDocument(
+        encode_tree(flat.root),
+        types,
+        find_aliases(flat, types),
+        np.array([leaf.index >= arrays or leaf.path in own for leaf in flat.arrays], dtype=np.bool_),
+        np.array([leaf.index >= values or leaf.path in own for leaf in flat.values], dtype=np.bool_),
+        [encode_leaf_value(leaf.value, "") for leaf in flat.values],
+        leads,
+        own=Own(encode_own(flat, (0, 0)), flat.shared[:2], (0, 0), [], bool(cuts.mine)),
+    )

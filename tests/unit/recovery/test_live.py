@@ -1,0 +1,126 @@
+"""The live state that a restore fills: what could not be filled, or saved, is refused before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import StateError, UnsupportedLeafError
+from deeppart.recovery.live import check_writable, flatten_live, refusal_of_state
+from deeppart.state.restore.target import Target
+from deeppart.testing.states import Box
+from tests.unit.state.restore.mismatches import Case, check_refused, config, ones, zeros
+from tests.unit.state.saved_states import structure_of, target_of
+
+CASES: dict[str, Callable[[], Case]] = {
+    "read-only numpy": lambda: (np.ones(3), frozen(np.zeros(3)), StateError, "bad", ["read-only"]),
+    "expanded": lambda: (ones(3), zeros(1).expand(3), StateError, "bad", ["shape [3]"]),
+    "overlapping": lambda: (ones(3, 2), zeros(4).as_strided((3, 2), (1, 1)), StateError, "bad", ["shape [3, 2]"]),
+    "writable numpy overlap": lambda: (
+        np.ones((3, 2)), np.lib.stride_tricks.as_strided(np.zeros(4), (3, 2), (8, 8)), StateError, "bad", ["[3, 2]"]),
+}  # fmt: skip
+
+
+def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mismatch_is_named_and_touches_nothing(tmp_path: Path, name: str) -> None:
+    check_refused(tmp_path, CASES[name]())
+
+
+def filled_with(live: Any) -> tuple[Target, list[tuple[Any, ...]]]:
+    """A target of one leaf, which goes into a live array; and the paths."""
+    target = target_of(structure_of({"w": torch.zeros(3)}))
+    target.live[0] = live
+    return target, [("a", 0)]
+
+
+def test_memory_of_several_elements_is_no_fault_where_the_tie_was_saved_so() -> None:
+    """Its owner is filled, and it with it."""
+    target, paths = filled_with(torch.zeros(1).expand(3))
+    with pytest.raises(StateError, match="path a/0"):
+        check_writable(target, paths)
+    target.tied.add(0)
+    check_writable(target, paths)
+
+
+def test_a_read_only_array_is_refused_though_it_is_a_tie() -> None:
+    target, paths = filled_with(frozen(np.zeros(3)))
+    target.tied.add(0)
+    with pytest.raises(StateError, match="read-only"):
+        check_writable(target, paths)
+
+
+@pytest.mark.parametrize("live", [torch.zeros(6)[::2], np.zeros(6)[::-2], torch.zeros(0).expand(3, 0)], ids=range(3))
+def test_whatever_has_a_place_for_each_element_can_be_written(live: Any) -> None:
+    check_writable(*filled_with(live))
+
+
+def test_what_lies_conjugated_stays_the_live_tensor() -> None:
+    tensor = torch.zeros(3, dtype=torch.complex64).conj()
+    assert flatten_live([tensor]).data[0] is tensor
+
+
+class Failing:
+    """An object of a user whose property fails while the state is looked at."""
+
+    @property
+    def state_dict(self) -> Any:
+        raise ZeroDivisionError("the user's own")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError("not reached")
+
+
+def test_whatever_the_callers_objects_raise_is_an_error_of_the_state() -> None:
+    with pytest.raises(StateError, match="looking at the state failed") as caught:
+        flatten_live({"a": Failing()})
+    assert caught.value.found == "ZeroDivisionError: the user's own"
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_of_the_library_is_raised_as_it_is() -> None:
+    with pytest.raises(UnsupportedLeafError, match="path a"):
+        flatten_live({"a": {1}})
+
+
+# --- nothing to restore yet -------------------------------------------------------------------------------------------
+
+UNSAVEABLE: dict[str, Callable[[], Any]] = {
+    "a set": lambda: {"bad": {1}},
+    "no data": lambda: {"bad": torch.ones(3, device="meta")},
+    "an object that fails": lambda: {"bad": Failing()},
+    "far too deep": lambda: nested(300),
+}
+
+
+def nested(depth: int) -> Any:
+    state: Any = torch.ones(1)
+    for _ in range(depth):
+        state = [state]
+    return state
+
+
+@pytest.mark.parametrize("name", UNSAVEABLE)
+def test_what_could_not_be_saved_is_returned_as_an_error(name: str) -> None:
+    assert isinstance(refusal_of_state(UNSAVEABLE[name]()), StateError)
+
+
+def test_what_can_be_saved_is_no_error() -> None:
+    assert refusal_of_state({"a": torch.ones(3), "b": Box([1 << 70]), "c": list(range(100)), "d": np.ones(2)}) is None
+
+
+def test_it_is_raised_at_the_first_restore_into_a_directory_without_checkpoints(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        with pytest.raises(UnsupportedLeafError, match="path bad"):
+            ck.restore({"bad": {1}})
+        assert ck.restore({"good": 1}) is None

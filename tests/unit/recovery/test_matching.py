@@ -1,0 +1,206 @@
+"""A live state matched with a recovered step: what goes where, what does not fit, and what the user is told."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.comm.single import SingleComm
+from deeppart.errors import (
+    CorruptFileError,
+    DeeppartWarning,
+    LeafMismatchError,
+    PerRankError,
+    PerRankNotice,
+    StateError,
+    StructureMismatchError,
+)
+from deeppart.recovery.matching import notices, refused_ties
+from deeppart.state.restore.target import DROPPED
+from deeppart.testing.states import difference
+from tests.unit.cli_support import forge
+from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
+
+
+def live() -> dict[str, Any]:
+    return {
+        "a": torch.zeros(900),
+        "b": torch.zeros(100, dtype=torch.int64),
+        "rng": torch.zeros(16, dtype=torch.uint8),
+        "position": 0,
+    }
+
+
+def first(path: str, old: Any, rank: int, size: int) -> Any:
+    return old[0]
+
+
+@pytest.fixture
+def of_three(tmp_path: Path) -> Opened:
+    """Saved by three ranks: leaves ``a`` 0, ``b`` 1; ``rng`` 2 and ``position`` are each rank's own."""
+    forge(tmp_path / "three", 4, 3)
+    return open_step(tmp_path / "three")
+
+
+@pytest.fixture
+def of_one(tmp_path: Path) -> Opened:
+    """The same, saved by one rank."""
+    forge(tmp_path / "one", 4, 1)
+    return open_step(tmp_path / "one")
+
+
+# --- as many ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_rank", ["strict", "drop", "rank0", first])
+def test_on_as_many_ranks_each_gets_its_own_whatever_is_asked_for(of_one: Opened, per_rank: Any) -> None:
+    state = live()
+    matched = of_one.matched(state, per_rank)
+    assert {index: id(data) for index, data in matched.target.live.items()} == {
+        0: id(state["a"]), 1: id(state["b"]), 2: id(state["rng"])
+    }  # fmt: skip
+    assert matched.target.values == [1000] and not matched.target.dropped
+    assert notices(matched, 1) == []
+
+
+def test_nothing_live_is_touched(of_one: Opened) -> None:
+    state = live()
+    before = copy.deepcopy(state)
+    of_one.matched(state)
+    assert difference(before, state) is None
+
+
+# --- another number ---------------------------------------------------------------------------------------------------
+
+
+def test_strict_refuses_and_names_all_that_is_a_ranks_own(of_three: Opened) -> None:
+    with pytest.raises(PerRankError) as caught:
+        of_three.matched(live())
+    assert "rng" in str(caught.value.found) and "position" in str(caught.value.found)
+    assert "3 ranks" in caught.value.summary and "1 rank" in caught.value.summary and caught.value.where == "step 4"
+
+
+def test_strict_refuses_before_it_looks_at_the_state(of_three: Opened) -> None:
+    with pytest.raises(PerRankError):
+        of_three.matched({1, 2})
+
+
+def test_drop_leaves_them_alone_and_says_so(of_three: Opened) -> None:
+    matched = of_three.matched(live(), "drop")
+    assert matched.target.dropped == {2} and matched.target.live.keys() == {0, 1}
+    assert matched.target.values == [DROPPED]
+    (notice,) = notices(matched, 1)
+    assert isinstance(notice, PerRankNotice)
+    assert "rng" in str(notice) and "position" in str(notice) and "of 3 ranks on 1" in str(notice)
+
+
+def test_drop_takes_a_state_in_which_they_are_other(of_three: Opened) -> None:
+    matched = of_three.matched(live() | {"rng": torch.zeros(5), "position": "here"}, "drop")
+    assert matched.target.live.keys() == {0, 1}
+
+
+@pytest.mark.parametrize("per_rank", ["rank0", first])
+def test_what_the_old_ranks_had_is_put_in_later(of_three: Opened, per_rank: Any) -> None:
+    matched = of_three.matched(live(), per_rank)
+    assert matched.target.dropped == {2} and matched.target.values == [DROPPED]
+    assert notices(matched, 1) == [], "nothing is left as it was"
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[Callable[[], Any], type[StateError], str]] = {
+    "a shape": (lambda: live() | {"a": torch.zeros(901)}, LeafMismatchError, "build the state as it was"),
+    "one more": (lambda: live() | {"c": 1}, StructureMismatchError, "remove them from the state"),
+    "a level more": (lambda: {"state": live()}, StructureMismatchError, "restore(state['state'])"),
+    "expanded": (lambda: live() | {"a": torch.zeros(1).expand(900)}, StateError, "clone"),
+    "what cannot be saved": (lambda: live() | {"position": {1}}, StateError, ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused_with_what_to_do(of_one: Opened, name: str) -> None:
+    make, kind, todo = WRONG[name]
+    state = make()
+    with pytest.raises(kind) as caught:
+        of_one.matched(state)
+    assert todo in str(caught.value.todo)
+
+
+def test_parts_that_lack_bytes_are_found_before_the_state_is_looked_at(of_one: Opened) -> None:
+    (index,) = of_one.indexes
+    lacking = Opened(of_one.comm, of_one.recovered, [replace(index, spans=index.spans[1:])])
+    with pytest.raises(CorruptFileError):
+        lacking.matched({1, 2})
+
+
+# --- ties -------------------------------------------------------------------------------------------------------------
+
+
+def tied_live() -> dict[str, Any]:
+    state = live()
+    state["rng"] = state["b"].view(torch.uint8)[:16]
+    return state
+
+
+def test_a_tie_that_was_not_saved_is_refused_where_all_ranks_have_it(of_one: Opened) -> None:
+    """One rank is all ranks."""
+    matched = of_one.matched(tied_live())
+    error = refused_ties(matched, SingleComm(), "test", TIMEOUT_S)
+    assert isinstance(error, StructureMismatchError) and "rng lies inside b" in str(error.found)
+    assert "untie them" in str(error.todo)
+
+
+def test_without_such_ties_nothing_is_refused(of_one: Opened) -> None:
+    assert refused_ties(of_one.matched(live()), SingleComm(), "test", TIMEOUT_S) is None
+
+
+# --- what the user is told --------------------------------------------------------------------------------------------
+
+
+def optimizer(kind: type[torch.optim.Optimizer], steps: int) -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(4))
+    made = kind([parameter], lr=0.5)  # type: ignore[call-arg]
+    for _ in range(steps):
+        parameter.grad = torch.ones(4)
+        made.step()
+    return made
+
+
+def told(root: Path, saved: Any, state: Any) -> list[DeeppartWarning]:
+    with deeppart.Checkpointer(persistent_dir=root) as ck:
+        ck.checkpoint(saved, 7).wait()
+    return notices(open_step(root).matched(state), 1)
+
+
+def test_what_does_not_reach_an_optimizer_is_told(tmp_path: Path) -> None:
+    saved, state = (optimizer(torch.optim.Adam, 1), optimizer(torch.optim.Adam, 1))
+    state.param_groups[0]["lr"] = 0.1
+    (notice,) = told(tmp_path, {"o": saved.state_dict()}, {"o": state.state_dict()})
+    assert str(notice).startswith("restored step 7: ") and "o" in str(notice)
+
+
+def test_an_optimizer_of_another_class_is_told(tmp_path: Path) -> None:
+    saved, state = optimizer(torch.optim.Adam, 0), optimizer(torch.optim.AdamW, 0)
+    (notice,) = told(tmp_path, {"o": saved}, {"o": state})
+    assert str(notice).startswith("restored step 7: ") and "Adam" in str(notice)
+
+
+def test_of_what_fits_nothing_is_told(tmp_path: Path) -> None:
+    assert told(tmp_path, {"o": optimizer(torch.optim.Adam, 1)}, {"o": optimizer(torch.optim.Adam, 0)}) == []
+
+
+def test_arrays_of_numpy_that_are_read_only(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        ck.checkpoint({"x": np.ones(3)}, 1).wait()
+    array = np.zeros(3)
+    array.flags.writeable = False
+    with pytest.raises(StateError, match="read-only"):
+        open_step(tmp_path).matched({"x": array})

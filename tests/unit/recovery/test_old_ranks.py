@@ -1,0 +1,192 @@
+"""What ranks of another number had of their own: rank 0's for all, or what the caller's function makes of all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.comm.single import SingleComm
+from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StateError
+from deeppart.recovery.matching import Matched
+from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
+from deeppart.state.restore.target import DROPPED
+from deeppart.testing.states import difference
+from tests.unit.cli_support import forge
+from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
+
+RANKS = 3
+
+
+def live() -> dict[str, Any]:
+    return {
+        "a": torch.zeros(900),
+        "b": torch.zeros(100, dtype=torch.int64),
+        "rng": torch.zeros(16, dtype=torch.uint8),
+        "position": 0,
+    }
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    """Of three ranks: ``rng``, leaf 2, is full of the rank; ``position`` is 1000 and the rank."""
+    forge(tmp_path, 4, RANKS)
+    return open_step(tmp_path)
+
+
+def brought(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, OldLeaves]:
+    matched = opened.matched(state, per_rank)
+    old = memory_for_old_leaves(matched.saved, matched.way)
+    bring_old_leaves(SingleComm(), opened.recovered, opened.indexes, old, TIMEOUT_S)
+    return matched, old
+
+
+def mapped(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, Mapped]:
+    matched, old = brought(opened, state, per_rank)
+    return matched, map_old_leaves(matched, old, per_rank, 0, 1)
+
+
+def last(path: str, old: list[Any], rank: int, size: int) -> Any:
+    return old[-1]
+
+
+# --- what is brought --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("per_rank", "ranks"), [("drop", 0), ("rank0", 1), (last, RANKS)])
+def test_only_what_is_asked_for_is_brought(opened: Opened, per_rank: Any, ranks: int) -> None:
+    _, old = brought(opened, live(), per_rank)
+    assert [list(each) for each in old] == [[2]] * ranks
+    assert [each[2].tolist() for each in old] == [[rank] * 16 for rank in range(ranks)]
+
+
+def test_on_as_many_ranks_nobody_asks(tmp_path: Path) -> None:
+    forge(tmp_path, 4, 1)
+    matched, old = brought(open_step(tmp_path), live(), last)
+    assert matched.saved.same_world and old == []
+
+
+# --- what it becomes --------------------------------------------------------------------------------------------------
+
+
+def test_rank_0s_are_for_all(opened: Opened) -> None:
+    state = live()
+    matched, found = mapped(opened, state, "rank0")
+    assert found.own_leaves == {2} and found.arrays[2].tolist() == [0] * 16
+    assert matched.target.values == [1000] and not matched.target.dropped
+    assert matched.target.live[2] is state["rng"]
+    assert not state["rng"].any() and state["position"] == 0, "nothing live is touched"
+
+
+def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(opened: Opened) -> None:
+    asked: dict[str, Any] = {}
+
+    def ask(path: str, old: list[Any], rank: int, size: int) -> Any:
+        assert path not in asked
+        asked[path] = [item.tolist() if path == "rng" else item for item in old], rank, size
+        return old[1]
+
+    matched, old = brought(opened, live(), ask)
+    found = map_old_leaves(matched, old, ask, 5, 7)
+    assert asked == {
+        "rng": ([[rank] * 16 for rank in range(RANKS)], 5, 7),
+        "position": ([1000, 1001, 1002], 5, 7),
+    }
+    assert found.arrays[2].tolist() == [1] * 16 and matched.target.values == [1001]
+
+
+def test_what_a_function_gives_is_copied(opened: Opened) -> None:
+    """It may be live, and is filled from itself then."""
+    state = live() | {"position": [1, {"x": 2}]}
+    state["rng"][:] = 7
+
+    def keep(path: str, old: list[Any], rank: int, size: int) -> Any:
+        return state[path]
+
+    matched, found = mapped(opened, state, keep)
+    assert found.arrays[2] is not state["rng"] and found.arrays[2].data_ptr() != state["rng"].data_ptr()
+    (value,) = matched.target.values
+    assert value == state["position"] and value is not state["position"] and value[1] is not state["position"][1]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.arange(3), lambda: np.arange(4, dtype=">i2"), lambda: torch.zeros(2, 2)], ids=range(3)
+)
+def test_it_may_be_of_another_type_if_the_live_state_is(opened: Opened, make: Callable[[], Any]) -> None:
+    state = live() | {"rng": make(), "position": 5}
+
+    def other(path: str, old: list[Any], rank: int, size: int) -> Any:
+        return make() if path == "rng" else old[0]
+
+    matched, found = mapped(opened, state, other)
+    assert matched.target.live[2] is state["rng"]
+    assert difference(make(), found.arrays[2]) is None
+    assert matched.target.types[2].shape == tuple(make().shape)
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(path: str, old: list[Any], rank: int, size: int) -> Any:
+        raise error
+
+    return fail
+
+
+def refused(opened: Opened, per_rank: Any) -> DeeppartError:
+    state = live()
+    before = copy.deepcopy(state)
+    with pytest.raises(DeeppartError) as caught:
+        mapped(opened, state, per_rank)
+    assert difference(before, state) is None
+    return caught.value
+
+
+def test_a_function_that_fails(opened: Opened) -> None:
+    error = refused(opened, failing(KeyError("the user's bug")))
+    assert type(error) is StateError and error.summary == "the per_rank function failed"
+    assert error.found == 'KeyError: "the user\'s bug"' and error.where == "rank 0"
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_a_function_of_other_arguments(opened: Opened) -> None:
+    error = refused(opened, lambda path, old: old[0])
+    assert "TypeError" in str(error.found) and "function(path, values" in str(error.todo)
+
+
+def test_an_error_of_the_library_is_raised_as_it_is(opened: Opened) -> None:
+    own = ConfigError("the user's check")
+    assert refused(opened, failing(own)) is own
+
+
+@pytest.mark.parametrize("given", [None, [1, 2], 5, "x", {1, 2}], ids=repr)
+def test_an_array_for_an_array(opened: Opened, given: Any) -> None:
+    error = refused(opened, lambda path, old, rank, size: given if path == "rng" else old[0])
+    assert isinstance(error, LeafMismatchError) and error.where == "path rng"
+    assert error.found == type(given).__name__
+
+
+@pytest.mark.parametrize(
+    "given", [torch.zeros(15, dtype=torch.uint8), torch.zeros(16), np.zeros(16, "u1")], ids=range(3)
+)
+def test_what_does_not_fit_the_live_leaf(opened: Opened, given: Any) -> None:
+    error = refused(opened, lambda path, old, rank, size: given if path == "rng" else old[0])
+    assert isinstance(error, LeafMismatchError) and error.where == "path rng"
+
+
+def test_an_array_for_a_value(opened: Opened) -> None:
+    """The live state has a number there."""
+    state = live() | {"position": [1, 2]}
+    with pytest.raises(StateError, match="position"):
+        mapped(opened, state, "rank0")
+
+
+def test_until_they_are_mapped_they_are_not_restored(opened: Opened) -> None:
+    matched, _ = brought(opened, live(), last)
+    assert matched.target.dropped == {2} and matched.target.values == [DROPPED]

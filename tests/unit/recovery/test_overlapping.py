@@ -1,0 +1,205 @@
+"""Live leaves that share memory, but not one inside the other: restored if both can be had, refused if not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.comm.single import SingleComm
+from deeppart.errors import StructureMismatchError
+from deeppart.recovery.distribute import distribute_shared
+from deeppart.recovery.matching import Matched
+from deeppart.recovery.old_ranks import Mapped
+from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
+from deeppart.state.restore.scatter import Scatter
+from deeppart.testing.states import difference
+from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
+
+Pair = tuple[Any, Any]
+
+
+def _rows() -> Pair:
+    buffer = torch.zeros(8, 4)
+    return buffer[:4], buffer[2:6]
+
+
+def _numpy() -> Pair:
+    tensor = torch.zeros(4, 4)
+    return tensor, tensor.numpy()
+
+
+def _interleaved() -> Pair:
+    buffer = torch.zeros(4, 8)
+    return buffer[:, :4], buffer[:, 2:6]
+
+
+def _transposed() -> Pair:
+    buffer = torch.zeros(4, 8)
+    return buffer[:, :4], buffer[:, :4].t()
+
+
+def _every_other() -> Pair:
+    buffer = torch.zeros(8, 4)
+    return buffer[:4], buffer[::2]
+
+
+SHARING: dict[str, Callable[[], Pair]] = {
+    "rows": _rows,
+    "numpy": _numpy,
+    "interleaved": _interleaved,
+    "transposed": _transposed,
+    "every other": _every_other,
+}
+
+
+def config(path: Path) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(path))
+
+
+def save(path: Path, state: Any) -> None:
+    with deeppart.Checkpointer(config(path)) as checkpointer:
+        checkpointer.checkpoint(state, 1).wait(timeout=200)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_what_cannot_be_had_at_once_is_refused_and_nothing_is_changed(tmp_path: Path, name: str) -> None:
+    one, other = torch.randn(4, 4), torch.randn(4, 4)
+    save(tmp_path, {"a": one, "b": other.numpy() if name == "numpy" else other, "c": torch.ones(3)})
+    first, second = SHARING[name]()
+    live = {"a": first, "b": second, "c": torch.zeros(3)}
+    with (
+        deeppart.Checkpointer(config(tmp_path)) as checkpointer,
+        pytest.raises(StructureMismatchError, match="share some of their memory"),
+    ):
+        checkpointer.restore(live)
+    assert not any(np.asarray(each).any() for each in live.values())
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_what_was_saved_so_comes_back_so(tmp_path: Path, name: str) -> None:
+    first, second = SHARING[name]()
+    first[:] = torch.randn(4, 4)
+    second[1:3] = second[1:3] * 2
+    state = {"a": first, "b": second}
+    save(tmp_path, state)
+    one, other = SHARING[name]()
+    live = {"a": one, "b": other}
+    with deeppart.Checkpointer(config(tmp_path)) as checkpointer:
+        assert checkpointer.restore(live) == 1
+    assert live["a"] is one and live["b"] is other
+    assert difference(state, live) is None
+
+
+# --- what is looked at, step by step ----------------------------------------------------------------------------------
+
+
+def looked_at(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> tuple[Opened, Matched]:
+    save(path, saved)
+    opened = open_step(path)
+    return opened, opened.matched(live)
+
+
+def separate() -> dict[str, torch.Tensor]:
+    return {"a": torch.full((4, 4), 1.0), "b": torch.full((4, 4), 2.0), "c": torch.full((3,), 3.0)}
+
+
+def sharing(name: str) -> dict[str, torch.Tensor]:
+    one, other = SHARING[name]()
+    return {"a": one, "b": other, "c": torch.zeros(3)}
+
+
+def brought(opened: Opened, to_fill: ToFill) -> ToFill:
+    """The memory of their own of those that share some has the saved bytes; the live ones are as before."""
+    distribute_shared(SingleComm(), opened.recovered, opened.indexes, Scatter(to_fill.alone), TIMEOUT_S)
+    return to_fill
+
+
+def test_leaves_with_memory_of_their_own_are_filled_where_they_are(tmp_path: Path) -> None:
+    live = {name: torch.zeros_like(item) for name, item in separate().items()}
+    _, matched = looked_at(tmp_path, separate(), live)
+    to_fill = arrays_to_fill(matched)
+    assert [to_fill.arrays[index] is live[name] for index, name in enumerate("abc")] == [True] * 3
+    assert to_fill.alone == {} and marks(matched, to_fill, set()).tolist() == [0, 0, 0, 0]
+    check_conflicts(matched, to_fill, Mapped({}, frozenset()))
+
+
+def test_those_that_share_some_get_memory_to_be_brought_alone(tmp_path: Path) -> None:
+    live = sharing("rows")
+    _, matched = looked_at(tmp_path, separate(), live)
+    to_fill = arrays_to_fill(matched)
+    assert to_fill.arrays[0] is live["a"] and to_fill.alone.keys() == {0, 1}
+    assert [to_fill.alone[index].shape for index in (0, 1)] == [(4, 4)] * 2
+    assert to_fill.alone[0].data_ptr() != live["a"].data_ptr()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(set(), [1, 1, 0, 1]), ({0}, [0, 1, 0, 1]), ({0, 1}, [0, 0, 0, 1]), ({2}, [1, 1, 0, 1])]
+)
+def test_ranks_tell_each_other_which_replicated_leaves_to_bring(
+    tmp_path: Path, own: set[int], expected: list[int]
+) -> None:
+    _, matched = looked_at(tmp_path, separate(), sharing("rows"))
+    assert marks(matched, arrays_to_fill(matched), own).tolist() == expected
+
+
+def test_a_rank_on_which_nothing_overlaps_has_memory_for_what_does_on_others(tmp_path: Path) -> None:
+    _, matched = looked_at(tmp_path, separate(), sharing("rows"))
+    to_fill = arrays_to_fill(matched)
+    found = memory_alone(matched, to_fill, [1, 2])
+    assert found.keys() == {1, 2} and found[1] is to_fill.alone[1]
+    assert tuple(found[2].shape) == (3,) and found[2] is not to_fill.arrays[2]
+    assert memory_alone(matched, to_fill, []) == {}
+
+
+def test_what_cannot_be_had_at_once_is_found_and_the_live_ones_are_as_before(tmp_path: Path) -> None:
+    live = sharing("rows")
+    opened, matched = looked_at(tmp_path, separate(), live)
+    to_fill = brought(opened, arrays_to_fill(matched))
+    with pytest.raises(StructureMismatchError) as caught:
+        check_conflicts(matched, to_fill, Mapped({}, frozenset()))
+    assert caught.value.found == "a would be overwritten by b" and caught.value.where == "path a"
+    assert not any(item.any() for item in live.values())
+
+
+def test_what_holds_the_same_where_it_is_shared_is_no_conflict(tmp_path: Path) -> None:
+    same = separate() | {"b": separate()["a"]}
+    opened, matched = looked_at(tmp_path, {name: item.clone() for name, item in same.items()}, sharing("rows"))
+    check_conflicts(matched, brought(opened, arrays_to_fill(matched)), Mapped({}, frozenset()))
+
+
+def test_what_was_mapped_is_compared_as_it_was_mapped(tmp_path: Path) -> None:
+    """And not what was saved."""
+    opened, matched = looked_at(tmp_path, separate(), sharing("rows"))
+    to_fill = brought(opened, arrays_to_fill(matched))
+    alike = {0: torch.full((4, 4), 7.0), 1: torch.full((4, 4), 7.0)}
+    check_conflicts(matched, to_fill, Mapped(alike | {2: torch.ones(3)}, frozenset({0, 1, 2})))
+    with pytest.raises(StructureMismatchError):
+        check_conflicts(matched, to_fill, Mapped({0: torch.full((4, 4), 7.0)}, frozenset({0})))
+
+
+def test_a_saved_view_that_here_lies_in_another_leaf_is_refused_at_once(tmp_path: Path) -> None:
+    """Its bytes are its owner's: written into the owner, they would be overwritten."""
+    base, other = torch.arange(8.0), torch.zeros(8)
+    saved = {"other": torch.ones(8), "owner": base, "view": base[2:6]}
+    live = {"other": other, "owner": torch.zeros(8), "view": other.as_strided((4,), (2,), 0)}
+    _, matched = looked_at(tmp_path, saved, live)
+    with pytest.raises(StructureMismatchError) as caught:
+        arrays_to_fill(matched)
+    assert caught.value.found == "view would be overwritten by other"
+
+
+def test_of_many_leaves_eight_are_named(tmp_path: Path) -> None:
+    saved = {f"x{place:02}": torch.full((4,), float(place)) for place in range(12)}
+    buffer = torch.zeros(16)
+    live = {name: buffer[place : place + 4] for place, name in enumerate(saved)}
+    opened, matched = looked_at(tmp_path, saved, live)
+    to_fill = brought(opened, arrays_to_fill(matched))
+    with pytest.raises(StructureMismatchError) as caught:
+        check_conflicts(matched, to_fill, Mapped({}, frozenset()))
+    assert str(caught.value.found).startswith("x00, x01, x02, x03, x04, x05, x06, x07 would be overwritten by x11")

@@ -1,0 +1,154 @@
+"""A step as one rank of a restore sees it; and parts that do not hold what their documents say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.errors import CorruptFileError
+from deeppart.recovery.distribute import PartIndexView
+from deeppart.recovery.saved import SavedStep, check_spans, saved_step
+from deeppart.state.document.structure import SavedApart, SavedBranch
+from tests.unit.cli_support import forge
+from tests.unit.recovery.opened import Opened, documents_of, open_step
+from tests.unit.suspicions import attempt
+
+#: Of two ranks: a leaf and a value of each one's own, and what only one of them has.
+STATES: list[dict[str, Any]] = [
+    {"a/b": torch.ones(3), "items": ["x", torch.zeros(rank + 1)], "lr": 0.1 * rank, "w": torch.ones(2)}
+    for rank in range(2)
+]
+STATES[1]["only"] = {"y": torch.ones(4), "n": 5}
+
+
+def seen_by(rank: int, size: int) -> SavedStep:
+    documents = documents_of(STATES, [("only",), ("items", 1)], [("a/b",), ("lr",)])
+    return saved_step(attempt(5), documents, rank, size)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_as_many_ranks_each_restore_their_own_structure(rank: int) -> None:
+    saved = seen_by(rank, 2)
+    assert saved.same_world and saved.any_own
+    only = [("only", "y")] if rank else []
+    assert saved.paths() == [("a/b",), ("w",), ("items", 1), *only]
+    assert saved.own_leaves == set(range(4 if rank else 3)) - {1}
+    assert len(saved.own_values) == (2 if rank else 1)
+    assert saved.structure is saved.of_ranks[rank]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_another_number_restores_what_all_ranks_share(size: int) -> None:
+    for rank in range(size):
+        saved = seen_by(rank, size)
+        assert not saved.same_world and saved.any_own
+        assert saved.paths() == [("a/b",), ("w",)] and saved.own_leaves == {0}
+        tree = saved.structure.tree
+        assert isinstance(tree, SavedBranch)
+        assert isinstance(dict(zip(tree.keys, tree.children, strict=True))["only"], SavedApart), "left as it is"
+        assert len(saved.of_ranks) == 2, "what the old ranks had is known all the same"
+
+
+def test_all_that_is_a_ranks_own_is_named_as_people_read_it() -> None:
+    assert sorted(seen_by(0, 3).own_names()) == ["a~1b", "items/1", "lr", "only"]
+
+
+def test_what_no_rank_has_alone_is_nobodys() -> None:
+    state = {"w": torch.ones(2), "n": 1}
+    for size in (2, 3):
+        saved = saved_step(attempt(5), documents_of([state]), size - 1, size)
+        assert not saved.any_own and saved.own_names() == []
+        assert saved.own_leaves == saved.own_values == frozenset() and saved.apart == ()
+        assert saved.same_world is (size == 2) and saved.paths() == [("w",)]
+
+
+@pytest.mark.parametrize("own", [("a/b",), ("lr",), ("only",)], ids=repr)
+def test_one_thing_of_its_own_is_enough(own: Any) -> None:
+    mine, shared = ([own], []) if own == ("only",) else ([], [own])
+    states = STATES if mine else [STATES[0]] * 2
+    states = [state | {"items": ["x", torch.zeros(1)]} for state in states]
+    assert saved_step(attempt(5), documents_of(states, mine, shared), 0, 3).any_own
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    """Of three ranks: leaf 0 lies in all parts, leaf 1 in the first, leaf 2 is each rank's own."""
+    forge(tmp_path, 4)
+    return open_step(tmp_path)
+
+
+def of_leaf(index: PartIndexView, leaf: int) -> np.ndarray:
+    return index.spans["leaf"] == leaf
+
+
+def changed(opened: Opened, part: int, **changes: Any) -> list[PartIndexView]:
+    return [replace(index, **changes) if index.part == part else index for index in opened.indexes]
+
+
+def test_sound_parts_hold_every_byte_once(opened: Opened) -> None:
+    check_spans(opened.saved(), opened.indexes)
+
+
+@pytest.mark.parametrize("leaf", [0, 1, 2])
+def test_a_leaf_of_which_a_part_lacks_its_bytes(opened: Opened, leaf: int) -> None:
+    index = opened.indexes[0]
+    wrong = changed(opened, 0, spans=index.spans[~of_leaf(index, leaf)])
+    with pytest.raises(CorruptFileError, match=f"of leaf {leaf}") as caught:
+        check_spans(opened.saved(), wrong)
+    assert str(caught.value.where).startswith("step 4")
+
+
+def test_the_part_whose_own_leaf_is_lacking_is_named(opened: Opened) -> None:
+    index = opened.indexes[2]
+    with pytest.raises(CorruptFileError) as caught:
+        check_spans(opened.saved(), changed(opened, 2, spans=index.spans[~of_leaf(index, 2)]))
+    assert caught.value.where == "step 4, part 2"
+
+
+def test_bytes_that_two_parts_hold(opened: Opened) -> None:
+    """The second part has the span of the first, too."""
+    spans = opened.indexes[1].spans.copy()
+    spans["start"][of_leaf(opened.indexes[1], 0)] = 0
+    with pytest.raises(CorruptFileError, match="exactly once"):
+        check_spans(opened.saved(), changed(opened, 1, spans=spans))
+
+
+@pytest.mark.parametrize("leaf", [0, 2])
+def test_a_span_in_the_table_of_the_other_kind(opened: Opened, leaf: int) -> None:
+    index = opened.indexes[1]
+    spans = index.spans.copy()
+    spans["table"][of_leaf(index, leaf)] ^= 1
+    with pytest.raises(CorruptFileError, match="in the table of the other kind") as caught:
+        check_spans(opened.saved(), changed(opened, 1, spans=spans))
+    assert caught.value.where == "step 4, part 1"
+
+
+def test_chunks_that_are_marked_otherwise(opened: Opened) -> None:
+    index = opened.indexes[1]
+    with pytest.raises(CorruptFileError, match="in a chunk that is marked otherwise"):
+        check_spans(opened.saved(), changed(opened, 1, per_rank=[not own for own in index.per_rank]))
+
+
+def test_a_leaf_that_no_document_describes(opened: Opened) -> None:
+    spans = opened.indexes[0].spans.copy()
+    spans["leaf"][of_leaf(opened.indexes[0], 1)] = 3
+    with pytest.raises(CorruptFileError, match="structure document lacks"):
+        check_spans(opened.saved(), changed(opened, 0, spans=spans))
+
+
+def test_parts_that_were_written_so_are_refused(tmp_path: Path) -> None:
+    def lose(spans: list[list[tuple[int, int, int]]]) -> None:
+        spans[1].clear()
+
+    forge(tmp_path / "other", 4, spans=lose)
+    opened = open_step(tmp_path / "other")
+    with pytest.raises(CorruptFileError, match="of leaf 0"):
+        opened.matched({}, "drop")
