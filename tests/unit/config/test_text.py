@@ -67,12 +67,12 @@ def test_settings_from_the_environment_are_shown_too(monkeypatch: pytest.MonkeyP
 
 
 def test_settings_from_a_file_are_shown_too() -> None:
-    Path("deeppart.toml").write_text("timeout = 90\nkeep = { persistent = 5 }\n")
+    Path("deeppart.toml").write_text("timeout = 120\nkeep = { persistent = 5 }\n")
     assert str(Config()) == (
         "persistent_dir: ckpt\n"
         "every: persistent 1 (in checkpoints)\n"
         "keep: persistent 5 (in steps)\n"
-        "timeout: 1 min 30 s\n"
+        "timeout: 2 min\n"
         "all others as by default"
     )
 
