@@ -153,18 +153,18 @@ def test_storage_that_fails_is_a_reason_too(tmp_path: Path) -> None:
 
 
 def test_the_newest_is_the_last(tmp_path: Path) -> None:
-    """By step, then by time: sessions are random, and a step may be saved anew in another one."""
+    """By step, by time, by sequence: sessions are random, and a step may be saved anew in another one."""
     early, late = "2026-11-21T04:05:06+00:00", "2026-11-21T04:05:07+00:00"
     keys = {
         "step": commit(tmp_path, 3, FIRST, created=early),
         "later session": commit(tmp_path, 2, FIRST, created=late),
         "earlier session": commit(tmp_path, 2, SECOND, created=early),
-        "later in it": commit(tmp_path, 2, SECOND, 9, created=early),
+        "later sequence": commit(tmp_path, 2, FIRST, 9, created=early),
         "oldest": commit(tmp_path, 1, SECOND, created=late),
     }
     found, _ = read_manifests(tmp_path, None)
     assert [each.key for each in found] == [
-        keys[name] for name in ("oldest", "earlier session", "later in it", "later session", "step")
+        keys[name] for name in ("oldest", "earlier session", "later sequence", "later session", "step")
     ]
 
 
