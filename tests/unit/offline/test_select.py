@@ -67,6 +67,7 @@ ARRAYS = ["a~1b", "model/a.w", "model/b", "model/deep/c", "opt/0", "opt/1/m"]
         (["opt/0", "epoch"], ["opt/0"], ["epoch"]),
         (["a~1b"], ["a~1b"], []),
         (["epoch", "nothing"], [], ["epoch"]),
+        (["model/b/*", "epoch"], [], ["epoch"]),  # a leaf is no container
         (["model", "model/b"], ["model/a.w", "model/b", "model/deep/c"], ["model/deep/n"]),
     ],
 )  # fmt: skip
