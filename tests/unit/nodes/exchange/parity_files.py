@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from deeppart.model import ParityIdentity
 from deeppart.part import set_id, stripes_of
@@ -17,7 +18,7 @@ NAME = set_id(IDENTITY)
 def write_parity(path: Path, place: int, *, sequence: int = 7, step: int = 1200) -> None:
     """The share of one member; of another checkpoint's set with another sequence or step."""
     payload, digests = forge.parity_share(PARTS, tolerate=2, block_bytes=1024, place=place)
-    of = {"sequence": sequence, "step": step, "world_size": 2}
+    of: dict[str, Any] = {"sequence": sequence, "step": step, "world_size": 2}
     name = forge.parity_set_id(MEMBERS, tolerate=2, block_bytes=1024, **of)
     path.write_bytes(forge.parity_file(payload, digests, MEMBERS, forge.parity_header(name, place=place, **of)))
 
