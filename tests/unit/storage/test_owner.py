@@ -66,19 +66,6 @@ def test_another_process_is_named_and_its_death_frees_the_directory(tmp_path: Pa
     deeppart.Checkpointer(config(tmp_path)).close()
 
 
-@pytest.mark.parametrize(("number", "named"), [("", ""), ("4711", "job 4711, ")])
-def test_the_job_is_named_where_it_has_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, named: str
-) -> None:
-    for variable in ("PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("SLURM_JOB_ID", number)
-    with deeppart.Checkpointer(config(tmp_path)):
-        with pytest.raises(DirectoryInUseError) as caught:
-            deeppart.Checkpointer(config(tmp_path))
-    assert str(caught.value.found).startswith(f"owned by {named}process {os.getpid()} on ")
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check at the commit must do: the later one goes on, the earlier one commits nothing more."""
 
