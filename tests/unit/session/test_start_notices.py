@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import warnings
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import deeppart
+from deeppart import access
 from deeppart.errors import DeeppartWarning, ReducedProtectionWarning
 from deeppart.nodes.pairing import Protection, protect
 from deeppart.plan.redundancy import Nodes
 from deeppart.session.start_notices import tell_copy, tell_foreign, tell_protection
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.reduced import PROTECTION_NAME, reduced_runs
+from deeppart.storage.reduced import reduced_runs
 from deeppart.storage.steps import step_directory
+from deeppart.testing.faults import StorageFaults
 from tests.unit.commits import FIRST, SECOND, begun, commit
 from tests.users import STRANGER, needs_root
 
@@ -40,14 +43,14 @@ def test_steps_of_others_are_told_where_anybody_may_make_them(tmp_path: Path) ->
     for key in his:
         os.chown(step_directory(tmp_path, key), STRANGER, STRANGER)
     tmp_path.chmod(0o1777)
-    ((category, text),) = told(tell_foreign, tmp_path)
-    assert category is DeeppartWarning
-    assert text.startswith(
-        f"2 step directories of other users are not used, such as {step_directory(tmp_path, his[0])}"
-    )
-    for key in his:
-        shutil.rmtree(step_directory(tmp_path, key))
-    assert told(tell_foreign, tmp_path) == [] and step_directory(tmp_path, mine).exists()
+    with access.guarded(tmp_path, access.persistent_rules("private")):
+        ((category, text),) = told(tell_foreign, tmp_path)
+        assert category is DeeppartWarning
+        first = step_directory(tmp_path, his[0])
+        assert text.startswith(f"2 step directories of other users are not used, such as {first}: anybody")
+        for key in his:
+            shutil.rmtree(step_directory(tmp_path, key))
+        assert told(tell_foreign, tmp_path) == [] and step_directory(tmp_path, mine).exists()
 
 
 def test_nothing_is_told_of_what_is_ones_own_or_cannot_be_listed(tmp_path: Path) -> None:
@@ -119,7 +122,8 @@ def test_all_of_it_is_told_only_after_less(tmp_path: Path) -> None:
 
 
 def test_a_note_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
-    (tmp_path / PROTECTION_NAME).mkdir()
-    ((category, text),) = told(tell_protection, tmp_path, FIRST, protection(3))
-    assert category is ReducedProtectionWarning and "(`deeppart ls` will not know: cannot " in text
-    assert told(tell_protection, tmp_path, FIRST, protection(4)) == []
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.ENOSPC, only=("write",))
+        ((category, text),) = told(tell_protection, tmp_path, FIRST, protection(3))
+    assert category is ReducedProtectionWarning and "(`deeppart ls` will not know: cannot write" in text
+    assert list(tmp_path.iterdir()) == [] and told(tell_protection, tmp_path, FIRST, protection(4)) == []
