@@ -259,25 +259,6 @@ def test_the_newest_commit_stays_whatever_the_clock_says(memory: Path, monkeypat
 # --- steps that exist -------------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_exists_is_refused_and_kept(memory: Path) -> None:
-    with deeppart.Checkpointer(config(memory)) as ck:
-        pending = ck.checkpoint(state(5), step=5)
-        with pytest.raises(StepExistsError, match="step 5"):
-            ck.checkpoint(state(6), step=5)  # under way
-        pending.wait(timeout=200)
-        with pytest.raises(StepExistsError):
-            ck.checkpoint(state(6), step=5)  # committed
-        for step in (6, 7, 8, 9):
-            ck.checkpoint(state(step), step).wait(timeout=200)
-        with pytest.raises(StepExistsError):
-            ck.checkpoint(state(6), step=9)
-    with deeppart.Checkpointer(config(memory)) as ck:
-        with pytest.raises(StepExistsError, match="prune --after"):
-            ck.checkpoint(state(0), step=9)  # of an earlier session
-        ck.checkpoint(state(10), step=10).wait(timeout=200)
-    assert difference(state(9), deeppart.load(memory / "p", 9)) is None
-
-
 def test_a_step_that_failed_may_be_used_again(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, local_dir=None)) as ck:
         for _ in range(2):
@@ -353,20 +334,6 @@ def test_the_last_step_may_be_saved_again_by_force(memory: Path, every: Any) -> 
             for step, force in ((last, False), (last - 1, True)) if every == {"persistent": 1} else ():
                 with pytest.raises(StepExistsError, match="start it again"):
                     ck.checkpoint(live, step, force=force)
-
-
-def test_counting_down_is_told_once(memory: Path) -> None:
-    """What is restored is the largest step, and not the newest."""
-    with deeppart.Checkpointer(config(memory)) as ck:
-        ck.checkpoint(state(5), 5).wait(timeout=200)
-        with pytest.warns(DeeppartWarning, match=r"checkpoint\(step=4\) after step 5") as told:
-            for step in (4, 3):
-                ck.checkpoint(state(step), step).wait(timeout=200)
-        assert len(told) == 1
-    with deeppart.Checkpointer(config(memory)) as ck, warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert ck.restore(state(0)) == 5
-        ck.checkpoint(state(6), 6)
 
 
 def test_close_reports_what_failed_last(memory: Path) -> None:

@@ -14,9 +14,7 @@ import deeppart
 from deeppart.comm import SingleComm
 from deeppart.errors import (
     ConfigError,
-    DeeppartWarning,
     StateError,
-    StepExistsError,
 )
 
 
@@ -136,19 +134,3 @@ def test_after_the_end(tmp_path: Path) -> None:
     for call in (lambda: ck.checkpoint({"a": 1}, 1), lambda: ck.restore({"a": 1})):
         with pytest.raises(deeppart.CheckpointError, match="closed"):
             call()
-
-
-def test_training_that_begins_anew_beside_what_is_there(tmp_path: Path) -> None:
-    with deeppart.Checkpointer(config(tmp_path)) as first:
-        for step in (5, 10):
-            first.checkpoint({"a": step}, step).wait()
-    with deeppart.Checkpointer(config(tmp_path)) as second:
-        with pytest.warns(DeeppartWarning, match="step 10 of an earlier run") as caught:
-            second.checkpoint({"a": 1}, 1).wait()
-        assert "Call restore(state) before the loop" in str(caught[0].message) and len(caught) == 1
-        second.checkpoint({"a": 2}, 2).wait()
-        with pytest.raises(StepExistsError, match="count on from"):
-            second.checkpoint({"a": 5}, 5)
-    with deeppart.Checkpointer(config(tmp_path)) as third, pytest.raises(StepExistsError) as refused:
-        third.checkpoint({"a": 10}, 10)
-    assert "call restore(state) before the loop" in str(refused.value)

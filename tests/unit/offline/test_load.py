@@ -101,18 +101,6 @@ def save(directory: Path, state: Any, **settings: Any) -> deeppart.Report:
 # --- load with keys ---------------------------------------------------------------------------------------------------
 
 
-def test_load_reads_what_keys_name(tmp_path: Path) -> None:
-    state = {"model": {"a.w": torch.ones(2), "b": torch.zeros(3)}, "opt": [1, {"m": torch.ones(4)}], "a/b": Point(1, 2)}
-    save(tmp_path, state)
-    path = tmp_path / "ckpt"
-    assert difference({"model": state["model"]}, deeppart.load(path, keys="model/*")) is None
-    assert difference({"a/b": Point(1, 2)}, deeppart.load(path, keys=["a~1b/*"])) is None
-    assert deeppart.load(path, keys="a~1b/x") == {"a/b": {"x": 1}}, "a namedtuple needs all its fields"
-    assert difference({"opt": [{"m": torch.ones(4)}]}, deeppart.load(path, keys=["opt/*/m"])) is None
-    with pytest.raises(deeppart.StructureMismatchError, match=r"model/a\.w"):
-        deeppart.load(path, keys="nothing*")
-
-
 def test_objects_load_as_what_their_state_dict_gave(tmp_path: Path) -> None:
     state = {"box": Box({"a": Box([torch.ones(2), 3])}), "linear": torch.nn.Linear(2, 3)}
     loaded = both_ways_of_objects(tmp_path, state)

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import deeppart
-from deeppart.comm import SingleComm
-from deeppart.session.open import open_session
-from deeppart.session.record import Session
 from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, scrubber_for
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Any]:
-    sessions: list[Session] = []
-
-    def start(**settings: Any) -> Session:
-        where: dict[str, Any] = {"persistent_dir": str(tmp_path / "ckpt"), "local_dir": str(tmp_path / "local")}
-        sessions.append(open_session(deeppart.Config(**where, **settings), SingleComm()))
-        return sessions[-1]
-
-    yield start
-    for session in sessions:
-        session.close()
 
 
 def test_what_is_off_is_not_made(opened: Any) -> None:

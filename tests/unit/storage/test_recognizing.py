@@ -13,7 +13,6 @@ from click.testing import CliRunner
 import deeppart
 from deeppart.cli.app import main
 from deeppart.errors import (
-    ConfigError,
     RestoreError,
 )
 
@@ -110,12 +109,6 @@ def test_the_commands_say_it_too(saved: Path, name: str) -> None:
     assert outcome.exit_code != 0
     words = {"a step": "one step", "local_dir": "local_dir", "DCP": "torch.distributed.checkpoint"}
     assert words.get(name, "a file") in " ".join((outcome.output + outcome.stderr).split())
-
-
-def test_a_job_does_not_begin_anew_inside_a_step(saved: Path) -> None:
-    with pytest.raises(ConfigError, match="directory of one step") as caught:
-        deeppart.Checkpointer(persistent_dir=str(step_directory(saved)), timeout=30.0)
-    assert f"persistent_dir={str(saved)!r}" in str(caught.value)
 
 
 def test_one_directory_for_both_levels_is_a_checkpoint_directory(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Nodes find out whether their local directories are one and the same.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.comm import connect
+from deeppart.session.directories import guard_directories, shared_directories
+from deeppart.session.handshake import Handshake
+from deeppart.session.topology import compare_settings
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+HANDSHAKE = Handshake("a" * 32, "b" * 32, frozenset(), frozenset())
+
+
+def looked_for(comm: Any, directory: Path, local: str, node_size: int) -> tuple[Any, list[str]]:
+    """Pairs of nodes that share a directory, or the error; and what is left in the directories."""
+    path = str(directory / local)
+    config = deeppart.Config(persistent_dir=str(directory / "ckpt"), local_dir=path, node_size=node_size, timeout=60.0)
+    main = connect(comm, config.timeout)
+    topology, _ = compare_settings(main, config, None, "starting")
+    guards = guard_directories(config, directory / "ckpt", topology.directories[main.rank])
+    try:
+        found: Any = shared_directories(main, config, topology, HANDSHAKE, "starting")
+    except deeppart.DeeppartError as error:
+        found = (type(error).__name__, str(error))
+    finally:
+        guards.release()
+        main.give_back()
+    comm.Barrier()
+    left = [str(each.relative_to(directory)) for each in directory.rglob(".node-*")]
+    comm.Barrier()
+    return found, left
+
+
+@pytest.mark.parametrize(
+    ("local", "node_size", "pairs"),
+    [
+        ("{node}", 1, ()),
+        ("{node}", 2, ()),
+        ("{rank}", 2, ()),
+        ("one", 1, ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))),
+        ("one", 2, ((0, 1),)),
+        ("one", 4, ()),  # one node: nobody to share with
+    ],
+)
+def test_nodes_with_one_directory(
+    run_on: Any, shared_path: Path, local: str, node_size: int, pairs: tuple[tuple[int, int], ...]
+) -> None:
+    assert run_on(4, looked_for, shared_path, local, node_size) == [(pairs, [])] * 4
+
+
+def linked(comm: Any, directory: Path) -> tuple[Any, list[str]]:
+    """By another name: node 2's directory is a link to node 1's."""
+    if comm.rank == 0:
+        os.mkdir(directory / "node1")
+        (directory / "node2").symlink_to("node1")
+        # Marks of another session are none of this one.
+        (directory / "node1" / f".other-{'c' * 32}-3").touch()
+    comm.Barrier()
+    return looked_for(comm, directory, "{node}", 1)
+
+
+def test_by_another_name_it_is_the_same(run_on: Any, shared_path: Path) -> None:
+    assert run_on(4, linked, shared_path) == [(((1, 2),), [])] * 4
+
+
+def blocked(comm: Any, directory: Path) -> tuple[Any, list[str]]:
+    if comm.rank == 0:
+        (directory / "node3").write_text("a file")
+    comm.Barrier()
+    return looked_for(comm, directory, "{node}", 1)
+
+
+def test_one_that_cannot_be_made_is_an_error_on_every_rank(run_on: Any, shared_path: Path) -> None:
+    results = [found for found, _ in run_on(4, blocked, shared_path)]
+    assert [name for name, _ in results] == ["RemoteRankError"] * 3 + ["StorageError"]
+    assert all("Not a directory" in text and "node3" in text for _, text in results), results

@@ -1,0 +1,84 @@
+"""Ranks find out who is on which node, and whether all were given the same.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.comm import connect
+from deeppart.errors import ConfigError
+from deeppart.part import Signing
+from deeppart.session.topology import Topology, compare_settings
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+
+def compared(comm: Any, settings: dict[str, Any], keys: list[bytes] | None = None) -> Topology | str:
+    config = deeppart.Config(timeout=60.0, **settings)
+    main = connect(comm, config.timeout)
+    try:
+        return compare_settings(main, config, None if keys is None else Signing(keys), "starting")[0]
+    except ConfigError as error:
+        return str(error)
+    finally:
+        main.give_back()
+
+
+def on_nodes_of_two(comm: Any) -> Topology | str:
+    return compared(comm, {"node_size": 2, "local_dir": "/l/{node}"})
+
+
+def test_every_rank_knows_the_same(run_on: Any) -> None:
+    names = ("node0", "node0", "node1", "node1")
+    expected = Topology(names, (0, 0, 1, 1), tuple(f"/l/{name}" for name in names), ("", ""))
+    assert run_on(4, on_nodes_of_two) == [expected] * 4
+
+
+def with_switches(comm: Any) -> Topology | str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_TOPOLOGY_ADDR", f"root.s{comm.rank // 2}.n{comm.rank}")
+        return compared(comm, {"node_size": 1})
+
+
+def test_switches_are_known_by_node(run_on: Any) -> None:
+    for topology in run_on(4, with_switches):
+        assert topology.domains == ("root.s0", "root.s0", "root.s1", "root.s1")
+        assert topology.node_names == ("node0", "node1", "node2", "node3")
+
+
+def one_differs(comm: Any) -> Topology | str:
+    return compared(comm, {"keep": {"persistent": 3 + (comm.rank == 2)}})
+
+
+def test_a_setting_that_differs_is_named_with_the_rank_on_every_rank(run_on: Any) -> None:
+    for rank, text in enumerate(run_on(4, one_differs)):
+        assert "different values for keep" in text and "on rank 2" in text and f"where: rank {rank}" in text
+        assert "'persistent': 3" in text and "'persistent': 4" in text
+
+
+def own_directories(comm: Any, directory: Path) -> Topology | str:
+    return compared(comm, {"local_dir": str(directory / f"own-{comm.rank}"), "encode_threads": 1 + comm.rank % 2})
+
+
+def test_directories_and_threads_may_differ(run_on: Any, shared_path: Path) -> None:
+    own = tuple(str(shared_path / f"own-{rank}") for rank in range(4))
+    for topology in run_on(4, own_directories, shared_path):
+        assert topology.directories == own and topology.node_of == (0, 0, 0, 0)
+
+
+def one_key_differs(comm: Any, which: str) -> Topology | str:
+    mine = {"other": [b"o" * 64], "more": [b"k" * 64, b"o" * 64], "none": None}[which]
+    return compared(comm, {}, mine if comm.rank == 3 else [b"k" * 64])
+
+
+@pytest.mark.parametrize("which", ["other", "more", "none"])
+def test_keys_that_differ_are_told_and_nothing_of_them(run_on: Any, which: str) -> None:
+    for text in run_on(4, one_key_differs, which):
+        assert "different keys in sign_key_file" in text and "on rank 3" in text
+        assert "kkkk" not in text and "oooo" not in text

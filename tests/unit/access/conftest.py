@@ -1,0 +1,35 @@
+"""Directories that tests of this package share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeppart import access
+from tests.unit.access.directories import PERSISTENT
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A directory that everyone can write to, as /tmp, and reach."""
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o077 == 0:
+            parent.chmod(0o711)
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o1777)
+    yield directory
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A directory that is guarded, with a step in it."""
+    directory = tmp_path / "root"
+    access.make_directory(directory, PERSISTENT)
+    with access.guarded(directory, PERSISTENT):
+        (directory / "step").mkdir()
+        (directory / "step" / "part").write_bytes(b"part")
+        yield directory

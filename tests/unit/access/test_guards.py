@@ -1,0 +1,185 @@
+"""Which rules hold where, and the directories that are held open by them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deeppart import access
+from deeppart.access import READING, ForeignAccessError, guards, node_rules
+from tests.unit.access.directories import NODE, PERSISTENT, descriptors, operations, read
+
+
+def test_a_directory_that_comes_back_is_used_again(root: Path) -> None:
+    """Moved away, a file system unmounted: nothing of what was open before is used in its place."""
+    assert read(root / "step" / "part") == b"part"
+    root.rename(root.with_name("moved"))
+    with pytest.raises(FileNotFoundError):
+        read(root / "step" / "part")
+    root.mkdir()
+    with pytest.raises(FileNotFoundError):
+        read(root / "step" / "part")
+    root.rmdir()
+    root.with_name("moved").rename(root)
+    assert read(root / "step" / "part") == b"part"
+
+
+def test_descriptors_are_given_back(root: Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    read(root / "step" / "part")
+    before = opened()
+    for _ in range(20):
+        read(root / "step" / "part")
+        for operation in operations(root / "step" / "missing").values():
+            try:
+                operation()
+            except OSError:
+                pass
+        if access.exists(root / "step" / "other"):
+            access.remove(root / "step" / "other")
+    assert opened() == before
+    access.release(root, PERSISTENT)
+    assert opened() == before - 1
+    access.guard(root, PERSISTENT)
+
+
+def test_rules_of_a_job_come_before_those_of_a_command(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root").chmod(0o777)
+    with access.guarded(tmp_path / "root", READING):
+        assert access.names_in(tmp_path / "root") == []
+        with access.guarded(tmp_path / "root", PERSISTENT):
+            with pytest.raises(ForeignAccessError):
+                access.names_in(tmp_path / "root")
+        assert access.names_in(tmp_path / "root") == []
+
+
+# --- which rules hold -------------------------------------------------------------------------------------------------
+
+
+def rules_at(path: Path) -> object:
+    found = guards.rules_for(str(path))
+    return None if found is None else (Path(found[0]), found[1])
+
+
+def test_the_nearest_directory_above_decides(tmp_path: Path) -> None:
+    inner = tmp_path / "root" / "inner"
+    assert rules_at(inner) is None
+    with access.guarded(tmp_path / "root", PERSISTENT), access.guarded(inner, NODE):
+        assert rules_at(tmp_path / "root") == rules_at(tmp_path / "root" / "x") == (tmp_path / "root", PERSISTENT)
+        assert rules_at(inner) == rules_at(inner / "step" / "part") == (inner, NODE)
+        assert rules_at(tmp_path) is None and rules_at(Path("/")) is None
+        assert rules_at(tmp_path / "roots") is None, "a name that only begins so is another directory"
+    assert rules_at(inner) is None
+
+
+def test_a_relative_directory_is_guarded_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with access.guarded(Path("root"), NODE):
+        assert rules_at(tmp_path / "root" / "part") == (tmp_path / "root", NODE)
+    assert rules_at(tmp_path / "root" / "part") is None
+
+
+def test_what_is_guarded_twice_is_released_twice(tmp_path: Path) -> None:
+    """Two jobs of one process in one directory."""
+    access.guard(tmp_path, NODE)
+    access.guard(tmp_path, NODE)
+    access.release(tmp_path, NODE)
+    assert rules_at(tmp_path) == (tmp_path, NODE)
+    access.release(tmp_path, NODE)
+    assert rules_at(tmp_path) is None
+    access.release(tmp_path, NODE)
+    access.release(tmp_path / "never", NODE)
+    assert rules_at(tmp_path) is None
+
+
+def test_only_the_rules_that_are_named_are_released(tmp_path: Path) -> None:
+    with access.guarded(tmp_path, PERSISTENT):
+        access.release(tmp_path, NODE)
+        assert rules_at(tmp_path) == (tmp_path, PERSISTENT)
+
+
+def test_a_block_that_fails_releases(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), access.guarded(tmp_path, NODE):
+        assert rules_at(tmp_path) is not None
+        1 / 0  # noqa: B018
+    assert rules_at(tmp_path) is None
+
+
+def test_the_directories_of_a_job_are_released_together_and_once(tmp_path: Path) -> None:
+    job, other = access.Guards(), access.Guards()
+    other.add(tmp_path / "a", NODE)
+    job.add(tmp_path / "a", NODE)
+    job.add(tmp_path / "b", PERSISTENT)
+    job.release()
+    assert rules_at(tmp_path / "b") is None
+    job.release()
+    assert rules_at(tmp_path / "a") == (tmp_path / "a", NODE), "another job's stays"
+    other.release()
+    assert rules_at(tmp_path / "a") is None
+
+
+# --- what is held open ------------------------------------------------------------------------------------------------
+
+
+def is_open(descriptor: int, identity: tuple[int, int]) -> bool:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == identity
+
+
+@pytest.fixture
+def held_root(root: Path) -> Iterator[guards.Held]:
+    yield guards.held(str(root), PERSISTENT)
+
+
+def test_a_directory_is_opened_once_as_long_as_its_path_leads_there(root: Path, held_root: guards.Held) -> None:
+    assert guards.held(str(root), PERSISTENT) is held_root
+    assert guards.held(str(root), node_rules("umask")) is not held_root, "others were not checked yet"
+    guards.forget(str(root), node_rules("umask"))
+    root.rename(root.with_name("moved"))
+    root.mkdir()
+    again = guards.held(str(root), PERSISTENT)
+    assert again is not held_root and again.identity == (root.stat().st_dev, root.stat().st_ino)
+
+
+def test_a_directory_is_checked_again_when_it_is_another(root: Path, held_root: guards.Held) -> None:
+    root.rename(root.with_name("moved"))
+    root.mkdir()
+    root.chmod(0o777)
+    with pytest.raises(ForeignAccessError, match="everyone"):
+        guards.held(str(root), PERSISTENT)
+
+
+def test_what_is_forgotten_is_walked_again(root: Path, held_root: guards.Held) -> None:
+    root.chmod(0o777)
+    assert guards.held(str(root), PERSISTENT) is held_root, "what was checked stays in use"
+    guards.forget(str(root), PERSISTENT)
+    guards.forget(str(root), PERSISTENT)
+    with pytest.raises(ForeignAccessError, match="everyone"):
+        guards.held(str(root), PERSISTENT)
+
+
+def test_whoever_lets_go_last_closes(root: Path) -> None:
+    held = guards.held(str(root), PERSISTENT)
+    descriptor, identity = held.fd, held.identity
+    access.release(root, PERSISTENT)
+    assert is_open(descriptor, identity), "an operation may still be under way in it"
+    del held
+    assert not is_open(descriptor, identity)
+
+
+def test_a_failed_walk_holds_nothing(tmp_path: Path) -> None:
+    before = descriptors()
+    with access.guarded(tmp_path / "nothing", PERSISTENT):
+        for _ in range(3):
+            with pytest.raises(FileNotFoundError):
+                guards.held(str(tmp_path / "nothing"), PERSISTENT)
+    assert descriptors() <= before

@@ -1,0 +1,226 @@
+"""Single operations by path: none leads out of a guarded directory, and errors name the path that was given."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deeppart import access
+from deeppart.access import READING, ForeignAccessError, NotRegularError, Rules, persistent_rules
+from deeppart.testing.faults import StorageFaults
+from tests.unit.access.directories import NODE, PERSISTENT, mode_of, operations, read
+from tests.users import STRANGER, needs_root
+
+
+@pytest.mark.parametrize("rules", [PERSISTENT, READING, persistent_rules("unchecked")])
+def test_a_directory_below_is_never_a_link(tmp_path: Path, rules: Rules) -> None:
+    """Also for commands that read, and where nothing else is checked."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "part").write_bytes(b"precious")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "step").symlink_to(precious)
+    with access.guarded(tmp_path / "root", rules):
+        for name, operation in operations(tmp_path / "root" / "step" / "part").items():
+            with pytest.raises(NotADirectoryError):
+                operation()
+                pytest.fail(name)
+        assert not access.is_directory(tmp_path / "root" / "step") and access.exists(tmp_path / "root" / "step")
+        assert not access.exists(tmp_path / "root" / "step" / "part")
+    assert os.listdir(precious) == ["part"] and (precious / "part").read_bytes() == b"precious"
+
+
+def test_a_file_is_never_made_in_place_of_another(root: Path) -> None:
+    with pytest.raises(FileExistsError):
+        access.create(root / "step" / "part")
+    (root / "step" / "link").symlink_to(root / "elsewhere")
+    with pytest.raises(FileExistsError):
+        access.create(root / "step" / "link")
+    assert not (root / "elsewhere").exists() and read(root / "step" / "part") == b"part"
+
+
+def test_errors_name_the_path(root: Path) -> None:
+    for operation in (access.open_file, access.remove, access.look):
+        with pytest.raises(FileNotFoundError) as caught:
+            operation(root / "step" / "nothing")
+        assert caught.value.filename == str(root / "step" / "nothing")
+    with pytest.raises(FileNotFoundError) as caught:
+        access.names_in(root / "nowhere")
+    assert caught.value.filename == str(root / "nowhere")
+
+
+# --- is it there, and what is it --------------------------------------------------------------------------------------
+
+
+def test_what_is_there(root: Path) -> None:
+    (root / "dangling").symlink_to("nothing")
+    (root / "to step").symlink_to("step")
+    there = {"step": True, "step/part": True, "dangling": True, "to step": True, "x": False, "x/y": False}
+    assert {name: access.exists(root / name) for name in there} == there
+    assert not access.exists(root / "step" / "part" / "below a file")
+    assert [name for name in there if access.is_directory(root / name)] == ["step"]
+    assert not access.is_directory(root / "step" / "part" / "below a file")
+    assert access.look(root / "step" / "part").st_size == 4
+
+
+@pytest.mark.parametrize("ask", [access.exists, access.is_directory, access.look])
+def test_what_cannot_be_told_is_no_answer(root: Path, ask: Callable[[Path], object]) -> None:
+    with StorageFaults(root) as faults:
+        faults.refuse(0, errno.EIO, only=("stat",))
+        with pytest.raises(OSError) as caught:
+            ask(root / "step" / "part")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(root / "step" / "part"))
+    with pytest.raises(OSError, match="too long"):
+        ask(root / ("x" * 300))
+
+
+def test_names_and_directories(root: Path) -> None:
+    (root / "file").touch()
+    (root / "link").symlink_to("step")
+    assert sorted(access.names_in(root)) == ["file", "link", "step"]
+    assert access.directories_in(root) == ["step"]
+    for listing in (access.names_in, access.directories_in):
+        with pytest.raises(NotADirectoryError):
+            listing(root / "file")
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "refused"),
+    [
+        (0o777, STRANGER, True),
+        (0o1777, STRANGER, True),
+        (0o755, STRANGER, False),
+        (0o777, os.geteuid(), False),
+    ],
+)
+@needs_root
+def test_a_file_that_only_lies_there_is_obeyed_where_others_could_not_put_it(
+    tmp_path: Path, mode: int, uid: int, refused: bool
+) -> None:
+    """``deeppart.toml`` of the working directory, say ``/tmp``."""
+    found = tmp_path / "deeppart.toml"
+    found.touch()
+    os.chown(found, uid, STRANGER)
+    tmp_path.chmod(mode)
+    if refused:
+        with pytest.raises(ForeignAccessError, match=f"uid {STRANGER}") as caught:
+            access.check_found(found)
+        assert caught.value.filename == str(found)
+    else:
+        access.check_found(found)
+    with pytest.raises(FileNotFoundError):
+        access.check_found(tmp_path / "gone")
+
+
+# --- opening and making -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_there_is_never_cut_or_made_by_opening_it(root: Path) -> None:
+    os.close(access.open_file(root / "step" / "part", os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+    assert read(root / "step" / "part") == b"part"
+    with pytest.raises(FileNotFoundError):
+        access.open_file(root / "step" / "new", os.O_RDWR | os.O_CREAT)
+    assert os.listdir(root / "step") == ["part"]
+
+
+def test_a_second_name_is_no_harm_to_what_is_not_written_over(root: Path) -> None:
+    """As of a lock file, which is opened to be locked."""
+    os.link(root / "step" / "part", root / "second")
+    os.close(access.open_file(root / "second", os.O_RDWR, over=False))
+    with pytest.raises(ForeignAccessError):
+        access.open_file(root / "second", os.O_RDWR)
+
+
+def test_nothing_is_made_in_a_directory_that_everyone_can_write_to(tmp_path: Path) -> None:
+    """Also where nothing is guarded; reading is no harm there."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "file").write_bytes(b"there")
+    (tmp_path / "open").chmod(0o777)
+    for operation in (access.create, access.make_folder):
+        with pytest.raises(ForeignAccessError, match="everyone"):
+            operation(tmp_path / "open" / "new")
+    assert read(tmp_path / "open" / "file") == b"there" and access.names_in(tmp_path / "open") == ["file"]
+
+
+def test_refusals_are_passed_on_as_they_are(root: Path) -> None:
+    """They say more than the number of an error."""
+    (root / "step" / "link").symlink_to("part")
+    with pytest.raises(NotRegularError):
+        access.open_file(root / "step" / "link")
+
+
+@pytest.mark.parametrize("rules", [NODE, PERSISTENT, Rules("group")])
+def test_a_folder_is_made_once_by_the_rules_and_made_durable(tmp_path: Path, rules: Rules) -> None:
+    access.make_directory(tmp_path / "root", rules)
+    with access.guarded(tmp_path / "root", rules), StorageFaults(tmp_path) as faults:
+        access.make_folder(tmp_path / "root" / "step")
+        assert [each for each in faults.log if each[0] in ("mkdir", "fsync")] == [
+            ("mkdir", "root/step"),
+            ("fsync", "root"),
+        ]
+        (tmp_path / "root" / "step" / "part").touch()
+        faults.clear()
+        access.make_folder(tmp_path / "root" / "step")
+        assert not [each for each in faults.log if each[0] in ("mkdir", "fsync")]
+    assert os.listdir(tmp_path / "root" / "step") == ["part"]
+    assert mode_of(tmp_path / "root" / "step") == mode_of(tmp_path / "root")
+
+
+def test_a_folder_is_made_below_one_that_is_there(root: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        access.make_folder(root / "a" / "b")
+    assert not (root / "a").exists()
+    with pytest.raises(NotADirectoryError):
+        access.make_folder(root / "step" / "part")
+
+
+def test_a_folder_that_another_rank_has_made_meanwhile(root: Path) -> None:
+    with StorageFaults(root) as faults:
+        faults.refuse(0, errno.EEXIST, only=("mkdir",))
+        access.make_folder(root / "mine")  # as if it had come between the look and ``mkdir``
+        assert faults.refused == 1
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_taken_away_given_and_exchanged(root: Path) -> None:
+    (root / "other").mkdir()
+    (root / "other" / "old").write_bytes(b"old")
+    access.link(root / "step" / "part", root / "other" / "second")
+    assert (root / "other" / "second").samefile(root / "step" / "part")
+    access.rename(root / "step" / "part", root / "other" / "old")
+    assert read(root / "other" / "old") == b"part" and os.listdir(root / "step") == []
+    access.remove(root / "other" / "second")
+    assert os.listdir(root / "other") == ["old"]
+
+
+def test_a_second_name_must_be_free_and_a_link_is_not_followed(root: Path) -> None:
+    (root / "taken").write_bytes(b"taken")
+    with pytest.raises(FileExistsError):
+        access.link(root / "step" / "part", root / "taken")
+    assert read(root / "taken") == b"taken"
+    (root / "pointer").symlink_to("taken")
+    access.link(root / "pointer", root / "second pointer")
+    assert (root / "second pointer").is_symlink()
+
+
+def test_a_directory_is_not_removed_as_a_file(root: Path) -> None:
+    with pytest.raises((IsADirectoryError, PermissionError)):
+        access.remove(root / "step")
+    assert read(root / "step" / "part") == b"part"
+
+
+def test_names_are_made_durable_or_it_is_an_error(root: Path) -> None:
+    with StorageFaults(root) as faults:
+        access.sync_directory(root / "step")
+        assert ("fsync", "step") in faults.log
+        faults.refuse(0, errno.EIO, only=("fsync",))
+        with pytest.raises(OSError, match="Input/output"):
+            access.sync_directory(root / "step")
+    with pytest.raises(FileNotFoundError):
+        access.sync_directory(root / "nothing")

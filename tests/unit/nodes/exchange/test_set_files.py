@@ -1,0 +1,279 @@
+"""Which blocks of a parity set's files are good: damage in one leaves the others of use, and ends no rebuild."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from deeppart.comm import SingleComm, finish
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.nodes.exchange.set_files import ParitySet, SetFiles, find_good_blocks, holder_of
+from deeppart.plan.restart import Piece, Rebuild
+from tests.golden.make_parity_v1 import IDENTITY, PARTS
+from tests.unit.cli_support import flip
+from tests.unit.nodes.exchange.parity_files import NAME, STRIPES, write_all, write_parity
+
+K = STRIPES.data_blocks
+
+
+@pytest.fixture
+def rebuild(tmp_path: Path) -> Rebuild:
+    return write_all(tmp_path)
+
+
+@pytest.fixture
+def files() -> Iterator[SetFiles]:
+    opened = SetFiles(0)
+    yield opened
+    opened.close()
+
+
+def entry_of(rebuild: Rebuild, *others: Rebuild) -> ParitySet:
+    entry = ParitySet(rebuild.identity)
+    for each in (rebuild, *others):
+        entry.add(each)
+    return entry
+
+
+def looked_at(rebuild: Rebuild, *others: Rebuild) -> ParitySet:
+    """The set, when one rank that reads all has looked at every block."""
+    entry, files = entry_of(rebuild, *others), SetFiles(0)
+    try:
+        finish(SingleComm(), find_good_blocks(SingleComm(), files, {NAME: entry}), "looking", 20.0)
+    finally:
+        files.close()
+    return entry
+
+
+def bad_blocks(entry: ParitySet) -> set[tuple[str, int, int, int, int]]:
+    """(kind, place, which file, row, index)."""
+    assert entry.good is not None
+    return {(*file, int(row), int(index)) for file, bits in entry.good.items() for row, index in np.argwhere(~bits)}
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+def test_every_file_is_known_once_and_in_order(rebuild: Rebuild) -> None:
+    """Two parts of a set that are to be rebuilt name the same files."""
+    copy = Piece(1, "copy", (2, 3))
+    other = Rebuild(rebuild.identity, (rebuild.data[1], copy), rebuild.parity[2:])
+    entry = entry_of(rebuild, rebuild, other)
+    assert [(kind, piece.place, which) for kind, which, piece in entry.pieces()] == [
+        *(("parity", place, 0) for place in range(4)),
+        ("data", 0, 0),
+        ("data", 1, 0),
+        ("data", 1, 1),
+    ]
+    assert entry.piece("data", 1, 1) == copy and entry.piece("parity", 3, 0) == rebuild.parity[3]
+
+
+def test_readers_share_the_work() -> None:
+    holders = [holder_of(Piece(place, "", (4, 5, 6))) for place in range(6)]
+    assert holders == [4, 5, 6, 4, 5, 6]
+    assert SetFiles(5).mine(Piece(1, "", (4, 5, 6))) and not SetFiles(4).mine(Piece(1, "", (4, 5, 6)))
+
+
+def test_blocks_behind_the_end_are_nobodys(rebuild: Rebuild) -> None:
+    entry = entry_of(rebuild)
+    for place, part in enumerate(PARTS):
+        for row in range(STRIPES.rows):
+            for index in range(K):
+                is_behind = STRIPES.start(row, index) >= len(part)
+                assert entry.is_empty("data", place, row, index) is is_behind
+                assert not entry.is_empty("parity", place, row, index)
+    assert entry.is_empty("data", 2, 0, 0) and not entry.is_empty("data", 0, 0, 0)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_of_parts_end_in_zeros(rebuild: Rebuild, files: SetFiles) -> None:
+    entry, read = entry_of(rebuild), {0: b"", 1: b""}
+    for place in read:
+        for row in range(STRIPES.rows):
+            for index in range(K):
+                room = np.full(STRIPES.block_bytes, 0xAA, dtype=np.uint8)
+                read[place] += files.get(entry, "data", rebuild.data[place], row, index, room).tobytes()
+        assert read[place] == PARTS[place].ljust(len(read[place]), b"\0")
+        assert len(read[place]) >= STRIPES.longest_bytes
+
+
+def test_blocks_of_parity_are_those_of_the_file(rebuild: Rebuild, files: SetFiles) -> None:
+    entry = entry_of(rebuild)
+    for piece in rebuild.parity:
+        for row in range(STRIPES.rows):
+            for index in range(STRIPES.tolerate):
+                room, other = (np.empty(STRIPES.block_bytes, dtype=np.uint8) for _ in range(2))
+                block = files.get(entry, "parity", piece, row, index, room)
+                assert files.parity(piece).read_block(row, index, other[: len(block)])
+                assert block.tobytes() == other[: len(block)].tobytes()
+    assert files.parity(piece) is files.parity(piece), "its table is read once"
+
+
+def test_a_file_that_cannot_be_read_is_an_error_for_who_asks(rebuild: Rebuild, files: SetFiles, tmp_path: Path) -> None:
+    entry, room = entry_of(rebuild), np.empty(STRIPES.block_bytes, dtype=np.uint8)
+    (tmp_path / "part-0").write_bytes(PARTS[0][:100])
+    with pytest.raises(CorruptFileError):
+        files.get(entry, "data", rebuild.data[0], 0, 0, room)
+    (tmp_path / "part-1").unlink()
+    with pytest.raises(StorageError):
+        files.get(entry, "data", rebuild.data[1], 0, 0, room)
+    (tmp_path / "parity-1").write_bytes(b"no parity")
+    with pytest.raises(CorruptFileError):
+        files.parity(rebuild.parity[1])
+
+
+def test_files_are_opened_once_and_closed(rebuild: Rebuild) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    files, entry = SetFiles(0), entry_of(rebuild)
+    room = np.empty(STRIPES.block_bytes, dtype=np.uint8)
+    for _ in range(3):
+        files.get(entry, "data", rebuild.data[0], 0, 0, room)
+        files.get(entry, "parity", rebuild.parity[0], 0, 0, room)
+    names = [os.readlink(f"/proc/self/fd/{each}") for each in set(os.listdir("/proc/self/fd")) - before if opened(each)]
+    assert names.count(rebuild.data[0].path) <= 2 and rebuild.parity[0].path in names, "read, and mapped in memory"
+    files.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def opened(descriptor: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{descriptor}")
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_blocks_of_sound_files_are_good(rebuild: Rebuild) -> None:
+    entry = looked_at(rebuild)
+    assert bad_blocks(entry) == set()
+    assert entry.good is not None and set(entry.good) == {
+        ("data", 0, 0),
+        ("data", 1, 0),
+        *(("parity", place, 0) for place in range(4)),
+    }
+    assert entry.digests.keys() == set(range(4)), "of every stripe"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_damage_in_a_part_costs_one_block(rebuild: Rebuild, tmp_path: Path, place: int) -> None:
+    for offset in (0, 1023, 1024, 3000, len(PARTS[place]) - 1):
+        flip(tmp_path / f"part-{place}", offset)
+        (where,) = [
+            (row, index)
+            for row in range(STRIPES.rows)
+            for index in range(K)
+            if STRIPES.start(row, index) <= offset < STRIPES.start(row, index) + STRIPES.length(row)
+        ]
+        assert bad_blocks(looked_at(rebuild)) == {("data", place, 0, *where)}
+        flip(tmp_path / f"part-{place}", offset)
+
+
+def test_damage_in_parity_costs_one_block(rebuild: Rebuild, tmp_path: Path) -> None:
+    for row in range(STRIPES.rows):
+        for index in range(STRIPES.tolerate):
+            flip(tmp_path / "parity-3", 4096 + STRIPES.parity_start(row, index) + 5)
+            assert bad_blocks(looked_at(rebuild)) == {("parity", 3, 0, row, index)}
+            flip(tmp_path / "parity-3", 4096 + STRIPES.parity_start(row, index) + 5)
+
+
+def bits_of(entry: ParitySet, kind: str, place: int, which: int = 0) -> npt.NDArray[np.bool_]:
+    assert entry.good is not None
+    return entry.good[kind, place, which]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "a directory", "garbage"])
+def test_parity_that_cannot_be_used_is_left_out(rebuild: Rebuild, tmp_path: Path, damage: str) -> None:
+    """The rest goes on: nothing is raised, the other ranks wait to hear."""
+    path = tmp_path / "parity-0"
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(data[:-1])
+    elif damage == "a directory":
+        path.mkdir()
+    elif damage == "garbage":
+        path.write_bytes(os.urandom(len(data)))
+    entry = looked_at(rebuild)
+    assert not bits_of(entry, "parity", 0).any()
+    assert bad_blocks(entry) == {("parity", 0, 0, row, index) for row in range(STRIPES.rows) for index in range(2)}
+    assert entry.digests.keys() == set(range(4)), "others have it too"
+
+
+@pytest.mark.parametrize("of", [{"place": 1}, {"sequence": 8}, {"step": 1201}], ids=["a share", "a save", "a step"])
+def test_what_another_share_or_set_says_of_digests_is_not_believed(
+    rebuild: Rebuild, tmp_path: Path, of: dict[str, int]
+) -> None:
+    write_parity(tmp_path / "parity-0", **{"place": 0, **of})
+    only = Rebuild(rebuild.identity, rebuild.data, rebuild.parity[:1])
+    entry = looked_at(only)
+    assert entry.digests == {}
+    assert not any(bits_of(entry, kind, piece.place).any() for kind, _, piece in entry.pieces())
+
+
+def test_a_part_that_is_missing_or_shorter(rebuild: Rebuild, tmp_path: Path) -> None:
+    (tmp_path / "part-0").unlink()
+    (tmp_path / "part-1").write_bytes(PARTS[1][:2048])
+    entry = looked_at(rebuild)
+    empty = np.array([[entry.is_empty("data", 0, row, index) for index in range(K)] for row in range(STRIPES.rows)])
+    assert (bits_of(entry, "data", 0) == empty).all(), "what nobody has to read is zeros"
+    left = [[STRIPES.start(row, index) + STRIPES.length(row) <= 2048 for index in range(K)] for row in range(3)]
+    beyond = [[entry.is_empty("data", 1, row, index) for index in range(K)] for row in range(STRIPES.rows)]
+    assert (bits_of(entry, "data", 1) == (np.array(left) | np.array(beyond))).all()
+
+
+def test_a_stripe_whose_parity_nobody_has_takes_no_part(rebuild: Rebuild) -> None:
+    only = Rebuild(rebuild.identity, rebuild.data, rebuild.parity[2:3])
+    entry = looked_at(only)
+    kept = {STRIPES.kept_stripe(2, index) for index in range(STRIPES.tolerate)}
+    assert entry.digests.keys() == kept and bits_of(entry, "parity", 2).all()
+    for place in (0, 1):
+        known = [STRIPES.stripe_of(place, index) in kept for index in range(K)]
+        assert (bits_of(entry, "data", place) == known).all()
+
+
+def test_a_look_begins_anew(rebuild: Rebuild, tmp_path: Path) -> None:
+    flip(tmp_path / "part-0", 0)
+    entry = looked_at(rebuild)
+    flip(tmp_path / "part-0", 0)
+    files = SetFiles(0)
+    finish(SingleComm(), find_good_blocks(SingleComm(), files, {NAME: entry}), "looking", 20.0)
+    files.close()
+    assert bad_blocks(entry) == set()
+
+
+def test_nothing_to_look_at() -> None:
+    finish(SingleComm(), find_good_blocks(SingleComm(), SetFiles(0), {}), "looking", 20.0)
+    entry = ParitySet(IDENTITY)
+    finish(SingleComm(), find_good_blocks(SingleComm(), SetFiles(0), {NAME: entry}), "looking", 20.0)
+    assert entry.good == {} and entry.digests == {}
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def test_before_anyone_has_looked_files_are_taken_for_good_but_not_those_being_rebuilt(rebuild: Rebuild) -> None:
+    entry = entry_of(rebuild)
+    entry.doubtful.add(("data", 0))
+    chosen = {place: entry.which_is_good("data", place, 0, 0) for place in range(3)}
+    assert chosen == {0: None, 1: 0, 2: None} and entry.which_is_good("parity", 0, 0, 0) == 0
+
+
+def test_of_several_copies_one_that_is_good_there(rebuild: Rebuild, tmp_path: Path) -> None:
+    (tmp_path / "copy").write_bytes(PARTS[0])
+    copies = Rebuild(rebuild.identity, (Piece(0, str(tmp_path / "copy"), (0,)),), ())
+    flip(tmp_path / "part-0", 10)
+    flip(tmp_path / "copy", 1024)
+    flip(tmp_path / "part-0", STRIPES.start(1, 0))
+    flip(tmp_path / "copy", STRIPES.start(1, 0))
+    entry = looked_at(rebuild, copies)
+    entry.doubtful.add(("data", 0))
+    assert entry.which_is_good("data", 0, 0, 0) == 1 and entry.which_is_good("data", 0, 0, 1) == 0
+    assert entry.which_is_good("data", 0, 1, 0) is None, "both are damaged there"
+    assert entry.which_is_good("data", 0, 1, 1) == 0, "a doubtful file has been looked at"
+    assert entry.which_is_good("data", 3, 0, 0) is None and entry.which_is_good("parity", 1, 0, 0) == 0

@@ -1,0 +1,213 @@
+"""What globs over paths cover of a saved state, and what is left of its containers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import StructureMismatchError
+from deeppart.offline.select import select
+from deeppart.state.document.decoding import decode_structure
+from deeppart.state.document.encoding import encode_structure, encode_tree
+from deeppart.state.document.structure import SavedApart, SavedBranch, SavedNode, Structure, walk_tree
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.runs import LEAST_ENTRIES, LEAST_ROWS, encode_leaf_value
+from deeppart.testing.states import Box, difference
+
+Point = namedtuple("Point", "x y")
+
+
+def saved(state: Any) -> tuple[Structure, list[Any]]:
+    """A structure as it comes from a manifest, and its values."""
+    flat = flatten(state)
+    types, values = [leaf_type(data) for data in flat.data], [encode_leaf_value(leaf.value, "") for leaf in flat.values]
+    none = [np.zeros(len(each), dtype=np.bool_) for each in (types, values)]
+    document = encode_structure(encode_tree(flat.root), types, none[0], {}, values, none[1], [], False)
+    return decode_structure(document, "here"), [leaf.value for leaf in flat.values]
+
+
+def chosen(state: Any, patterns: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Readable paths of what is left of a state's tree, and of the leaves that are to be read."""
+    structure, values = saved(state)
+    tree, leaves = select(structure, values, patterns)
+    left = [readable(path) for path, _ in walk_tree(tree, ())]
+    return left, sorted(readable(structure.array_paths()[leaf]) for leaf in leaves)
+
+
+STATE = {
+    "model": {"a.w": torch.ones(2), "b": torch.zeros(3), "deep": {"c": torch.ones(1), "n": 1}},
+    "opt": [torch.ones(1), {"m": torch.ones(4), "lr": 0.1}],
+    "a/b": torch.ones(5),
+    "epoch": 3,
+}
+ARRAYS = ["a~1b", "model/a.w", "model/b", "model/deep/c", "opt/0", "opt/1/m"]
+
+
+# --- leaves and containers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patterns", "arrays", "values"),
+    [
+        (None, ARRAYS, ["epoch", "model/deep/n", "opt/1/lr"]),
+        (["model"], ["model/a.w", "model/b", "model/deep/c"], ["model/deep/n"]),
+        (["model/*"], ["model/a.w", "model/b", "model/deep/c"], ["model/deep/n"]),
+        (["model/deep/*"], ["model/deep/c"], ["model/deep/n"]),
+        (["model/?"], ["model/b"], []),
+        (["*/m"], ["opt/1/m"], []),
+        (["opt/0", "epoch"], ["opt/0"], ["epoch"]),
+        (["a~1b"], ["a~1b"], []),
+        (["epoch", "nothing"], [], ["epoch"]),
+        (["model/b/*", "epoch"], [], ["epoch"]),  # a leaf is no container
+        (["model", "model/b"], ["model/a.w", "model/b", "model/deep/c"], ["model/deep/n"]),
+    ],
+)  # fmt: skip
+def test_what_globs_cover(patterns: list[str] | None, arrays: list[str], values: list[str]) -> None:
+    left, leaves = chosen(STATE, patterns)
+    assert leaves == arrays and sorted(left) == sorted(arrays + values)
+
+
+def test_all_of_it_is_the_same_tree() -> None:
+    structure, values = saved(STATE)
+    tree, leaves = select(structure, values, None)
+    assert tree is structure.tree and leaves == set(range(6))
+    again, _ = select(structure, values, ["*"])
+    assert again == structure.tree
+
+
+@pytest.mark.parametrize("patterns", [["nothing"], ["model/x"], [""], [], ["a/b"], ["MODEL"], ["(root)"]])
+def test_what_covers_nothing_is_an_error_that_names_some(patterns: list[str]) -> None:
+    structure, values = saved(STATE)
+    with pytest.raises(StructureMismatchError) as caught:
+        select(structure, values, patterns)
+    assert caught.value.expected == "globs over 9 paths such as a~1b, epoch, model/a.w, model/b"
+    assert caught.value.found == ", ".join(map(repr, patterns))
+
+
+def kinds(node: SavedNode) -> dict[str, tuple[str, tuple[Any, ...]]]:
+    """Kind and keys of each container, by path."""
+    if not isinstance(node, SavedBranch):
+        return {}
+    found = {"": (node.kind, node.keys)}
+    for key, child in zip(node.keys, node.children, strict=True):
+        found |= {f"{key}/{path}".rstrip("/"): each for path, each in kinds(child).items()}
+    return found
+
+
+def selected(state: Any, *patterns: str) -> SavedNode:
+    return select(*saved(state), patterns)[0]
+
+
+def test_a_list_loses_places_and_a_namedtuple_its_name() -> None:
+    state = {"list": [torch.ones(1), torch.ones(2), torch.ones(3)], "point": Point(torch.ones(1), torch.ones(2))}
+    assert kinds(selected(state, "list/2", "point/y")) == {
+        "": ("dict", ("list", "point")),
+        "list": ("list", (2,)),
+        "point": ("dict", ("y",)),
+    }
+    assert kinds(selected(state, "point/x", "point/y"))["point"] == ("namedtuple", ("x", "y"))
+    assert kinds(selected(state, "point"))["point"] == ("namedtuple", ("x", "y"))
+
+
+def test_an_object_has_no_path_of_its_own() -> None:
+    state = {"box": Box({"a": torch.ones(1), "b": torch.ones(2)})}
+    assert chosen(state, ["box/b"]) == (["box/b"], ["box/b"])
+    assert chosen(state, ["box"])[1] == ["box/a", "box/b"]
+
+
+def test_a_state_that_is_one_leaf() -> None:
+    assert chosen(torch.ones(3), ["(root)"])[1] == chosen(torch.ones(3), ["*"])[1] == ["(root)"]
+    with pytest.raises(StructureMismatchError):
+        chosen(torch.ones(3), ["x"])
+
+
+def test_what_stands_apart_is_chosen_as_a_container() -> None:
+    """It has no leaves of the shared structure."""
+    structure, values = saved({"a": torch.ones(1), "b": torch.ones(2)})
+    assert isinstance(structure.tree, SavedBranch)
+    tree = SavedBranch("dict", ("a", "own"), (structure.tree.children[0], SavedApart()))
+    apart = Structure(tree, structure.types, structure.per_rank)
+    found, leaves = select(apart, values, ["own/*"])
+    assert kinds(found)[""] == ("dict", ("own",)) and leaves == set()
+    assert kinds(select(apart, values, ["a"])[0])[""] == ("dict", ("a",))
+    with pytest.raises(StructureMismatchError):
+        select(apart, values, ["own/x"])
+
+
+# --- runs: many small values in one -----------------------------------------------------------------------------------
+
+
+ROWS = [{"id": number, "tags": ["a", "b"]} for number in range(LEAST_ROWS)]
+RUNS = {
+    "list": list(range(50)),
+    "tuple": tuple(range(50)),
+    "table": OrderedDict((f"w/{number}", number) for number in range(LEAST_ENTRIES)),
+    "rows": ROWS,
+}
+
+
+def values_left(state: Any, *patterns: str) -> dict[str, Any]:
+    structure, values = saved(state)
+    tree, _ = select(structure, values, patterns)
+    return {readable(path): values[node.index] for path, node in walk_tree(tree, ())}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        (["list"], {"list": RUNS["list"]}),
+        (["list/7", "list/11"], {"list": [7, 11]}),
+        (["list/4?"], {"list": list(range(40, 50))}),
+        (["tuple/3"], {"tuple": (3,)}),
+        (["table/w~17"], {"table": OrderedDict({"w/7": 7})}),
+        (["rows/7/id"], {"rows": [{"id": 7}]}),
+        (["rows/7/tags/1", "rows/9"], {"rows": [{"tags": ["b"]}, ROWS[9]]}),
+        (["*/5"], {"list": [5], "tuple": (5,), "rows": [ROWS[5]]}),
+    ],
+)
+def test_runs_are_cut_to_the_items_that_are_covered(patterns: list[str], left: dict[str, Any]) -> None:
+    found = values_left(RUNS, *patterns)
+    assert found == left and {name: type(each) for name, each in found.items()} == {
+        name: type(each) for name, each in left.items()
+    }
+
+
+def test_nothing_of_a_run() -> None:
+    for pattern in ("list/50", "table/w/7", "rows/7/other", "rows/*/tags/2"):
+        with pytest.raises(StructureMismatchError):
+            values_left(RUNS, pattern)
+    assert values_left({"one": 1, **RUNS}, "one") == {"one": 1}
+
+
+def test_cutting_does_not_change_the_state() -> None:
+    values_left(RUNS, "rows/7/tags/1", "list/1")
+    assert len(RUNS["list"]) == 50 and ROWS[7] == {"id": 7, "tags": ["a", "b"]}
+
+
+# --- by way of load ---------------------------------------------------------------------------------------------------
+
+
+def save(directory: Path, state: Any) -> None:
+    with deeppart.Checkpointer(persistent_dir=str(directory / "ckpt"), timeout=20.0) as ck:
+        ck.checkpoint(state, step=1).wait(timeout=200)
+
+
+def test_load_reads_what_keys_name(tmp_path: Path) -> None:
+    state = {"model": {"a.w": torch.ones(2), "b": torch.zeros(3)}, "opt": [1, {"m": torch.ones(4)}], "a/b": Point(1, 2)}
+    save(tmp_path, state)
+    path = tmp_path / "ckpt"
+    assert difference({"model": state["model"]}, deeppart.load(path, keys="model/*")) is None
+    assert difference({"a/b": Point(1, 2)}, deeppart.load(path, keys=["a~1b/*"])) is None
+    assert deeppart.load(path, keys="a~1b/x") == {"a/b": {"x": 1}}, "a namedtuple needs all its fields"
+    assert difference({"opt": [{"m": torch.ones(4)}]}, deeppart.load(path, keys=["opt/*/m"])) is None
+    with pytest.raises(deeppart.StructureMismatchError, match=r"model/a\.w"):
+        deeppart.load(path, keys="nothing*")

@@ -1,0 +1,94 @@
+"""One run of a job: which rank does what in its directories, and what is given back at the end."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart import access
+from deeppart.access import guards
+from deeppart.comm import SingleComm
+from deeppart.errors import DirectoryInUseError
+from deeppart.model import Attempt
+from deeppart.session.topology import Topology
+
+
+def as_rank(rank: int) -> SingleComm:
+    """This rank of several, for what only compares ranks."""
+    comm = SingleComm()
+    comm.rank = rank
+    return comm
+
+
+def leading(session: Any, topology: Topology, shared: tuple[tuple[int, int], ...] = ()) -> tuple[list[int], list[int]]:
+    """Which ranks lead their directory, and which straighten it."""
+    ranks = range(len(topology.node_of))
+    views = [replace(session, topology=topology, shared=shared, comm=as_rank(rank)) for rank in ranks]
+    return (
+        [rank for rank, view in enumerate(views) if view.leads_directory],
+        [rank for rank, view in enumerate(views) if view.straightens],
+    )
+
+
+def test_one_rank_of_each_directory_leads_it(opened: Any) -> None:
+    session = opened()
+    assert session.leads_directory and session.straightens
+    one_each = Topology(("a", "a", "b", "b"), (0, 0, 1, 1), ("/l",) * 4, ("", ""))
+    assert leading(session, one_each) == ([0, 2], [0, 2])
+    own = Topology(("a", "a", "b", "b"), (0, 0, 1, 1), ("/0", "/1", "/2", "/3"), ("", ""))
+    assert leading(session, own) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert leading(opened(persistent_dir=str(session.persistent.root) + "-2", local_dir=None), one_each) == ([], [])
+
+
+def test_of_nodes_that_share_a_directory_the_first_straightens(opened: Any) -> None:
+    """Two that rename files there at once would be in each other's way."""
+    topology = Topology(("a", "b", "c"), (0, 1, 2), ("/l",) * 3, ("",) * 3)
+    assert leading(opened(), topology, ((0, 2),)) == ([0, 1, 2], [0, 1])
+    assert leading(opened(persistent_dir="other"), topology, ((0, 1), (0, 2), (1, 2))) == ([0, 1, 2], [0])
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_closing_gives_the_directory_and_the_rules_back(opened: Any, tmp_path: Path) -> None:
+    session = opened()
+    lineage = tmp_path / "local" / session.lineage
+    for directory in (tmp_path / "ckpt", tmp_path / "local", lineage):
+        assert guards.rules_for(str(directory)) is not None, directory
+    with pytest.raises(DirectoryInUseError):
+        opened()
+    assert guards.rules_for(str(tmp_path / "ckpt")) is not None, "a start that fails takes nothing from who is there"
+    session.close()
+    session.close()
+    assert [guards.rules_for(str(each)) for each in (tmp_path / "ckpt", tmp_path / "local", lineage)] == [None] * 3
+    again = opened()
+    assert again.lineage == session.lineage and again.session != session.session
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_spares_are_given_back_by_who_leads(opened: Any, tmp_path: Path, rank: int) -> None:
+    session = opened()
+    level = session.node_levels["local"]
+    attempt = Attempt(session.lineage, session.session, 0, 1, 1)
+    file = level.open_part(attempt, 0)
+    file.write(os.urandom(1 << 20))
+    file.commit()
+    level.retire({attempt.key})
+    (spare,) = [path for path in (tmp_path / "local").rglob("*") if path.is_file() and path.stat().st_size == 1 << 20]
+    two = Topology(("a", "a"), (0, 0), ("/l", "/l"), ("",))
+    replace(session, comm=as_rank(rank), topology=two).drop_spares()
+    assert spare.exists() == (rank > 0)
+
+
+def test_what_holds_in_the_directories_is_as_configured(opened: Any, tmp_path: Path) -> None:
+    session = opened(permissions="group")
+    found = guards.rules_for(str(tmp_path / "ckpt" / "step"))
+    assert found == (str(tmp_path / "ckpt"), access.persistent_rules("group"))
+    found = guards.rules_for(str(tmp_path / "local" / session.lineage / "step"))
+    assert found == (str(tmp_path / "local" / session.lineage), access.node_rules("group"))

@@ -1,0 +1,129 @@
+"""What rank 0 tells at start-up: less protection than asked for, files of others, a copied directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deeppart
+from deeppart import access
+from deeppart.errors import DeeppartWarning, ReducedProtectionWarning
+from deeppart.nodes.pairing import Protection, protect
+from deeppart.plan.redundancy import Nodes
+from deeppart.session.start_notices import tell_copy, tell_foreign, tell_protection
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.reduced import reduced_runs
+from deeppart.storage.steps import step_directory
+from deeppart.testing.faults import StorageFaults
+from tests.unit.commits import FIRST, SECOND, begun, commit
+from tests.users import STRANGER, needs_root
+
+THIRD = "3" * 32
+
+
+def told(call: Callable[..., object], *arguments: Any) -> list[tuple[type[Warning], str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(*arguments)
+    return [(each.category, str(each.message)) for each in caught]
+
+
+# --- step directories of others ---------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_steps_of_others_are_told_where_anybody_may_make_them(tmp_path: Path) -> None:
+    mine = commit(tmp_path, 1)
+    his = [begun(tmp_path, step, SECOND) for step in (2, 3)]
+    for key in his:
+        os.chown(step_directory(tmp_path, key), STRANGER, STRANGER)
+    tmp_path.chmod(0o1777)
+    with access.guarded(tmp_path, access.persistent_rules("private")):
+        ((category, text),) = told(tell_foreign, tmp_path)
+        assert category is DeeppartWarning
+        first = step_directory(tmp_path, his[0])
+        assert text.startswith(f"2 step directories of other users are not used, such as {first}: anybody")
+        for key in his:
+            shutil.rmtree(step_directory(tmp_path, key))
+        assert told(tell_foreign, tmp_path) == [] and step_directory(tmp_path, mine).exists()
+
+
+def test_nothing_is_told_of_what_is_ones_own_or_cannot_be_listed(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        assert told(tell_foreign, place) == []
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copied_directory_is_told_with_both_names(tmp_path: Path) -> None:
+    original = DirectoryOwner(tmp_path / "a", "me")
+    original.close()
+    assert told(tell_copy, tmp_path / "a", original) == []
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = DirectoryOwner(tmp_path / "b", "me")
+    copy.close()
+    ((category, text),) = told(tell_copy, tmp_path / "b", copy)
+    assert category is DeeppartWarning and text.startswith(f"{tmp_path / 'b'} is a copy of a checkpoint directory")
+    assert f"lineage {copy.lineage}" in text and f"below {original.lineage} are not used. If" in text
+    again = DirectoryOwner(tmp_path / "b", "me")
+    again.close()
+    assert told(tell_copy, tmp_path / "b", again) == [], "said once"
+
+
+def test_a_record_that_was_copied_over_its_own(tmp_path: Path) -> None:
+    owners = {name: DirectoryOwner(tmp_path / name, "me") for name in ("a", "b")}
+    for owner in owners.values():
+        owner.close()
+    (tmp_path / "b" / "deeppart.json").unlink()
+    shutil.copy(tmp_path / "a" / "deeppart.json", tmp_path / "b" / "deeppart.json")
+    owner = DirectoryOwner(tmp_path / "b", "me")
+    owner.close()
+    ((_, text),) = told(tell_copy, tmp_path / "b", owner)
+    assert f"below {owners['a'].lineage} are not used, nor are those below {owners['b'].lineage}" in text
+
+
+def test_the_other_ranks_own_nothing_and_tell_nothing(tmp_path: Path) -> None:
+    assert told(tell_copy, tmp_path, None) == []
+
+
+# --- protection -------------------------------------------------------------------------------------------------------
+
+
+def protection(nodes: int) -> Protection:
+    """What a job on so many nodes gets that asks for parity of four."""
+    settings: dict[str, Any] = {"local_dir": "/l", "every": {"parity": 1, "partner": 0}}
+    config = deeppart.Config(parity_group=4, parity_tolerate=2, **settings)
+    return protect(config, Nodes.of(range(nodes)), tuple(f"n{node}" for node in range(nodes)), ())
+
+
+def test_less_than_asked_for_is_told_every_time_and_noted(tmp_path: Path) -> None:
+    for session in (FIRST, SECOND):
+        ((category, text),) = told(tell_protection, tmp_path, session, protection(3))
+        assert category is ReducedProtectionWarning
+        assert text.startswith("less protection than asked for: parity_group = 4 and parity_tolerate = 2, but")
+        assert "3 nodes" in text and "'strict'" in text and "ls" not in text
+    assert [run.session for run in reduced_runs(tmp_path)] == [FIRST, SECOND]
+
+
+def test_all_of_it_is_told_only_after_less(tmp_path: Path) -> None:
+    assert told(tell_protection, tmp_path, FIRST, protection(4)) == [] and list(tmp_path.iterdir()) == []
+    told(tell_protection, tmp_path, SECOND, protection(3))
+    ((category, text),) = told(tell_protection, tmp_path, THIRD, protection(4))
+    assert category is DeeppartWarning and "has all the protection that it asks for" in text
+    assert told(tell_protection, tmp_path, FIRST, protection(4)) == []
+
+
+def test_a_note_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.ENOSPC, only=("write",))
+        ((category, text),) = told(tell_protection, tmp_path, FIRST, protection(3))
+    assert category is ReducedProtectionWarning and "(`deeppart ls` will not know: cannot write" in text
+    assert list(tmp_path.iterdir()) == [] and told(tell_protection, tmp_path, FIRST, protection(4)) == []

@@ -1,0 +1,81 @@
+"""Which rank is on which node, and what this one can encode with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.comm import SingleComm
+from deeppart.save.compress import Processors
+from deeppart.session.topology import MOST_ENCODE_THREADS, Topology, compare_settings
+
+#: Three nodes, whose ranks are not next to each other; the ranks of the last have directories of their own.
+MIXED = Topology(
+    ("a", "b", "a", "c", "c", "b"), (0, 1, 0, 2, 2, 1), ("/l", "/l", "/l", "/l/3", "/l/4", "/l"), ("s1", "", "s1")
+)
+
+
+def compared(**settings: Any) -> tuple[Topology, Processors]:
+    return compare_settings(SingleComm(), deeppart.Config(**settings), None, "starting")
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_mates_are_of_the_same_node() -> None:
+    assert [MIXED.mates(rank) for rank in range(6)] == [(0, 2), (1, 5), (0, 2), (3, 4), (3, 4), (1, 5)]
+
+
+def test_only_ranks_of_one_node_share_a_directory() -> None:
+    """It may have the same path on all of them."""
+    assert [MIXED.sharing_directory(rank) for rank in range(6)] == [(0, 2), (1, 5), (0, 2), (3,), (4,), (1, 5)]
+    assert [MIXED.first_in_directory(rank) for rank in range(6)] == [0, 1, 0, 3, 4, 1]
+
+
+def test_nodes_are_in_the_order_of_their_first_ranks() -> None:
+    assert MIXED.nodes.ranks == ((0, 2), (1, 5), (3, 4)) and MIXED.nodes.domains == ("s1", "", "s1")
+    assert MIXED.node_names == ("a", "b", "c")
+
+
+def test_one_process_is_one_node() -> None:
+    topology, _ = compared()
+    assert topology == Topology((os.uname().nodename,), (0,), ("",), ("",))
+    assert compared(node_size=1)[0].names == ("node0",)
+
+
+def test_the_scheduler_names_nodes_and_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n17")
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "root.s3.n17")
+    topology, _ = compared(local_dir="/scratch/{node}/{rank}")
+    assert topology == Topology(("n17",), (0,), ("/scratch/n17/0",), ("root.s3",))
+
+
+def test_a_directory_that_cannot_be_told_is_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes later, from who makes it."""
+    monkeypatch.delenv("NOT_SET_ANYWHERE", raising=False)
+    assert compared(local_dir="$NOT_SET_ANYWHERE/x")[0].directories == ("",)
+
+
+@pytest.mark.parametrize(
+    ("usable", "threads", "spare"),
+    [(1, 1, False), (2, 1, True), (3, 2, True), (5, 4, True), (17, MOST_ENCODE_THREADS, True)],
+)
+def test_of_the_processors_one_is_left_to_training(
+    monkeypatch: pytest.MonkeyPatch, usable: int, threads: int, spare: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(usable)))
+    assert compared()[1] == Processors(threads, spare=spare)
+
+
+def test_threads_as_configured_are_spare_where_there_are_processors_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    assert compared(encode_threads=2)[1] == Processors(2, spare=True)
+    assert compared(encode_threads=8)[1] == Processors(8, spare=False)

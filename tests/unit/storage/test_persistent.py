@@ -1,0 +1,203 @@
+"""The persistent level: the manifest is the commit, which is whole or not there; an empty mount point is none."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart import access
+from deeppart.errors import CheckpointError, StorageError
+from deeppart.model import Level, StepKey
+from deeppart.part import Signing, part_file_name
+from deeppart.storage import owner as owner_module
+from deeppart.storage.lineage import LINEAGE_NAME
+from deeppart.storage.owner import DirectoryOwner
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.rate import RateLimit
+from deeppart.storage.steps import list_steps, step_directory
+from deeppart.testing.faults import StorageFaults
+from deeppart.testing.levels import attempt
+from tests.unit.commits import begun, commit, manifest_file
+
+
+@pytest.fixture
+def level(tmp_path: Path) -> PersistentLevel:
+    (tmp_path / LINEAGE_NAME).write_text("{}")
+    return PersistentLevel(tmp_path)
+
+
+KEY = StepKey(1, "1" * 32, 0)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_part_lies_in_the_directory_of_its_attempt(level: PersistentLevel, tmp_path: Path) -> None:
+    made = attempt(100, ranks=4)
+    path = level.part_path(made, 3)
+    assert path == step_directory(tmp_path, made.key) / part_file_name(3, 4)
+    file = level.open_part(made, 3)
+    file.write(b"bytes")
+    assert not path.exists(), "it appears when it is whole"
+    file.commit()
+    assert path.read_bytes() == b"bytes" and os.listdir(path.parent) == [path.name]
+    assert level.name == Level.PERSISTENT and level.signing is None
+    signing = Signing([b"k" * 64])
+    assert PersistentLevel(tmp_path, signing=signing).signing is signing
+
+
+def test_parts_keep_the_limit(level: PersistentLevel, tmp_path: Path) -> None:
+    clock = [100.0]
+    limit = RateLimit(1e6, clock=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    file = PersistentLevel(tmp_path, limit).open_part(attempt(1, ranks=1), 0)
+    for _ in range(10):
+        file.write(bytes(1_000_000))
+    file.commit()
+    assert 5.0 < clock[0] - 100.0 <= 10.0
+
+
+def test_nothing_is_written_into_an_empty_mount_point(level: PersistentLevel, tmp_path: Path) -> None:
+    (tmp_path / LINEAGE_NAME).unlink()
+    with pytest.raises(StorageError, match="lost its lineage record") as caught:
+        level.open_part(attempt(1, ranks=1), 0)
+    assert caught.value.errno == errno.ENOENT and caught.value.where == str(tmp_path / LINEAGE_NAME)
+    assert "mounted" in str(caught.value.todo) and os.listdir(tmp_path) == []
+    (tmp_path / LINEAGE_NAME).write_text("{}")
+    level.open_part(attempt(1, ranks=1), 0).abort()
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_all_of_it_and_is_taken_back(level: PersistentLevel, tmp_path: Path) -> None:
+    begun(tmp_path, 1)
+    assert not level.may_be_committed(KEY)
+    level.commit(KEY, b"manifest")
+    assert manifest_file(tmp_path, KEY).read_bytes() == b"manifest" and level.may_be_committed(KEY)
+    level.withdraw(KEY)
+    assert not level.may_be_committed(KEY) and list(list_steps(tmp_path)) == [KEY], "its files are left to retiring"
+
+
+def test_a_commit_replaces_nothing(level: PersistentLevel, tmp_path: Path) -> None:
+    key = commit(tmp_path, 1)
+    before = manifest_file(tmp_path, key).read_bytes()
+    with pytest.raises(StorageError) as caught:
+        level.commit(key, b"another")
+    assert caught.value.errno == errno.EEXIST
+    assert manifest_file(tmp_path, key).read_bytes() == before
+    assert os.listdir(step_directory(tmp_path, key)) == ["manifest"], "nor is anything left beside it"
+
+
+def test_a_step_that_has_no_directory_any_more_is_not_committed(level: PersistentLevel, tmp_path: Path) -> None:
+    """Another job has removed it: a manifest without parts must not be made."""
+    with pytest.raises(StorageError) as caught:
+        level.commit(KEY, b"manifest")
+    assert caught.value.errno == errno.ENOENT and list_steps(tmp_path) == {}
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync"])
+def test_a_commit_that_storage_refuses_leaves_nothing(level: PersistentLevel, tmp_path: Path, operation: str) -> None:
+    begun(tmp_path, 1)
+    with StorageFaults(step_directory(tmp_path, KEY)) as faults:
+        faults.refuse(0, errno.ENOSPC, only=(operation,))
+        with pytest.raises(StorageError) as caught:
+            level.commit(KEY, b"manifest")
+    assert caught.value.errno == errno.ENOSPC and os.listdir(step_directory(tmp_path, KEY)) == []
+
+
+def test_a_commit_that_cannot_be_taken_back_is_an_error(level: PersistentLevel, tmp_path: Path) -> None:
+    begun(tmp_path, 1)
+    with pytest.raises(StorageError, match="cannot take a commit back"):
+        level.withdraw(KEY)
+    level.commit(KEY, b"manifest")
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.EIO, only=("fsync",))  # it might be back after a power failure
+        with pytest.raises(StorageError, match="cannot take a commit back") as caught:
+            level.withdraw(KEY)
+    assert caught.value.errno == errno.EIO
+
+
+def test_what_cannot_be_told_may_be_committed(level: PersistentLevel, tmp_path: Path) -> None:
+    """So it is not removed."""
+    begun(tmp_path, 1)
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.EIO, only=("stat",))
+        assert level.may_be_committed(KEY)
+    assert not level.may_be_committed(KEY) and not level.may_be_committed(StepKey(2, "1" * 32, 0))
+
+
+def config(directory: Path, **settings: Any) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory), **{"timeout": 20.0, **settings})
+
+
+@pytest.mark.parametrize("moment", ["before the manifest", "after it"])
+@pytest.mark.parametrize("refused", [False, True], ids=["withdrawn", "cannot be withdrawn"])
+def test_a_takeover_between_the_check_and_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, refused: bool
+) -> None:
+    """A commit that the next job has not seen is taken back; one that it has seen stands. Each is whole or gone."""
+
+    def no_locks(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    def commit(level: PersistentLevel, key: Any, manifest: bytes) -> None:
+        if key.step == 2 and moment == "before the manifest":
+            others.append(DirectoryOwner(tmp_path, "job 99, process 5 on node7"))
+        real_commit(level, key, manifest)
+        if key.step == 2 and moment == "after it":
+            others.append(DirectoryOwner(tmp_path, "job 99, process 5 on node7"))
+
+    def remove(path: Path) -> None:
+        if refused and path.name == "manifest":
+            raise OSError(errno.EIO, "refused", str(path))
+        real_remove(path)
+
+    others: list[DirectoryOwner] = []
+    monkeypatch.setattr(owner_module, "_LOCK_PATIENCE_S", 0.05)
+    real_commit, real_remove = PersistentLevel.commit, access.remove
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(PersistentLevel, "commit", commit)
+    monkeypatch.setattr(access, "remove", remove)
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        ck.checkpoint({"a": 1}, 1).wait(timeout=200)
+        pending = ck.checkpoint({"a": 2}, 2)
+        stands = moment == "after it"
+        if stands:
+            pending.wait(timeout=200)
+        else:
+            with pytest.raises(
+                CheckpointError, match="cannot take a commit back" if refused else "taken this directory"
+            ):
+                pending.wait(timeout=200)
+        with pytest.raises(CheckpointError, match="job 99, process 5 on node7"):
+            ck.checkpoint({"a": 3}, 3).wait(timeout=200)
+    others[0].close()
+    left = sorted(path.parent.name[:17] for path in tmp_path.glob("step-*/manifest"))
+    committed = ["step-000000000001", "step-000000000002"] if stands or refused else ["step-000000000001"]
+    assert left == committed
+    assert deeppart.load(tmp_path)["a"] == len(committed)
+
+
+# --- removing ---------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_removed_and_others_stay(level: PersistentLevel, tmp_path: Path) -> None:
+    keys = [commit(tmp_path, step) for step in (1, 2, 3)]
+    level.remove({keys[0], keys[2], StepKey(9, "9" * 32, 0)})
+    assert list(list_steps(tmp_path)) == [keys[1]]
+
+
+def test_one_that_cannot_be_removed_does_not_keep_the_others(level: PersistentLevel, tmp_path: Path) -> None:
+    keys = [commit(tmp_path, step) for step in (1, 2, 3)]
+    with StorageFaults(tmp_path) as faults:
+        faults.refuse(0, errno.EACCES, only=("unlink",))
+        with pytest.raises(StorageError, match="cannot remove an old checkpoint") as caught:
+            level.remove(set(keys))
+    assert caught.value.where == str(step_directory(tmp_path, keys[0]))
+    assert list(list_steps(tmp_path)) == [keys[0]]
