@@ -115,17 +115,17 @@ class Checkpointer:
 
     @property
     def repairing(self) -> bool:
-        """Whether copies or parity that a restored step had lost are still being rebuilt in the background."""
+        """True if copies or parity that a restored step had lost are still being rebuilt in the background."""
         return self._pipeline.repairing
 
     @property
     def scrubbed(self) -> ScrubReport:
-        """What scrubbing (``scrub_bandwidth``) has done so far on this rank."""
+        """The work of scrubbing (``scrub_bandwidth``) so far on this rank."""
         return ScrubReport() if self._scrubber is None else self._scrubber.report
 
     @property
     def cadence(self) -> CadenceReport | None:
-        """How often, and why, with ``every="auto"``, on rank 0, once a checkpoint is complete. Otherwise None."""
+        """The cadence of ``every="auto"`` and its reasons, on rank 0, once a checkpoint is complete. Otherwise None."""
         return None if self._auto is None else self._auto.report
 
     @property

@@ -246,7 +246,7 @@ class WaitingNotice(DeeppartWarning):
 
 
 class _Held(threading.local):
-    """What is said when a block has ended; None outside of one."""
+    """The warnings that are given when a block has ended; None outside of a block."""
 
     texts: list[tuple[str, type[DeeppartWarning]]] | None = None
 

@@ -29,7 +29,7 @@ _GROUP_DIRECTORY, _GROUP_FILE = stat.S_ISGID | 0o070, 0o060
 
 
 class Status(Protocol):
-    """What is asked of ``os.stat_result``."""
+    """The fields of ``os.stat_result`` that the rules use."""
 
     @property
     def st_mode(self) -> int: ...
@@ -43,7 +43,7 @@ class Status(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is to the file system.
+    """The user and the groups of this process, as the file system sees them.
 
     Attributes:
         uid: effective user.
@@ -86,7 +86,7 @@ def _unmapped() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """Why a directory or file is not used: what was expected and found, and what can be done."""
+    """The reason why a directory or file is not used: what was expected and found, and what to do."""
 
     expected: str
     found: str
@@ -95,7 +95,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is accepted below a directory, and how files are made there.
+    """The rules for what is accepted below a directory, and for how files are made there.
 
     Attributes:
         permissions: as ``Config.permissions``.
@@ -113,7 +113,7 @@ class Rules:
 
     @property
     def is_private(self) -> bool:
-        """Whether what is made is for its owner alone."""
+        """True if only the owner may use what is made."""
         return self.node and self.permissions == "private"
 
     @property
@@ -138,7 +138,7 @@ class Rules:
         return self.reading or self.permissions == "unchecked"
 
     def _accepts_group(self, status: Status, who: Identity) -> bool:
-        """Whether it is no harm that the group may write."""
+        """True if the group may write without harm."""
         if status.st_gid in (_ROOT, who.own_group):
             return True
         return (not self.node or self.permissions == "group") and status.st_gid in who.groups
@@ -149,7 +149,7 @@ class Rules:
         return self.permissions == "group" and status.st_gid in who.groups
 
     def above(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to go through a directory on the way to the one that is used."""
+        """The reason not to go through a directory on the way to the one that is used, or None."""
         if self._trusts_all or (status.st_mode & stat.S_ISVTX and not self.node):
             return None
         if self.node and not self._accepts_owner(status, who, _ROOT, who.unmapped):
@@ -163,13 +163,15 @@ class Rules:
         return None
 
     def link(self, status: Status, directory: Status, who: Identity) -> Complaint | None:
-        """Why not to follow a symbolic link on the way to the directory that is used; as ``fs.protected_symlinks``."""
+        """The reason not to follow a symbolic link on the way to the directory that is used, as
+        ``fs.protected_symlinks``, or None.
+        """
         if self._trusts_all or self._accepts_owner(status, who, _ROOT, who.unmapped, directory.st_uid):
             return None
         return _owned(status, "a symbolic link of another user leads there", self.node)
 
     def root(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to use a directory."""
+        """The reason not to use a directory, or None."""
         if self._trusts_all:
             return None
         if self.place:
@@ -179,13 +181,15 @@ class Rules:
         return self._check(status, who, others, sticky)
 
     def inside(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to use a directory, or a file, below that: others must not have made it, nor be able to change it."""
+        """The reason not to use a directory or file below the one that is used, or None: others made it or can change
+        it.
+        """
         if self._trusts_all:
             return None
         return self._check(status, who, (_ROOT,), sticky=False)
 
     def over(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to write over a file: as for reading it, and it must be known by this name only."""
+        """The reason not to write over a file, or None: as for reading it, and it must have this name only."""
         refusal = self.inside(status, who)
         if refusal is not None:
             return refusal
@@ -210,7 +214,9 @@ class Rules:
 
 
 def planted(status: Status, directory: Status, who: Identity) -> Complaint | None:
-    """Why not to obey a file that was found in a directory, and that nobody has named: others may have put it there."""
+    """The reason not to use a file that was found in a directory and that nobody has named, or None: others may have
+    put it there.
+    """
     open_to_all = bool(directory.st_mode & stat.S_IWOTH)
     if not open_to_all or status.st_uid in (who.uid, _ROOT) or status.st_gid in who.groups - {_ROOT}:
         return None

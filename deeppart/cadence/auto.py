@@ -1,4 +1,5 @@
-"""Whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides, the others are told.
+"""The decision whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides and tells
+the others.
 
 Ranks *look* together, with one small reduction, and agree at every look on how many calls there are until the next:
 most calls ask nobody anything. There are more looks as the time comes nearer, since steps do not all take as long.
@@ -88,7 +89,7 @@ class Decider:
     _since: dict[str, int] = field(default_factory=dict)
 
     def decide(self, now: float, *, room: bool) -> tuple[frozenset[str], int]:
-        """What this call goes to, and at how many calls from here to look again.
+        """The levels that this call goes to, and the number of calls until the next look.
 
         Args:
             now: seconds, monotonic.
@@ -120,7 +121,7 @@ class Decider:
             self._since[level] = 0 if level in due else self._since.get(level, 0) + 1
 
     def calls_within(self, seconds: float) -> int:
-        """How many calls there are in a time, at least one."""
+        """The number of calls in a time, at least one."""
         return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
 
     def _update(self) -> None:
@@ -197,7 +198,9 @@ class AutoCadence:
         return due
 
     def _look(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
-        """What rank 0 says is due (collective); nothing where a rank has no room, unless one must."""
+        """The levels that are due, as rank 0 says (collective); none if the pipeline of a rank is full, unless
+        forced.
+        """
         due, calls, pause = frozenset[str](), 1, 1
         if self._decider is not None:
             due, calls = self._decider.decide(time.monotonic(), room=room)

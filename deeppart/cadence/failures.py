@@ -1,4 +1,5 @@
-"""How often which level will be needed: a guess about clusters at large, bent towards what this job has seen. Pure.
+"""The rate at which each level will be needed: an estimate for clusters in general, corrected by what this job has
+seen. Pure.
 
 Before anything is known, a node fails as in the training of Llama 3 (A. Grattafiori et al., The Llama 3 Herd of
 Models, 2024, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, eight in a node), and the job as a
@@ -81,7 +82,7 @@ _CLASSES: dict[str | None, str] = {
 
 
 def _class_of(needed: str | None) -> str:
-    """Which of the guessed rates a failure counts for; where it is not known, that of the highest level."""
+    """The estimated rate for which a failure counts; if it is not known, that of the highest level."""
     return _CLASSES.get(needed, Level.PERSISTENT)
 
 

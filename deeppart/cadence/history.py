@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 20
 
 
 class History:
-    """What is known of earlier runs, and the record of this one.
+    """The record of earlier runs and of this one.
 
     Args:
         root: the persistent directory.
@@ -96,7 +96,7 @@ class History:
             self.problem = str(error)
 
     def _last_commit(self, since: str) -> str | None:
-        """When the newest of the manifests written since was, which is when the run was last seen alive."""
+        """The time of the newest manifest written since then, which is when the run was last known to be running."""
         times = []
         try:
             steps = list_steps(self._root)

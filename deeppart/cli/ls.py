@@ -50,7 +50,7 @@ def owner_document(owner: Owner | None) -> dict[str, Any] | None:
 
 
 def owner_line(owner: Owner | None) -> str | None:
-    """What to tell people of an owner; None where no job is running."""
+    """A line for people about the owner of a directory; None if no job is running."""
     if owner is None or owner.running is False:
         return None
     verb = "in use by" if owner.running else "perhaps in use (the file system has no locks): last taken by"
@@ -134,7 +134,7 @@ def _print(directory: Path, listing: Listing) -> None:
 
 
 def _may_be_on_nodes(listing: Listing) -> bool:
-    """Whether looking on nodes could change what is said of the newest step: there is none, or it is not whole.
+    """True if listing nodes could change the state of the newest step: there is none, or it is not complete.
 
     Where the newest step is whole nothing tells that the job has a ``local_dir`` at all.
     """
@@ -142,7 +142,7 @@ def _may_be_on_nodes(listing: Listing) -> bool:
 
 
 def _reduced(listing: Listing) -> dict[tuple[str, ...], list[int]]:
-    """What could not be given -> the steps saved without it."""
+    """Reduced protection -> the steps that were saved with it."""
     found: dict[tuple[str, ...], list[int]] = {}
     for step in listing.steps:
         if step.reduced:

@@ -160,7 +160,7 @@ def _print_plan(plan: PrunePlan) -> None:
 
 
 def _print_signatures(plan: PrunePlan, signing: Signing | None) -> None:
-    """What was not checked, and which steps did not count."""
+    """Print which signatures were not checked, and which steps did not count."""
     lines = [unchecked_line(*plan.signed)] if signing is None and plan.signed else []
     for line in (*lines, *plan.problems):
         console().print(printable(line), style="yellow", soft_wrap=True)

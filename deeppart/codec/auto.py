@@ -121,7 +121,7 @@ class AutoCompression:
                 known.regret = REGRET_CHECKPOINTS
 
     def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
-        """How the next part at a level is encoded, and a line for each dtype that says why."""
+        """The chooser for the next part at a level, and a line for each dtype that says why."""
         encoded: set[str] = set()
         lines = []
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a codec is: one small stateless object that turns a chunk's bytes into fewer bytes and back.
+"""The protocol of a codec: one small stateless object that turns a chunk's bytes into fewer bytes and back.
 
 Invariants
 ----------

@@ -127,7 +127,7 @@ def _float_coders(layout: PlaneLayout) -> tuple[Coder, ...]:
 
 
 def _sampled(raw: memoryview, coarse: int, fine: int) -> tuple[PlaneLayout, tuple[int, ...]]:
-    """Which layout, and how to store each plane, going by elements from all over ``raw``."""
+    """A layout, and a method for each plane, chosen from samples of elements all over ``raw``."""
     layout = LAYOUTS[fine]
     elements = elements_of(raw, layout)
     if len(elements) > 2 * _PIECES * _PIECE_ELEMENTS:

@@ -55,7 +55,7 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
 
 
 def unequal(comm: Comm, digests: npt.NDArray[np.int64], what: str, timeout: float) -> npt.NDArray[np.bool_]:
-    """Which of the digests are not the same on all ranks (collective); every rank passes as many.
+    """The places of the digests that are not the same on all ranks (collective); every rank passes as many.
 
     Raises:
         PeerTimeoutError: not every rank made the call in time.

@@ -1,4 +1,4 @@
-"""What deeppart asks of a communicator, and what an operation is.
+"""The protocol of a communicator, as deeppart uses it, and of an operation.
 
 Every operation is a generator that yields while it is not finished and returns its result: the same code can be
 driven to its end by a thread (:mod:`deeppart.comm.waiting`) or advanced a little at a time from calls of the training

@@ -20,7 +20,7 @@ Commit = Callable[[list[PartRecord]], None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a commit round came to.
+    """The outcome of a commit round.
 
     Attributes:
         problem: what went wrong, naming ranks; None for success.

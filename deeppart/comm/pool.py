@@ -38,7 +38,7 @@ _NAME, _LESS_NAME, _BROKEN, _LENT, _CALLS, _LESS_CALLS = range(6)
 
 
 class Pooled(Protocol):
-    """What the pool knows of a channel.
+    """A channel in the pool, with its state.
 
     Attributes:
         lent: whether a session has it.
@@ -59,7 +59,7 @@ class Pooled(Protocol):
 
 
 class Offer:
-    """What one rank brings to the agreement of one start.
+    """The offer of one rank in the agreement at a start.
 
     Args:
         most: to be combined by maximum over all ranks, in place.
@@ -98,7 +98,7 @@ class Pool:
         return Offer(most.reshape(-1), total, frozenset(offered))
 
     def agreed(self, offer: Offer) -> Lease:
-        """What the ranks have agreed on, once the offer holds the combined numbers.
+        """The channels on which the ranks have agreed, once the offer holds the combined numbers.
 
         Raises:
             CommError: on all ranks: too many channels have been lost.
@@ -142,7 +142,7 @@ class Pool:
 
 
 def _is_dead(numbers: Int64s, unreceived: int) -> bool:
-    """Whether the channel of a place can never be used again."""
+    """True if the channel of a place can never be used again."""
     if numbers[_NAME] != -numbers[_LESS_NAME] or numbers[_BROKEN]:
         return True  # some ranks know of none there, or of another, since they gave its start up
     if numbers[_LENT]:

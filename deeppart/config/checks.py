@@ -1,4 +1,4 @@
-"""Whether settings are possible: each check returns the value as it is used, or raises what was expected."""
+"""Checks of settings: each check returns the value as it is used, or raises what was expected."""
 
 from __future__ import annotations
 

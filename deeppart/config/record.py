@@ -42,7 +42,7 @@ def _setting(name: str, default: Any) -> Any:
 
 
 class _Reading(threading.local):
-    """What the environment and the file say while a configuration is made: read once, they cannot change in between."""
+    """The environment and the file while a configuration is made: read once, so they cannot change in between."""
 
     found: Mapping[str, Any] = MappingProxyType({})
 
@@ -69,7 +69,7 @@ def _read_once(kind: type[T]) -> type[T]:
 @_read_once
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a :class:`deeppart.Checkpointer` does, and where.
+    """The settings of a :class:`deeppart.Checkpointer`.
 
     Attributes:
         persistent_dir: directory on the parallel file system, the same for every rank.
@@ -175,7 +175,7 @@ class Config:
         object.__setattr__(self, "sign_key_file", check_key_files(self.sign_key_file))
 
     def __str__(self) -> str:
-        """What is not as by default, a line for each setting, with units."""
+        """The settings that differ from the defaults, a line for each, with units."""
         defaults = {each.name: each.metadata["default"] for each in fields(self)}
         return show_settings({name: getattr(self, name) for name in defaults}, defaults)
 

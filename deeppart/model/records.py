@@ -34,7 +34,7 @@ MOST_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """What the partitioner knows of one leaf with bytes.
+    """The description of one leaf with bytes, for the partitioner.
 
     Attributes:
         path: readable path of the leaf in the state, components joined by ``/`` (RFC 6901 escapes inside components).
@@ -124,13 +124,13 @@ class Attempt:
 
     @property
     def key(self) -> StepKey:
-        """What its step directories are named by."""
+        """The key of its step directories."""
         return StepKey(self.step, self.session, self.sequence)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepKey:
-    """What a step directory is named by, at every level: no two sessions ever write under one name.
+    """The key of a step directory, the same at every level: no two sessions ever write under one name.
 
     Attributes:
         step: the user's step number.
@@ -144,7 +144,7 @@ class StepKey:
     sequence: int = 0
 
     def may_hold(self, attempt: Attempt) -> bool:
-        """Whether files of an attempt belong into the directory of this name."""
+        """True if files of an attempt belong into the directory of this name."""
         return self == attempt.key or (not self.session and self.step == attempt.step)
 
 
@@ -165,7 +165,7 @@ class BaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """What the manifest says of one part file.
+    """The entry of the manifest about one part file.
 
     Attributes:
         rank: the rank that wrote the part.
@@ -189,13 +189,13 @@ class PartRecord:
 
     @property
     def index_digests(self) -> frozenset[str]:
-        """What the index of a file with this part's bytes may hash to."""
+        """The possible index digests of a file with this part's bytes."""
         return frozenset({self.index_digest, self.node_index_digest} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class ParityMember:
-    """What a parity file says of one member of its set.
+    """The entry of a parity file about one member of its set.
 
     Attributes:
         part: the part that was encoded; None where this member had none and only stores parity.
@@ -210,7 +210,7 @@ class ParityMember:
 
 @dataclass(frozen=True, slots=True)
 class ParityIdentity:
-    """Which parity set of which checkpoint, and which member's share of it: a parity file is exactly that.
+    """The identity of a parity file: a parity set of a checkpoint, and a member's share of it.
 
     Attributes:
         attempt: the checkpoint that the parts belong to.
@@ -267,7 +267,7 @@ class SuspectLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What a session has found out about its earlier checkpoints.
+    """The suspect leaves that a session has found in its earlier checkpoints.
 
     Attributes:
         lineage, session: whose.
@@ -292,7 +292,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
+    """The description of one complete checkpoint. When it appears in the step directory, the step is committed.
 
     Attributes:
         attempt: which ``checkpoint()`` call this is.

@@ -1,4 +1,4 @@
-"""Which nodes protect each other in this job: checked against its topology at start-up.
+"""The nodes that protect each other in this job: checked against its topology at start-up.
 
 Where there are too few nodes for what the configuration asks, the job goes on with the best that they can give, and
 that is said; with ``protection = "strict"`` it is refused. Nothing is switched off in silence, except the partner
@@ -19,7 +19,7 @@ from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partne
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What goes between nodes at a checkpoint.
+    """The kinds of protection between nodes at a checkpoint.
 
     Attributes:
         nodes: the job's nodes.

@@ -116,7 +116,7 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
 
 
 def _check_place(root: Path) -> None:
-    """Where there is nothing to load: say what was given instead of a checkpoint directory."""
+    """Raise an error that says what the path is, if it is no checkpoint directory."""
     mistaken = recognize(root)
     if mistaken is not None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)

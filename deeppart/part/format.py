@@ -236,7 +236,7 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True)
 class PartFooter:
-    """Where the index is: the last 64 bytes of the file.
+    """The place of the index: the last 64 bytes of the file.
 
     Attributes:
         index_offset: where the index begins and the payload ends, in bytes from the start of the file.

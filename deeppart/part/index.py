@@ -34,7 +34,7 @@ NO_STRONG = np.zeros((0, STRONG_DIGEST_BYTES), dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartIndex:
-    """What is in a part file and where.
+    """The tables of a part file: its chunks, the bytes of leaves in them, and its document.
 
     Attributes:
         chunks: array of CHUNK_DTYPE in the order of the payload.

@@ -36,7 +36,7 @@ _CHUNK_ROW = struct.Struct("<QQQHHI16s16s16s")  # CHUNK_DTYPE, one row
 
 
 class Sink(Protocol):
-    """Where the bytes of a part go."""
+    """The destination of the bytes of a part."""
 
     def write(self, buffer: memoryview | bytes, /) -> object:
         """Take all of ``buffer``, or raise. The memory may change after the call."""
@@ -45,7 +45,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartSummary:
-    """What was written.
+    """The digests and lengths of a part that was written.
 
     Attributes:
         nbytes: length of the file.
@@ -83,7 +83,7 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where the bytes of a chunk are.
+    """The place of the bytes of a chunk.
 
     Attributes:
         offset: of its first byte.

@@ -1,4 +1,4 @@
-"""Which rank saves which bytes: pure arithmetic that every rank does alone with the same answer.
+"""The bytes that each rank saves: pure arithmetic that every rank does alone with the same result.
 
     plan = partition(leaves, ranks, kappa=DEFAULT_KAPPA_BYTES, strategy="deeppart", preload=None)
     plan.share(rank)

@@ -84,7 +84,9 @@ def cut(line: CostLine, load: IntArray, *, structure: bool = True) -> Cuts:
 
 
 def tolerance(mean: int, element: int) -> int:
-    """How far a cut may move to a boundary: 0.5 % of the mean share, less where an element is a large part of it."""
+    """The distance that a cut may move to a boundary: 0.5 % of the mean share, less if an element is a large part of
+    it.
+    """
     return max(0, min((mean // 100 - 1) // 2, mean // 100 - element))
 
 

@@ -216,7 +216,7 @@ def _canonical_order(paths: list[str]) -> tuple[list[int], list[int]]:
 
 
 def _shared(one: list[str], other: list[str]) -> int:
-    """How many leading components two paths have in common."""
+    """The number of leading components that two paths have in common."""
     depth = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

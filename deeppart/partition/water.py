@@ -37,7 +37,7 @@ def fill(load: IntArray, amount: int) -> IntArray:
 
 
 def _filled(ascending: IntArray, carried: IntArray, amount: int) -> int:
-    """How many of the lowest loads get wet: the largest j whose j lowest can all be raised to the j-th.
+    """The number of the lowest loads that are raised: the largest j whose j lowest can all be raised to the j-th.
 
     The products exceed int64 at a petabyte over 65,536 ranks, hence Python integers, and a bisection to need few.
     """

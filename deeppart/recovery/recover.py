@@ -74,7 +74,7 @@ class Recovered:
 
     @property
     def attempt(self) -> Attempt:
-        """Which checkpoint."""
+        """The checkpoint."""
         return self.candidate.attempt
 
 
@@ -136,7 +136,7 @@ def take_inventory(
 
 
 def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
-    """What lies on this node; nothing if that fails, of which the other ranks are told."""
+    """The files on this node; none if listing them fails, which the other ranks are told."""
     try:
         return take_stock(local, lineage, signing)
     except Exception as error:
@@ -145,7 +145,7 @@ def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
 
 
 def _straightened(stock: Found) -> list[str]:
-    """What has been put right; nothing more once that fails."""
+    """The files that were renamed to their right names; it stops at the first failure."""
     try:
         return straighten(stock)
     except Exception as error:  # of whatever kind: the other ranks wait for the list

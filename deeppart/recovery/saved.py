@@ -1,4 +1,4 @@
-"""What a step holds, as one rank of a restore sees it, with what is its own."""
+"""The content of a step, as one rank of a restore sees it, with what is its own."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SLICE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What scrubbing has done so far, on this rank.
+    """The work of scrubbing so far, on this rank.
 
     Attributes:
         cycles: how often everything has been read.
@@ -66,7 +66,7 @@ class ScrubReport:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a rank scrubs.
+    """The files that a rank scrubs.
 
     Attributes:
         directory: this rank's ``local_dir``; None without one.
@@ -86,7 +86,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """What all ranks know after a meeting.
+    """The state that all ranks know after a sync round.
 
     Attributes:
         closing: whether a rank closes.
@@ -102,7 +102,7 @@ class _Meeting:
 
 
 class _Over(Exception):
-    """What is being read is of no interest any more."""
+    """Raised when the files that are being read do not matter any more."""
 
 
 class Scrubber:
@@ -154,7 +154,7 @@ class Scrubber:
 
     @property
     def running(self) -> bool:
-        """Whether the thread has not ended."""
+        """True if the thread has not ended."""
         return self._thread.is_alive()
 
     def abandon(self) -> None:

@@ -93,7 +93,7 @@ class Completer:
         return complete
 
     def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
-        """What this rank tells the others: its part, or a text where it has failed."""
+        """The report of this rank to the others: its part, or a text if it has failed."""
         if isinstance(outcome, DeeppartError):
             return str(outcome)
         try:
@@ -111,7 +111,7 @@ class Completer:
         return [self._storage.part_path(level, job.attempt), *links]
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
-        """What the next checkpoint may refer to; nothing, where there is no memory for that."""
+        """The chunks to which the next checkpoint may refer; none if there is no memory for that."""
         try:
             summary = outcome.summary if isinstance(outcome, Written) else None
             at = Level.LOCAL if level == Level.PARTNER else level
@@ -166,7 +166,7 @@ class Completer:
 
 
 def level_error(job: Job, level: str, problem: str) -> CheckpointError:
-    """Why a level of a step is not complete."""
+    """The error that says why a level of a step is not complete."""
     return CheckpointError(
         f"step {job.attempt.step} is not complete at level {level!r}",
         found=problem.replace("\n", "\n    "),

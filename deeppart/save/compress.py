@@ -26,7 +26,7 @@ class _Tally:
 
 @dataclass(slots=True, eq=False)
 class PartEncoding:
-    """How one part is encoded.
+    """The way in which one part is encoded.
 
     Attributes:
         level: where it goes.
@@ -60,7 +60,7 @@ class PartEncoding:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What a rank has to encode chunks with.
+    """The processors that a rank has to encode chunks.
 
     Attributes:
         threads: chunks encoded at a time.
@@ -110,7 +110,7 @@ class Compressing:
             self._auto.note_tried(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
 
     def begin(self, level: str, layout: ShareLayout) -> PartEncoding:
-        """How the next part at a level is encoded."""
+        """The encoding of the next part at a level."""
         chooser = self._fixed
         reasons: tuple[str, ...] = (f"compression = {self._fixed.compression!r}",)
         if self._auto is not None:
@@ -140,6 +140,6 @@ class Compressing:
 
 
 def adds_to(later: Chooser, earlier: Chooser, layout: ShareLayout) -> bool:
-    """Whether one chooser encodes chunks that the other stores raw."""
+    """True if one chooser encodes chunks that the other stores raw."""
     dtypes = {chunk.dtype for chunk in layout.chunks}
     return any(earlier.codec_for(each) is None and later.codec_for(each) is not None for each in dtypes)

@@ -213,7 +213,9 @@ class Saver:
         return dict.fromkeys(DIGESTS, 0)
 
     def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:
-        """Where states are cut: at ``mine``, where rank 0's holds for all, and where patterns tell items apart."""
+        """The places at which states are cut: at ``mine``, where rank 0's holds for all, and where patterns treat
+        items differently.
+        """
         replication = self._classifier.replication
         if not mine and not replication.patterns:
             return None
@@ -224,7 +226,7 @@ class Saver:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
 
     def _count_rank0(self) -> tuple[int, int]:
-        """How many arrays and values of this rank stand for all ranks."""
+        """The number of arrays and values of this rank that are saved for all ranks."""
         if self._flat is None:
             return 0, 0
         shared, common = self._flat.shared, self._flat.common

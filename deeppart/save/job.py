@@ -27,7 +27,7 @@ from deeppart.storage.files import DurableFile
 
 
 class Progress:
-    """Which levels of a checkpoint are reported and settled. Thread-safe.
+    """The levels of a checkpoint that are reported and settled. Thread-safe.
 
     Args:
         due: levels it goes to.
@@ -80,7 +80,7 @@ class LocalPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """What the store hands to the drain before it writes.
+    """The message of the store thread to the drain thread before it writes.
 
     Attributes:
         failure: why there is no share to write, or None.
@@ -178,14 +178,16 @@ class Job:
             raise error
 
     def is_on_nodes(self) -> bool:
-        """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
+        """True if it went to nodes' storage, and is complete at all levels there to which it went."""
         levels = self.due - {Level.PERSISTENT}
         return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """What the capture hands to the store: a share that is complete in staging memory, or why there is none."""
+    """The message of the capture to the store thread: a complete share in staging memory, or the reason why there is
+    none.
+    """
 
     job: Job
     failure: DeeppartError | None
@@ -193,7 +195,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """What the store hands to the protect stage: a local part that is complete on all ranks."""
+    """The message of the store thread to the protect thread: a local part that is complete on all ranks."""
 
     job: Job
     summary: PartSummary

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Reader(Enum):
-    """What reads staging memory."""
+    """A reader of staging memory."""
 
     CAPTURE = "capture"
     STORE = "store"
@@ -46,13 +46,13 @@ class StagingLease(Generic[T]):
 
     @property
     def memory(self) -> T | None:
-        """What is read; None once the lease is over."""
+        """The memory to read; None once the lease is over."""
         with self._lock:
             return self._memory
 
     @property
     def over(self) -> bool:
-        """Whether the memory may be used for something else."""
+        """True if the memory may be used for something else."""
         with self._lock:
             return not self._readers
 

@@ -25,7 +25,7 @@ _OWN = ""
 
 
 class SourceLostError(StorageError):
-    """What was to be copied cannot be read any more, or was never completed."""
+    """The file to copy cannot be read any more, or was never completed."""
 
 
 class Relay:
@@ -69,7 +69,7 @@ class Relay:
             self._changed.notify_all()
 
     def chunk(self, number: int) -> ChunkPlace:
-        """Where chunk ``number`` is, waiting until it has been written.
+        """The place of chunk ``number``, after waiting until it has been written.
 
         Raises:
             SourceLostError: the file was not completed.

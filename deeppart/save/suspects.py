@@ -1,4 +1,4 @@
-"""What ranks find out about their earlier checkpoints is put on record at once."""
+"""Records of suspect steps: ranks write down at once what they find out about their earlier checkpoints."""
 
 from __future__ import annotations
 

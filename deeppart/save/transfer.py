@@ -44,7 +44,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How chunks are encoded.
+    """The way in which chunks are encoded.
 
     Attributes:
         chooser: what each is encoded with.
@@ -61,7 +61,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """What is known of a share's chunks before they are written.
+    """The known chunks of a share before it is written.
 
     Attributes:
         digests: xxh3-128 of the raw bytes of each; None if not known.

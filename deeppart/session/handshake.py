@@ -21,7 +21,7 @@ from deeppart.storage.steps import list_steps
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What all ranks of a session know of its persistent directory.
+    """The common knowledge of all ranks of a session about its persistent directory.
 
     Attributes:
         lineage, session: identities, 32 hex digits each.

@@ -33,7 +33,7 @@ _left: list[Background] = []
 
 
 class Background:
-    """What a checkpointer has running, and how that ends.
+    """The running parts of a checkpointer, and how to end them.
 
     Args:
         session, pipeline, scrubber, staging: of the checkpointer.

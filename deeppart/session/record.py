@@ -60,12 +60,14 @@ class Session:
 
     @property
     def leads_directory(self) -> bool:
-        """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
+        """True if this is the first of the ranks that share its local directory: it lists the directory and cleans it
+        up.
+        """
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
     @property
     def straightens(self) -> bool:
-        """Whether it is also the first one of all nodes that have this directory: it may rename files there."""
+        """True if it is also the first one of all nodes that have this directory: it may rename files there."""
         node = self.topology.node_of[self.comm.rank]
         return self.leads_directory and all(other != node for _, other in self.shared)
 

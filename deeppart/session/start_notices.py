@@ -1,4 +1,4 @@
-"""What rank 0 tells at start-up: less protection than asked for, files of others, a copied directory."""
+"""Rank 0's notices at start-up: less protection than asked for, files of others, a copied directory."""
 
 from __future__ import annotations
 

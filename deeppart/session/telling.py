@@ -1,4 +1,4 @@
-"""What rank 0 tells the user after a restore, and at the end."""
+"""Rank 0's notices after a restore, and at the end."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ class DurableFile:
 
 
 def _are_alike(path: Path, other: Path) -> bool:
-    """Whether two files have the same bytes; False for one that cannot be read."""
+    """True if two files have the same bytes; False for one that cannot be read."""
     try:
         with (
             os.fdopen(access.open_file(path), "rb") as one,

@@ -49,7 +49,7 @@ class _Mapping:
                     self._there.add(unit)
 
     def is_removed(self) -> bool:
-        """Whether the file has no name any more."""
+        """True if the file has no name any more."""
         try:
             return os.fstat(self._descriptor).st_nlink == 0
         except OSError:
@@ -130,7 +130,7 @@ def forget_all() -> None:
 
 
 def lies_in_memory(path: Path | str) -> bool:
-    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
+    """True if a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
     return file_system_of(path) in _IN_MEMORY
 
 

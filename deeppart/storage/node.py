@@ -43,7 +43,7 @@ NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level
 
 
 def node_root(directory: Path, lineage: str, level: str) -> Path:
-    """Where the step directories of a level are, on a node."""
+    """The directory with the step directories of a level, on a node."""
     return directory / lineage / NODE_FOLDERS[level]
 
 
@@ -151,7 +151,7 @@ class NodeLevel:
                 continue
 
     def parity_path(self, identity: ParityIdentity) -> Path:
-        """Where a share of parity lies."""
+        """The path of a share of parity."""
         return step_directory(self.root, identity.attempt.key) / parity_file_name(identity)
 
     def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
@@ -194,7 +194,7 @@ class NodeLevel:
 
 @dataclass(slots=True)
 class Found:
-    """What lies on a node's storage.
+    """The files on a node's storage.
 
     Attributes:
         parts: whose header, footer and index are sound, and whose bases are there; of `local` and `partner`.
@@ -294,7 +294,7 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
 
 
 def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: Found) -> bool:
-    """Whether a sound file lies where the library would have put it; somebody may have moved or copied it.
+    """True if a sound file lies where the library would have put it; somebody may have moved or copied it.
 
     What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
     used as what it is. One of another lineage is not.

@@ -40,7 +40,7 @@ class PersistentLevel:
         return DurableFile(self.part_path(attempt, rank), direct=True, limit=self._limit)
 
     def _check_mounted(self) -> None:
-        """Where the file system is not mounted (any more), nothing must be written into the empty mount point.
+        """Refuse to write if the file system is not mounted (any more): nothing must get into the empty mount point.
 
         Raises:
             StorageError: the lineage record is not there.
@@ -78,7 +78,7 @@ class PersistentLevel:
             raise storage_error("cannot take a commit back", error, path) from error
 
     def may_be_committed(self, key: StepKey) -> bool:
-        """Whether a step has a manifest, or that cannot be told."""
+        """True if a step has a manifest, or if that cannot be found out."""
         try:
             return access.exists(step_directory(self.root, key) / MANIFEST_NAME)
         except OSError:

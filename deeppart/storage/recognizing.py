@@ -1,4 +1,4 @@
-"""What a path is that was given for a checkpoint directory and is none; and what was meant."""
+"""Paths that were given for a checkpoint directory and are none, and what was meant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True)
 class Mistaken:
-    """What a path is instead of a checkpoint directory.
+    """The kind of a path that is no checkpoint directory.
 
     Attributes:
         what: for messages: "this is the directory of one step".
@@ -36,7 +36,7 @@ class Mistaken:
 
 
 def recognize(path: Path) -> Mistaken | None:
-    """What was mistaken for a checkpoint directory; None for what may be one, and for what cannot be looked at."""
+    """The kind of a path that was mistaken for a checkpoint directory; None if it may be one, or cannot be read."""
     try:
         with storage_operation("stat", path):
             return _recognize(path.absolute())

@@ -20,7 +20,7 @@ SPARES_NAME = ".spare"
 
 
 def spares_directory(root: Path, session: str) -> Path:
-    """Where a session keeps files of a level, below its root, that are not needed any more, and whose storage is."""
+    """The directory below a level's root in which a session keeps recycled files."""
     return root / f"{SPARES_NAME}-{session}"
 
 
@@ -33,7 +33,7 @@ def drop_foreign_spares(root: Path, session: str) -> None:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a name is that of a part, a base or parity."""
+    """True if a name is that of a part, a base or parity."""
     parsed = parse_part_file_name(name) or parse_base_file_name(name)
     return parsed is not None or is_parity_file_name(name)
 

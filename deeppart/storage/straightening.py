@@ -78,7 +78,7 @@ def _places(found: Found) -> tuple[dict[Path, Path], set[Path]]:
 
 
 def _is_directory_of(directory: Path, other: Path) -> bool:
-    """Whether a directory is there, and whoever has made another one has made it."""
+    """True if a directory exists and has the same owner as another one."""
     try:
         return access.look(directory).st_uid == access.look(other).st_uid
     except OSError:

@@ -1,4 +1,4 @@
-"""What a campaign needs to know of its job, worked out once for each number of nodes that it comes to run on."""
+"""The data that a campaign needs about its job, computed once for each number of nodes on which it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .failures import Size, rates_per_s
 
 @dataclass(frozen=True, slots=True)
 class Cadences:
-    """How often a job checkpoints, for how long it runs, and what it does without a node.
+    """The cadence of a job's checkpoints, its length, and what it does without a node.
 
     Attributes:
         period_s: training from the end of one call to the next.

@@ -10,7 +10,7 @@ BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restorin
 
 @dataclass(slots=True)
 class RunResult:
-    """What happened in one run. Times are in seconds.
+    """The figures of one simulated run. Times are in seconds.
 
     Attributes:
         seed: of its random numbers.

@@ -1,4 +1,4 @@
-"""What the commands share: options, the job that they describe, and where results go."""
+"""Common parts of the commands: options, the job that they describe, and the output of results."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def common_options(function: F) -> F:
 
 
 def measuring_options(function: F) -> F:
-    """Where real checkpoints go that a command measures, as one argument ``directories``."""
+    """The directories for the real checkpoints that a command measures, as one argument ``directories``."""
 
     @functools.wraps(function)
     def wrapped(common: Common, local_dir: Path | None, persistent_dir: Path | None, **rest: Any) -> Any:
@@ -260,7 +260,7 @@ def counts(text: str, name: str) -> list[int]:
 
 
 def console() -> Console:
-    """Where tables go."""
+    """The console for tables."""
     found = Console(highlight=False)
     if not found.is_terminal:
         found.width = _UNLIMITED_COLUMNS
@@ -268,7 +268,7 @@ def console() -> Console:
 
 
 def status_console() -> Console:
-    """Where progress goes: not into what is piped on."""
+    """The console for progress: not in the output that is piped on."""
     return Console(stderr=True, highlight=False)
 
 

@@ -66,7 +66,7 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
 
 
 def heading(job: Job) -> str:
-    """What is simulated, in a line."""
+    """A line that says what is simulated."""
     state = job.state
     size = f"{state.name}: {show_bytes(state.nbytes)} in {len(state.tensors):,} leaves, {state.layout}"
     return f"{size}; on {job.machine.name}, {job.ranks_per_node} ranks per node"

@@ -18,7 +18,7 @@ from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seco
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field is: how it is read, and what it may be.
+    """The kind of a field: how it is read, and its possible values.
 
     Attributes:
         read: from a TOML value.
@@ -72,7 +72,7 @@ def of(kind: Kind, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a rank does with its share in memory: the copy while training waits, and digests.
+    """The speed of a rank's memory: the copy while training waits, and digests.
 
     Attributes:
         copy: of one rank alone, from live tensors (on a GPU: from there to the host).
@@ -198,7 +198,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """What comes before a restore.
+    """The times before a restore.
 
     Attributes:
         detect: until a failure is noticed.
@@ -243,7 +243,7 @@ class Machine:
     codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
 
     def crowding(self, ranks_on_node: int) -> float:
-        """How many times longer computing takes where so many ranks share a node's cores."""
+        """The factor by which computing takes longer if so many ranks share a node's cores."""
         return max(1.0, ranks_on_node / self.cores)
 
     def encoding_threads(self, ranks_on_node: int) -> float:

@@ -72,7 +72,7 @@ def scaling_figure(points: Sequence[Point], job: Job) -> Figure:
 
 
 def campaign_figure(summary: Summary) -> Figure:
-    """Where the time goes, and where the job came back from."""
+    """A figure of how the time is spent, and of the levels from which the job was restored."""
     figure, (left, right) = _figure(2)
     shares = [(label, summary.shares[name], colour) for name, label, colour in _SHARES if summary.shares[name].most > 0]
     places = range(len(shares))
@@ -98,7 +98,7 @@ def campaign_figure(summary: Summary) -> Figure:
 
 
 def advice_figure(advice: Advice) -> Figure:
-    """What each candidate wastes, and for what."""
+    """A figure of what each candidate wastes, by cause."""
     figure, (axis,) = _figure(1)
     choices = advice.choices[:12]
     places = range(len(choices))

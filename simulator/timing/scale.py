@@ -1,4 +1,4 @@
-"""How a checkpoint scales: the same state on more and more ranks, by strategy and compression.
+"""The scaling of a checkpoint: the same state on more and more ranks, by strategy and compression.
 
 The efficiency of N ranks is the time on one rank / (N * the time on N); the speed-up compares with one rank that writes
 everything itself, on the same number of ranks, uncompressed: what ``torch.save`` on rank 0 does.

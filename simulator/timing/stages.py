@@ -1,4 +1,4 @@
-"""What each stage of one checkpoint takes, from the shares that the partitioner made and the machine's numbers.
+"""The time of each stage of one checkpoint, from the shares that the partitioner made and the machine's numbers.
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
 encoding, the part file on the node, copies, parity and the drain follow in the background. Times are those of the
@@ -29,7 +29,7 @@ COMPRESSIONS = ("none", "tensor", "auto")
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Which levels a checkpoint goes to.
+    """The levels to which a checkpoint goes.
 
     Attributes:
         local: the nodes' own storage.
@@ -247,7 +247,7 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
 
 
 def _pays(job: Job, ratio: float, rate: float) -> bool:
-    """Whether encoding ends sooner than writing raw, at the last level that the checkpoint goes to."""
+    """True if encoding ends sooner than writing raw, at the last level to which the checkpoint goes."""
     each = _slowest_rate(job)
     return max(1 / rate, ratio / each) < 1 / each
 

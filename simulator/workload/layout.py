@@ -1,4 +1,5 @@
-"""Who holds what: data, tensor, pipeline, expert parallelism and sharding, as groups of ranks with equal leaves.
+"""The leaves of each rank: data, tensor, pipeline, expert parallelism and sharding, as groups of ranks with equal
+leaves.
 
 Ranks are numbered as Megatron-LM numbers them: tensor parallelism fastest, then data, then pipeline parallelism.
 Data-parallel ranks that shard are next to each other, replicas of the shards further apart, as in hybrid sharding
@@ -20,7 +21,7 @@ KEYS = ("tp=N", "pp=N", "ep=N", "fsdp", "hsdp=N", "zero1")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model is spread over ranks; what is left over is data parallel.
+    """The layout of a model over ranks; the remaining ranks are data parallel.
 
     Attributes:
         tensor: ranks that divide each matrix.

@@ -94,7 +94,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """What each rank saves.
+    """The share of each rank.
 
     Attributes:
         nbytes: int64[ranks].
@@ -146,7 +146,7 @@ class State:
         return sum(tensor.elements for tensor in self.tensors if not tensor.optimizer)
 
     def on(self, ranks: int) -> tuple[Groups, ...]:
-        """Who holds what, smaller groups first, which is the order in which they are shared out.
+        """The leaves of each group of ranks, smaller groups first: in this order they are partitioned.
 
         Raises:
             ConfigError: the layout does not fit that number of ranks.

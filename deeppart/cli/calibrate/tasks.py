@@ -1,4 +1,4 @@
-"""What a calibration can be asked for, as it travels between processes."""
+"""The tasks of a calibration, as they travel between processes."""
 
 from __future__ import annotations
 

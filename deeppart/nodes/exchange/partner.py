@@ -212,7 +212,7 @@ class _Sink:
             self._fail(as_error(error, _UNWRITABLE))
 
     def memory(self, offset: int, length: int) -> Bytes | None:
-        """Where a block can be received, if the file has memory for it."""
+        """The memory in which a block can be received, if the file has memory for it."""
         if self._failed or self.file is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Which steps to verify, and their manifests."""
+"""The steps to verify, and their manifests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Subject:
 def choose_steps(
     root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
 ) -> list[Subject]:
-    """What to verify: one step, every step directory, or by default the newest commit, sound or not.
+    """The steps to verify: one step, every step directory, or by default the newest commit, sound or not.
 
     Of a step that there are several attempts at, all of them.
 

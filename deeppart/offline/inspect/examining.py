@@ -56,7 +56,7 @@ class PersistentStep:
 
     @property
     def is_committed(self) -> bool:
-        """Whether it has a manifest, of whatever quality."""
+        """True if it has a manifest, sound or not."""
         return self.state != UNFINISHED_STATE
 
 

@@ -37,7 +37,7 @@ class NodeDamage:
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """What node-local directories hold, every byte of it read.
+    """The files in node-local directories, after every byte of them was read.
 
     Attributes:
         stocks: per directory, what can be opened.
@@ -84,7 +84,7 @@ def lineage_on_nodes(root: Path) -> str:
 
 
 def stock_of(directory: Path, lineage: str, signing: Signing | None) -> Found:
-    """What a lineage has under a node-local directory that somebody has named, who may have mistyped it."""
+    """The files of a lineage under a node-local directory that a person has named, who may have mistyped it."""
     found = Found()
     try:
         names = access.directories_in(directory)
@@ -161,6 +161,6 @@ def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:
 
 
 def _is_of(path: Path, step: int | None) -> bool:
-    """Whether a file lies in a directory of a step; None for any."""
+    """True if a file lies in a directory of a step; None for any."""
     key = parse_step_directory_name(path.parent.name)
     return step is None or (key is not None and key.step == step)

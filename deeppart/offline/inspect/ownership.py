@@ -46,7 +46,7 @@ class Owner:
 
 
 def read_owner(root: Path) -> Owner | None:
-    """Who owns a checkpoint directory; None if no job has ever taken it.
+    """The owner of a checkpoint directory; None if no job has ever taken it.
 
     Where no job holds the lock it is shared with us for the microseconds between two system calls.
     """

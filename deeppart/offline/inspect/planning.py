@@ -1,4 +1,4 @@
-"""What a restore would do, without doing it: which step, every part from where, and why not a newer one."""
+"""The plan of a restore, without doing it: the step, the source of every part, and the reason against newer steps."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from deeppart.storage.steps import list_steps, remove_step, step_directory
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which steps to remove.
+    """The selection of steps to remove.
 
     Attributes:
         keep: committed steps other than the ``keep`` complete ones committed last, and none committed later than those.
@@ -43,11 +43,11 @@ class Selection:
 
     @property
     def wants_committed(self) -> bool:
-        """Whether it can select committed steps at all."""
+        """True if it can select committed steps."""
         return self.keep is not None or self.after is not None or self.before is not None
 
     def has_number(self, step: int) -> bool:
-        """Whether a step number is between ``after`` and ``before``."""
+        """True if a step number is between ``after`` and ``before``."""
         return (self.after is None or step > self.after) and (self.before is None or step < self.before)
 
 
@@ -70,7 +70,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What a selection comes to.
+    """The plan that follows from a selection.
 
     Attributes:
         remove: by ascending step.
@@ -92,7 +92,7 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What was done.
+    """The result of a prune.
 
     Attributes:
         removed: steps that are gone.
@@ -190,7 +190,9 @@ def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:
 def _goes_too(
     key: StepKey, selection: Selection, chosen: Iterable[PersistentStep], stay: Iterable[PersistentStep]
 ) -> bool:
-    """Whether a directory on node-local storage goes: with the committed steps of its number, unless its own stays."""
+    """True if a directory on node-local storage is removed: with the committed steps of its number, unless its own
+    stays.
+    """
     if any(entry.is_committed and entry.key == key for entry in stay):
         return False
     if any(entry.manifest is not None and key.may_hold(entry.manifest.attempt) for entry in stay):
@@ -248,7 +250,9 @@ def _choose(
 def _older_than_kept(
     root: Path, steps: Sequence[PersistentStep], counted: Collection[StepKey], keep: int
 ) -> set[StepKey]:
-    """What was committed before the ``keep`` complete ones committed last, in the order of ``Config.keep``."""
+    """The steps that were committed before the ``keep`` complete ones committed last, in the order of
+    ``Config.keep``.
+    """
     found = [
         CommittedStep(entry.key, step_directory(root, entry.key), entry.manifest)
         for entry in steps

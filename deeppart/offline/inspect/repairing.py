@@ -51,7 +51,7 @@ _TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What became of one damaged file.
+    """The result for one damaged file.
 
     Attributes:
         path: the file.
@@ -161,7 +161,7 @@ class Repairer:
         )
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
-        """Which checkpoint a file belongs to, by where it lies."""
+        """The checkpoint to which a file belongs, according to the directory in which it lies."""
         for _, found in self._nodes.stocks:
             for part in found.parts:
                 if part.path == str(path):
@@ -243,7 +243,7 @@ class Repairer:
         return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, self._signing)
 
     def _record(self, attempt: Attempt, rank: int) -> PartRecord | None:
-        """What a manifest says of a part, if there is one of this attempt."""
+        """The manifest's entry about a part, if there is a manifest of this attempt."""
         manifest = self._manifests.get(attempt)
         return manifest.parts[rank] if manifest is not None else None
 
@@ -361,5 +361,5 @@ def _order(path: Path) -> int:
 
 
 def _are_one(path: Path, other: Path) -> bool:
-    """Whether two names are of one file."""
+    """True if two names belong to one file."""
     return access.exists(path) and os.path.samestat(access.look(path), access.look(other))

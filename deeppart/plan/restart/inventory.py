@@ -1,4 +1,4 @@
-"""What survives: parts and parity found on every node, and the checkpoints that were committed. Pure records."""
+"""The inventory after a failure: parts and parity found on every node, and the committed checkpoints. Pure records."""
 
 from __future__ import annotations
 

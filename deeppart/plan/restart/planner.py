@@ -69,7 +69,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a restart can do.
+    """The candidates of a restart.
 
     Attributes:
         candidates: recoverable attempts, best first.
@@ -191,7 +191,7 @@ def _idlest(heap: list[tuple[int, int]], load: list[int]) -> int:
 
 
 def _contains(ranks: tuple[int, ...], rank: int) -> bool:
-    """Whether a rank is among ascending ranks."""
+    """True if a rank is among ascending ranks."""
     place = bisect_left(ranks, rank)
     return place < len(ranks) and ranks[place] == rank
 

@@ -1,4 +1,4 @@
-"""What has to be done so that a restored step is as well protected again as its levels ask for. Pure.
+"""The work after a restore so that the step is protected again as its levels ask for. Pure.
 
 Every part gets a home: a node that holds a file of it. Where the job has as many ranks as saved the step, that is the
 node of the rank of the same number; otherwise a node that has the part already, or the one whose rank has just read
@@ -64,7 +64,7 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Healing:
-    """What to do, in this order.
+    """The repairs to make, in this order.
 
     Attributes:
         writes: parts that no node has go from memory to storage.
@@ -96,7 +96,7 @@ class Healing:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How parts should be protected.
+    """The protection that parts should have.
 
     Attributes:
         nodes: of the job.

@@ -61,17 +61,17 @@ class Guard:
     owner_version: int = 0
 
     def stands(self) -> bool:
-        """Whether the leaf's memory is where it was."""
+        """True if the leaf's memory is where it was."""
         return tuple(map(place_of, self.holders)) == self.places
 
     def problem(self) -> str | None:
-        """What has happened to the leaf, or None."""
+        """The error of the leaf, or None."""
         if not self.stands():
             return f"memory that was freed or replaced: {readable(self.path)}"
         return f"writes to {readable(self.path)}" if self.written() else None
 
     def written(self) -> bool:
-        """Whether torch has counted a write to it."""
+        """True if torch has counted a write to it."""
         if self.owner is not None and self.owner._version != self.owner_version:
             return True
         return bool(self.alias._version != self.version)
@@ -151,12 +151,12 @@ class DeferredCopy:
 
     @property
     def done(self) -> bool:
-        """Whether all copies have been made and checked."""
+        """True if all copies have been made and checked."""
         return self._done.is_set()
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more can come to be known of it."""
+        """True if nothing more can become known of it."""
         return self._done.is_set() and not self._later
 
     @property
@@ -203,7 +203,7 @@ class DeferredCopy:
         return self._error
 
     def look_again(self) -> CheckpointError | None:
-        """What is wrong with the copies, or None; the first call after the last copy decides.
+        """The error of the copies, or None; the first call after the last copy decides.
 
         An operation that was writing to a tensor when its copy was made has ended by now, and was counted then.
         """

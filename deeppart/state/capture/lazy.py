@@ -150,7 +150,7 @@ class LazyCapture:
 
 
 def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
-    """What holds a leaf's memory, and tells if it was written to."""
+    """An object that holds a leaf's memory, and notices writes to it."""
     data, memory = flat.data[leaf], flat.memory
     is_other = isinstance(data, torch.Tensor) and data is not owner
     alias = data.detach() if is_other else owner.detach()

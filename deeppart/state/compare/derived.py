@@ -1,4 +1,4 @@
-"""What is derived from a state's structure so that ranks can compare it leaf by leaf; kept while that stands."""
+"""Data derived from a state's structure, so that ranks can compare it leaf by leaf; kept while the structure stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRICTNESS = (ALL, AUTO, VERIFY, NONE)
 
 @dataclass(slots=True)
 class Layout:
-    """What is derived from a state's structure, kept while the structure stands.
+    """Data derived from a state's structure, kept while the structure stays.
 
     Attributes:
         tokens, token_types, pointers, orders: of the state this was made from.
@@ -125,7 +125,7 @@ class Layout:
         return owners
 
     def stands_for(self, flat: FlatState, replication: Replication) -> bool:
-        """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
+        """True if all of this still holds for a state, except the order of its dicts, which is taken over."""
         # the same objects where the template fitted
         if flat.tokens is not self.tokens and flat.tokens != self.tokens:
             return False

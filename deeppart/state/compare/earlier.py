@@ -1,4 +1,4 @@
-"""What is remembered of leaves whose structure does not stand any more: when all of each was last compared."""
+"""The memory of leaves whose structure has changed since: when all of each was last compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors an optimizer has been seen to write to since the last checkpoint.
+"""The tensors to which an optimizer was seen to write since the last checkpoint.
 
 That an optimizer has a tensor in its parameter groups or in its state does not say that it changes it: the parameter
 may be frozen or get no gradients, the tensor may be somebody else's. So its first step after each checkpoint is
@@ -54,7 +54,7 @@ class _Owned:
 
 
 class _Watched:
-    """What is known of one optimizer."""
+    """The state of one watched optimizer."""
 
     def __init__(self) -> None:
         self.armed = True

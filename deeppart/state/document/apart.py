@@ -1,4 +1,4 @@
-"""What stands apart from the structure that all ranks share: the subtrees that each rank has saved for itself.
+"""Subtrees apart from the structure that all ranks share: each rank has saved them for itself.
 
 The shared structure has a mark in their place in a list, and nothing in a dict, whose other keys the ranks share. Each
 part's document says what its rank has there. A rank's state is both together (:func:`of_rank`).
@@ -23,7 +23,7 @@ from deeppart.state.tree.paths import Path, id_key, readable
 
 @dataclass(frozen=True, slots=True)
 class OwnTree:
-    """What one rank has at a path that stands apart.
+    """The subtree of one rank at a path that is apart.
 
     Attributes:
         path: where.

@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What stands apart on one rank (:mod:`deeppart.state.document.apart`).
+    """The items that are apart on one rank (:mod:`deeppart.state.document.apart`).
 
     Attributes:
         trees: JSON form of the trees.
@@ -53,7 +53,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class PartDocument:
-    """What one rank's part says beside its bytes.
+    """The document of one rank's part, without its bytes.
 
     Attributes:
         tree: JSON form of the tree that all ranks share.
@@ -133,7 +133,7 @@ class PartDocument:
 
 @dataclass(frozen=True, slots=True)
 class OwnDocument:
-    """What a part says of its rank's own leaves and values, decoded.
+    """The description of a rank's own leaves and values in its part, decoded.
 
     Attributes:
         types: leaf number -> type.

@@ -1,4 +1,4 @@
-"""What a state looked like when it was saved: the records of its structure document.
+"""The records of a structure document: the state as it was when it was saved.
 
 The document is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md
 (:mod:`deeppart.state.document.encoding` writes it, :mod:`deeppart.state.document.decoding` reads it).

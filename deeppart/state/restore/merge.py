@@ -230,7 +230,7 @@ _LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_
 
 
 def _is_in_place(module: torch.nn.Module) -> bool:
-    """Whether loading would only copy every parameter and buffer onto itself."""
+    """True if loading would only copy every parameter and buffer onto itself."""
     for child in module.modules():
         kind = type(child)
         if (

@@ -28,7 +28,7 @@ class Piece:
 
 
 def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[Piece]]:
-    """What each chunk of a part holds.
+    """The pieces of leaves in each chunk of a part.
 
     Args:
         spans: the part's span table.
@@ -64,7 +64,7 @@ class Scatter:
         self._flat: dict[int, Bytes | None] = {}
 
     def wants(self, leaf: int) -> bool:
-        """Whether the leaf is to be filled."""
+        """True if the leaf is to be filled."""
         return leaf in self._arrays
 
     def direct(self, pieces: list[Piece]) -> Bytes | None:

@@ -1,4 +1,4 @@
-"""Where saved leaves go when they are restored into a live state."""
+"""The targets of saved leaves in a live state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DROPPED = _Dropped()
 
 @dataclass(slots=True)
 class Target:
-    """Where saved leaves go.
+    """The target of saved leaves.
 
     Attributes:
         structure: what was saved.
@@ -57,7 +57,7 @@ class Target:
 
 
 def place_of(target: Target, index: int) -> Alias:
-    """Where a saved leaf's elements lie; an owner's in itself."""
+    """The place of a saved leaf's elements; that of an owner is in itself."""
     alias = target.structure.aliases.get(index)
     return Alias(index, 0, contiguous_strides(target.types[index].shape)) if alias is None else alias
 

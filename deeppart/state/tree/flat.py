@@ -77,7 +77,7 @@ Node = Branch | ArrayLeaf | ValueLeaf | Apart
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Where a state is cut into what all ranks share and what stands apart.
+    """The places at which a state is cut into what all ranks share and what is apart.
 
     Attributes:
         mine: paths where every rank saves what it has.
@@ -92,7 +92,7 @@ class Cuts:
     splits: Callable[[Path], bool] | None = None
 
     def may_be_run(self, path: Path, levels: int) -> bool:
-        """Whether a run of so many levels may stay in one piece at a path. A flat one always may."""
+        """True if a run of so many levels may stay in one piece at a path. A flat one always may."""
         return levels == 1 or self.splits is None or not self.splits(path)
 
 
@@ -144,7 +144,7 @@ class FlatState:
         return self._objects
 
     def sizes(self) -> tuple[int, int, int]:
-        """How many arrays, values and tokens there are."""
+        """The numbers of arrays, values and tokens."""
         return len(self.arrays), len(self.values), len(self.tokens)
 
 
