@@ -154,7 +154,7 @@ class Checkpointer:
         Raises:
             StateError: the state holds something that cannot be stored, or differs in structure between ranks.
             StepExistsError: the step is committed already.
-            CheckpointError: an earlier checkpoint left no room within 0.8 of ``timeout`` (``on_busy="wait"``).
+            CheckpointError: the pipeline was full for 0.8 times ``timeout`` (``on_busy="wait"``).
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         began = time.monotonic()

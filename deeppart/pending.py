@@ -21,9 +21,9 @@ class Failure:
     """A level that failed.
 
     Attributes:
-        error: why.
-        told: whether ``wait`` has raised it already.
-        agreed: whether every rank has the same error, since a commit round has ended with it.
+        error: the reason.
+        told: true if ``wait`` has raised it already.
+        agreed: true if every rank has the same error, since a commit round has ended with it.
     """
 
     error: CheckpointError

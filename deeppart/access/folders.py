@@ -33,7 +33,7 @@ class Folder:
 
     Attributes:
         path: the way it was reached.
-        rules: what holds in it.
+        rules: the rules that hold in it.
     """
 
     __slots__ = ("_fd", "_held", "path", "rules")
@@ -52,7 +52,7 @@ class Folder:
         """Open a regular file that is there.
 
         Args:
-            over: whether it will be written over, where ``flags`` would let it be.
+            over: true if it will be written over, where ``flags`` would let it be.
 
         Raises:
             FileNotFoundError, OSError: as ``open(2)``. NotRegularError, ForeignAccessError: it is not used.

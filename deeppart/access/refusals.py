@@ -12,7 +12,7 @@ class ForeignAccessError(PermissionError):
     """Others own something, or can write to it, and so could decide what is read or written.
 
     Attributes:
-        complaint: what is wrong, and what can be done.
+        complaint: the reason, and what can be done.
     """
 
     def __init__(self, path: Path, complaint: Complaint) -> None:

@@ -25,7 +25,7 @@ from deeppart.plan.interval import Cadence, LevelCost, best
 
 #: With so many calls left or fewer, the next look is at the last of them.
 _NEAR = 8
-#: While nothing is known, or there is no room, ranks look about this often, in seconds.
+#: While nothing is known, or the pipeline is full, ranks look about this often, in seconds.
 PAUSE_S = 0.5
 
 
@@ -93,7 +93,7 @@ class Decider:
 
         Args:
             now: seconds, monotonic.
-            room: whether a checkpoint could be taken in without waiting.
+            room: true if the pipeline can take a checkpoint without waiting.
         """
         for level in self.meter.take_failures():
             self._since[level] = max(self._since.get(level, 0), 10**9)  # to be tried again with the next
@@ -179,9 +179,9 @@ class AutoCadence:
         """Levels to which a call goes; none for most (collective).
 
         Args:
-            room: whether this rank could take a checkpoint in without waiting.
-            working: whether its background has something to do.
-            force: whether a checkpoint must be made, at all levels.
+            room: true if this rank's pipeline can take a checkpoint without waiting.
+            working: true if its background has something to do.
+            force: true if a checkpoint must be made, at all levels.
 
         Raises:
             PeerTimeoutError: a rank did not make the call.
@@ -225,7 +225,7 @@ class AutoCadence:
             self._decider.made(time.monotonic(), pending)
 
     def restored(self, level: str) -> None:
-        """This run has come back, from that level at the dearest."""
+        """Record the slowest level that this run had to read from when it was restored."""
         if self._history is not None and self._decider is not None:
             self._history.restored(level)
             self._decider.runs = self._history.runs

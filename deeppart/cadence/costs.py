@@ -42,7 +42,7 @@ class CostMeter:
         """A call begins.
 
         Args:
-            working: whether the background has something to do.
+            working: true if the background has something to do.
         """
         if self._left is not None and self._left[1] == working:
             self._steps[working].append(now - self._left[0])

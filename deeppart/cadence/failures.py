@@ -34,7 +34,7 @@ class Run:
     Attributes:
         seconds: that it is known to have lasted.
         nodes: that it had.
-        failed: whether it ended before it should have.
+        failed: true if it ended too early.
         needed: the level from which the next run came back; None where nothing is known.
     """
 
@@ -59,7 +59,7 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
 
     Args:
         nodes: of this run.
-        levels: that are on. What an absent one would meet, the next higher one has to.
+        levels: that are on. The next higher one also gets the failures of an absent one.
         runs: that have ended.
     """
     guess = guessed_rates(nodes)

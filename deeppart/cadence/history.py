@@ -39,7 +39,7 @@ class History:
 
     Attributes:
         runs: that have ended, oldest first.
-        problem: why the file could not be read or written, or None.
+        problem: the reason why the file could not be read or written, or None.
     """
 
     def __init__(self, root: Path, session: str, nodes: int) -> None:
@@ -54,7 +54,7 @@ class History:
         self._write(records)
 
     def restored(self, level: str) -> None:
-        """This run has come back from a level, the dearest of those it had to read from."""
+        """Record the slowest level that this run had to read from when it was restored."""
         self._own["restored"] = level
         self.runs = _runs(self._earlier, self._own)
         self._write(self._read() or self._earlier)

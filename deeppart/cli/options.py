@@ -51,7 +51,7 @@ def local_option(purpose: str) -> Callable[[F], F]:
     """``--local DIR``, any number of times, as ``local_dirs``.
 
     Args:
-        purpose: what the directories are named for: the middle of the help text.
+        purpose: the purpose of the directories: the middle of the help text.
     """
     return click.option(
         "--local",

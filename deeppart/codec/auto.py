@@ -74,7 +74,7 @@ class AutoCompression:
 
     Args:
         threads: chunks that are encoded at a time.
-        spare: whether there are processors for them that nobody else needs.
+        spare: true if there are processors for them that nobody else needs.
     """
 
     def __init__(self, threads: int, *, spare: bool = True) -> None:

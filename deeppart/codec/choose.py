@@ -53,7 +53,7 @@ class Chooser:
         Args:
             raw: the chunk's bytes, contiguous.
             dtype: tag of what they are; "" if mixed.
-            room: writable memory of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
+            room: buffer of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
         """
         codec = self.codec_for(dtype)
         encoded = raw if codec is None else codec.encode(raw, room)

@@ -86,7 +86,7 @@ class TensorCodec:
 
         Args:
             raw: bytes of elements of ``dtype``; bytes left over at the end are stored as they are.
-            room: writable memory for the result, at least ``raw.nbytes + ROOM_BYTES`` bytes; None takes fresh memory.
+            room: buffer for the result, at least ``raw.nbytes + ROOM_BYTES`` bytes; None takes new memory.
         """
         out = np.frombuffer(room, np.uint8) if room is not None else np.empty(raw.nbytes + ROOM_BYTES, np.uint8)
         if self.dtype in _INTEGERS:

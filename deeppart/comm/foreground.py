@@ -33,7 +33,7 @@ class ForegroundRound(Generic[T]):
     Args:
         comm: the channel it runs on.
         operation: a commit round, or another exchange of the background.
-        what: what is waited for, for the error.
+        what: the name of the operation, for the error.
         timeout: seconds.
 
     Attributes:

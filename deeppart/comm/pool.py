@@ -7,7 +7,8 @@ agree on which channels each of them is done with, and take these before they ma
 Invariants
 ----------
 * A channel is used again only if on every rank no session has it and nothing is under way on it, all ranks have begun
-  equally many collectives on it, and all that was sent on it has been received: nothing old can meet anything new.
+  equally many collectives on it, and all that was sent on it has been received: an old message cannot be taken for a
+  new one.
 * A channel that this rank has offered is in use until the rank knows what was agreed: others may have taken it.
 * What becomes of a channel follows from what was agreed alone, so that all ranks that know the outcome do the same.
 
@@ -41,9 +42,9 @@ class Pooled(Protocol):
     """A channel in the pool, with its state.
 
     Attributes:
-        lent: whether a session has it.
+        lent: true if a session has it.
         broken: the error that made it unusable, or None.
-        idle: whether this rank has nothing under way on it.
+        idle: true if no operation is under way on this rank.
         calls: collectives begun so far.
         sent, received: messages between two ranks.
     """
@@ -156,7 +157,7 @@ class Lease:
     Every rank takes and adds in the same order.
 
     Args:
-        pool: where they come from.
+        pool: the pool from which they come.
         usable: channels to use again; this session has them.
         free: places for new ones.
         name: of new ones.

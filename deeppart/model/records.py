@@ -28,7 +28,7 @@ LEVELS: tuple[str, ...] = tuple(Level)
 REDUNDANT_LEVELS: tuple[str, ...] = (Level.PARTNER, Level.PARITY)
 #: How many steps stay at each level, where the configuration does not say.
 DEFAULT_KEEP: Mapping[str, int] = {Level.LOCAL: 1, Level.PARTNER: 1, Level.PARITY: 1, Level.PERSISTENT: 3}
-#: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
+#: Checkpoints that may be in the pipeline at once: one being flushed, one being stored or waiting to be flushed.
 MOST_IN_FLIGHT = 2
 
 
@@ -251,7 +251,7 @@ class SuspectLeaf:
 
     Attributes:
         path: of the leaf.
-        ranks: who was found to differ from whom.
+        ranks: a text that says which ranks were found to differ from which.
         after: sequence of the checkpoint at which all of it was last compared.
         after_step: the step of that.
     """
@@ -302,7 +302,7 @@ class Manifest:
         structure: the state's structure document (see ``deeppart.state.document.structure``), JSON-like.
         compared: the replicated leaves that were last compared in full before this step, by that step; the others were
             at this step. None where the writer did not say.
-        signed: whether the file that it was read from is signed; whether it was checked is another matter.
+        signed: true if the file from which it was read is signed, checked or not.
     """
 
     attempt: Attempt

@@ -16,7 +16,7 @@ class LevelReport:
         state: "off" (not due), "skipped" (``on_busy``), "waiting", "running", "done" or "failed".
         seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
         nbytes: bytes this rank wrote there.
-        error: why it failed, or None.
+        error: the reason why it failed, or None.
         referenced_bytes: bytes that were there already, unchanged, and were not written again.
 
     Example:
@@ -59,7 +59,7 @@ class Report:
         waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
         stages_s: stage -> seconds of this rank: flatten, agree, capture, local, partner, parity, persistent.
         levels: level -> how it went.
-        retire_error: why old checkpoints could not be removed, or None.
+        retire_error: the reason why old checkpoints could not be removed, or None.
         retries: how often the persistent part was written again after an error that passed.
         diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
         held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).

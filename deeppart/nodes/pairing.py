@@ -27,7 +27,7 @@ class Protection:
             are on.
         copies: of the partner level; () where it is off.
         sets: of the parity level; () where it is off.
-        group_size, tolerate: what the parity sets were made with.
+        group_size, tolerate: the numbers with which the parity sets were made.
         shortfalls: lines about what was asked for, and what holds instead; none where all of it holds.
     """
 
@@ -48,7 +48,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
         shared: pairs of nodes whose ``local_dir`` is one and the same directory.
 
     Raises:
-        ConfigError: nodes share a ``local_dir``, which more nodes would not mend; or, with ``protection = "strict"``,
+        ConfigError: nodes share a ``local_dir``, which more nodes would not fix; or, with ``protection = "strict"``,
             the nodes cannot give what was asked for. The message says what they can give.
     """
     every = _auto_levels(config) if isinstance(config.every, str) else dict(config.every)

@@ -73,7 +73,7 @@ class PartSummary:
         """Return what the manifest says of this part.
 
         Args:
-            on_node: what was written to the node's storage, if anything was.
+            on_node: the file on the node's storage, if there is one.
         """
         name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
@@ -105,8 +105,8 @@ class PartWriter:
         sink: takes the bytes; its errors pass through unchanged.
         attempt: the checkpoint this part belongs to.
         rank: the rank whose share this is.
-        refers: whether chunks may lie in other files; the part is then one of format version 2.
-        signing: what it is signed with, which makes it one of version 3; None for not at all.
+        refers: true if chunks may lie in other files; the part is then one of format version 2.
+        signing: the key to sign with, which makes it a part of version 3; None for no signature.
 
     Raises:
         FormatError: ``attempt`` or ``rank`` is outside the format's limits.

@@ -34,7 +34,7 @@ from deeppart.model.units import show_seconds, show_share
 #: A level whose interval is longer than so many periods is written that often all the same.
 MOST_EVERY = 10_000
 #: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
-#: ``flush_bandwidth``: then that is the limit. Assumed: training feels little of a drain, but others do.
+#: ``flush_bandwidth``: then that is the limit. Assumed: a flush slows training little, but others more.
 DRAIN_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
@@ -126,7 +126,7 @@ class Cadence:
     Attributes:
         period_s: from one call to the next.
         every: level -> at every how many-th call.
-        waste: what the model expects of it.
+        waste: the waste that the model expects.
 
     Example:
         >>> import deeppart
@@ -189,7 +189,7 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
 
     Args:
         levels: cheapest first, at least one. One that no failure needs is written at every :data:`MOST_EVERY`-th call.
-        least_period_s: what calls are apart at least, such as a training step.
+        least_period_s: least time between calls, such as a training step.
 
     Raises:
         ConfigError: no level, or no failures at all: then any checkpoint is one too many.

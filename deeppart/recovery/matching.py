@@ -44,8 +44,8 @@ class Matched:
     Attributes:
         saved: the step.
         flat: the live state, taken apart.
-        target: what is to be filled, and from which leaf.
-        way: what becomes of per-rank leaves on another world size.
+        target: the leaves to fill, and from which saved leaf.
+        way: how per-rank leaves are treated on another world size.
     """
 
     saved: SavedStep

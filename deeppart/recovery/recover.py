@@ -57,7 +57,7 @@ class Recovered:
 
     Attributes:
         candidate: which checkpoint, with the sources that turned out bad struck out.
-        reads: who holds which part, in part order.
+        reads: the rank and source of each part, in part order.
         mine: part number -> part, of those this rank has read.
         bases: part number -> names of the files beside its source in which chunks of it lie, of all that have any.
     """
@@ -69,7 +69,7 @@ class Recovered:
 
     @property
     def dearest_level(self) -> str:
-        """The highest level that a part had to come from."""
+        """The slowest level read: the highest level that a part had to come from."""
         return max((read.source.level for read in self.reads), key=LEVELS.index, default=LEVELS[0])
 
     @property
@@ -93,7 +93,7 @@ def take_inventory(
     Args:
         local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
         run: drives an operation on ``comm``, named by a text, to its end.
-        straightens: what lies in wrong places on nodes is put right first, in ``local`` by this rank if it is the one
+        straightens: files in wrong places on nodes are renamed first, in ``local`` by this rank if it is the one
             to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
 
     Raises:
@@ -185,7 +185,7 @@ def recover(
         step: only this step; None for the newest.
         staging: memory to read into.
         arena: memory for blocks on their way.
-        signing: what parts must be signed with; None: not checked.
+        signing: the keys; parts must be signed with one of them. None: not checked.
         threads: that read, check and decode a part.
 
     Returns:
@@ -247,7 +247,7 @@ def read_candidate(
 
     Args:
         run: drives an operation on ``comm``, named by a text, to its end.
-        signing: what parts must be signed with; None: not checked.
+        signing: the keys; parts must be signed with one of them. None: not checked.
         wanted: which parts to read.
         threads: that read, check and decode a part.
 
@@ -336,7 +336,7 @@ def _by(read: Read, error: Exception) -> str:
 
 
 def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
-    """Staging memory for every part that takes some: part -> its room.
+    """Staging memory for every part that takes some: part -> its buffer.
 
     Raises:
         MemoryError: there is not so much.

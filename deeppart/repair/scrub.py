@@ -30,7 +30,7 @@ from deeppart.storage.node import NodeLevel, file_problem, take_stock
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
 
-#: Ranks meet at least this often.
+#: Ranks have a sync round at least this often.
 SLICE_S = 2.0
 
 
@@ -71,7 +71,7 @@ class Ground:
     Attributes:
         directory: this rank's ``local_dir``; None without one.
         share, shares: which part of the directory's files, of how many: ranks of a node that share it divide them.
-        leads: whether this rank lists the directory for all.
+        leads: true if this rank lists the directory for all.
         lineage: of the persistent directory.
         node_of: node number of each rank.
     """
@@ -89,9 +89,9 @@ class _Meeting:
     """The state that all ranks know after a sync round.
 
     Attributes:
-        closing: whether a rank closes.
+        closing: true if a rank closes.
         newest: the newest checkpoint that is complete, as all ranks know.
-        everyone_done: whether all ranks have read all of theirs.
+        everyone_done: true if all ranks have read all of theirs.
         damage: (rank, path, reason) of what they found, of those that are done.
     """
 
@@ -111,8 +111,8 @@ class Scrubber:
     Args:
         comm: a channel of its own.
         pipeline: knows which checkpoints are complete, and drives operations.
-        ground: what this rank reads.
-        protection, node_levels, persistent: what is repaired, and from what.
+        ground: the files that this rank reads.
+        protection, node_levels, persistent: the levels to repair, and those to repair from.
         rate: bytes per second to read, or rather the limit that says so.
         limit: bandwidth limit of what leaves this rank, or None.
     """
@@ -143,7 +143,7 @@ class Scrubber:
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """End the thread (all ranks do); it takes part in one more meeting."""
+        """End the thread (all ranks do); it takes part in one more sync round."""
         self._closing.set()
         deadline = time.monotonic() + timeout
         while self._thread.is_alive() and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ class Scrubber:
         """Nobody can use the channel any more."""
         self._comm.broken = self._comm.broken or CommError("scrubbing has ended", found=why)
 
-    # --- the thread; every rank goes through the same meetings and draws the same conclusions from them ---
+    # --- the thread; every rank has the same sync rounds and draws the same conclusions from them ---
 
     def _run(self) -> None:
         try:
@@ -211,7 +211,7 @@ class Scrubber:
             self._note(damaged=1)
 
     def _pace(self, nbytes: int) -> None:
-        """Wait until so many bytes may be read; meet the others when it is time."""
+        """Wait until so many bytes may be read; have a sync round when it is time."""
         until = time.monotonic() + self._rate.reserve(nbytes)
         while True:
             now = time.monotonic()

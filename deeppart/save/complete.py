@@ -41,7 +41,7 @@ class Completer:
 
     Args:
         channels: level name -> channel for its exchanges.
-        storage: where this rank's parts go.
+        storage: the storage for this rank's parts.
         incremental: learns what the next checkpoint may refer to.
         retention: removes what is no longer kept.
         driver, ledger: of the pipeline.

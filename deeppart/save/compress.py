@@ -29,11 +29,11 @@ class PartEncoding:
     """The way in which one part is encoded.
 
     Attributes:
-        level: where it goes.
-        chooser: what each chunk is encoded with.
+        level: its level.
+        chooser: chooses the codec of each chunk.
         encoders: the threads that do it.
         reasons: a line per dtype.
-        signing: what it is signed with, or None.
+        signing: the key to sign with, or None.
     """
 
     level: str
@@ -64,7 +64,7 @@ class Processors:
 
     Attributes:
         threads: chunks encoded at a time.
-        spare: whether there are processors for them that training and the other ranks do not need.
+        spare: true if there are processors for them that training and the other ranks do not need.
     """
 
     threads: int
@@ -76,9 +76,9 @@ class Compressing:
 
     Args:
         compression: the setting.
-        processors: what it has to do so.
+        processors: the processors for that.
         prepare: called first in each thread that encodes.
-        signing: what parts are signed with, or None.
+        signing: the key to sign parts with, or None.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Compressing:
         Args:
             part: how it was encoded.
             nbytes: of its file.
-            raw_bytes: what is in the file, before encoding.
+            raw_bytes: length of the file's chunks before encoding.
             busy_s: seconds of writing it and making it durable.
             seconds: all that it took, encoding included.
         """

@@ -89,7 +89,7 @@ class Saver:
         #: How many arrays and values are rank 0's alone; this rank's own follow them in number.
         self._rank0 = (0, 0)
         self._staging = staging
-        #: None before the first plan, and where it could not be made: it is made anew at the next checkpoint then.
+        #: None before the first plan, and where it could not be made: it is made again at the next checkpoint then.
         self._share: ShareLayout | None = None
         self._unplanned = ""
         self._capture: CapturePlan | None = None
@@ -107,7 +107,7 @@ class Saver:
         """Take the state apart (local). Errors are kept until the ranks have heard of them in :meth:`agree`.
 
         Args:
-            refusal: why this rank cannot take part anyway, or None.
+            refusal: the reason why this rank cannot take part, or None.
         """
         self._error, self._flat, self.diverged = refusal, None, ()
         if refusal is not None:
@@ -213,9 +213,7 @@ class Saver:
         return dict.fromkeys(DIGESTS, 0)
 
     def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:
-        """The places at which states are cut: at ``mine``, where rank 0's holds for all, and where patterns treat
-        items differently.
-        """
+        """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
         replication = self._classifier.replication
         if not mine and not replication.patterns:
             return None

@@ -22,7 +22,7 @@ class Incremental:
 
     Args:
         rank: this rank.
-        on: whether chunks that have not changed are referred to at all.
+        on: true if unchanged chunks are referred to at all.
     """
 
     def __init__(self, rank: int, *, on: bool) -> None:

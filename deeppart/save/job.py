@@ -63,13 +63,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """The local part file of a checkpoint, while it is written and after; the drain follows it.
+    """The local part file of a checkpoint, while it is written and after; the drain thread follows it.
 
     Attributes:
         file: being written.
-        relay: where it is written to and read back.
+        relay: the file that is written and read back.
         encoding: how it is encoded.
-        unchanged: what it refers to.
+        unchanged: the chunks to which it refers.
     """
 
     file: DurableFile
@@ -83,7 +83,7 @@ class Opened:
     """The message of the store thread to the drain thread before it writes.
 
     Attributes:
-        failure: why there is no share to write, or None.
+        failure: the reason why there is no share to write, or None.
         digests: of the raw bytes of each chunk, where some of them may be unchanged; None if nothing is known.
         local: the local part file; None without one.
     """
@@ -117,10 +117,10 @@ class Job:
     Attributes:
         attempt: which checkpoint.
         due: levels it goes to.
-        pending: where progress is reported.
+        pending: the handle that gets the reports of progress.
         lease: of the staging memory, with the share in it; without one if it could not be captured.
         layout, document: of the captured share; None if it could not be captured.
-        failure: why the share could not be captured, or None.
+        failure: the reason why the share could not be captured, or None.
         deferred: copies into staging memory that are still to be made, or None.
         opened: resolved by the store, once, before it writes.
         progress: of its levels.

@@ -32,8 +32,8 @@ class StagingLease(Generic[T]):
     """Thread-safe.
 
     Args:
-        memory: what is read there; None for nothing.
-        readers: who may.
+        memory: the memory to read; None for none.
+        readers: the readers that may.
     """
 
     def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
@@ -65,7 +65,7 @@ class StagingLease(Generic[T]):
         callback()
 
     def claim(self) -> T | None:
-        """Keep the memory for the drain, and return it; None if the lease is over, or was over for the drain."""
+        """Keep the memory for the drain thread, and return it; None if the lease is over (for this thread)."""
         with self._lock:
             if Reader.DRAIN in self._readers:
                 self._claimed = True
@@ -79,7 +79,7 @@ class StagingLease(Generic[T]):
                 self._readers.add(reader)
 
     def stored(self) -> None:
-        """The share is complete in a file, which the drain reads unless it has claimed the memory."""
+        """Note that the share is complete in a file, which the drain thread reads unless it has claimed the memory."""
         self._release({Reader.STORE}, stored=True)
 
     def done(self, *readers: Reader) -> None:

@@ -77,7 +77,7 @@ class Pipeline:
 
     Args:
         channels: level name -> channel for its exchanges, for the levels that are on.
-        storage: where this rank's parts go.
+        storage: the storage for this rank's parts.
         compressing: encodes chunks; closed here.
         incremental: knows which chunks need not be written.
         retention: removes what is no longer kept.
@@ -124,7 +124,7 @@ class Pipeline:
 
     @property
     def working(self) -> bool:
-        """True if a checkpoint is being stored, protected or drained."""
+        """True if a checkpoint is being stored, protected or flushed."""
         return bool(self._in_flight)
 
     @property
@@ -137,7 +137,7 @@ class Pipeline:
         return self.staging_is_free and len(self._in_flight) < MOST_IN_FLIGHT
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Wait for room; False if there was none in time."""
+        """Wait until the pipeline can take a checkpoint; False if it was full all the time."""
         return self._wait_until(self.has_room, timeout)
 
     def submit(self, job: Job) -> None:

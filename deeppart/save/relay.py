@@ -116,7 +116,7 @@ class Relay:
             self._wait(lambda: self._written >= offset + len(buffer))
             if self._failed:
                 raise self._not_completed()
-            buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
+            buffer = buffer[: max(0, self._written - offset)]  # behind that, a recycled file may have something left
         return self._read(offset, buffer)
 
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:

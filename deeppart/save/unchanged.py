@@ -80,7 +80,7 @@ def raw_digests(data: memoryview, chunks: Sequence[ChunkPlan], known: Iterable[H
 
     Args:
         data: the raw stream.
-        known: what levels hold; nothing is looked at without any.
+        known: the chunks that levels have; without any, nothing is digested.
     """
     held = [each.places for each in known]
 
@@ -123,7 +123,7 @@ def choose(
 
 
 def _files(bases: Sequence[BaseRecord], live: Mapping[BaseRecord, int], chunks: Sequence[ChunkPlan]) -> float:
-    """Length of all files, as a multiple of what is needed of them; what is written anew counts before encoding."""
+    """Length of all files, as a multiple of what is needed of them; what is written again counts before encoding."""
     needed = sum(live[base] for base in bases)
     anew = max(0, sum(chunk.length for chunk in chunks) - needed)
     return (anew + sum(base.nbytes for base in bases)) / max(1, anew + needed)

@@ -53,7 +53,7 @@ def take_persistent(
     """Rank 0 takes the directory and tells the others what it is (collective); the owner is None elsewhere.
 
     Args:
-        within: what this is a part of, and its timeout in seconds.
+        within: the call of which this is a part, and its timeout in seconds.
     """
     what, timeout = within
     owner: DirectoryOwner | None = None

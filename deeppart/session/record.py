@@ -36,7 +36,7 @@ class Session:
         committed: steps committed on the persistent level at start-up.
         earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
             session may ever remove.
-        processors: what there is to encode chunks with.
+        processors: the processors that encode chunks.
         guards: of the directories: what may be done in them, and whose they may be.
         shared: pairs of nodes whose local directory is one and the same.
     """

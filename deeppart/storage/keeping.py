@@ -35,7 +35,7 @@ class Keeping:
         root: the directory.
         keep: how many committed steps stay; 0 keeps all.
         earlier: step directories found when the session started.
-        signing: what a step must be signed with to count; None: not checked.
+        signing: the keys; a step must be signed with one of them to count. None: not checked.
     """
 
     def __init__(self, root: Path, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:

@@ -70,7 +70,7 @@ class _Kept:
         self.mappings: dict[tuple[int, int], _Mapping] = {}
 
     def after_fork(self) -> None:
-        """Begin anew, in the child."""
+        """Start over, in the child."""
         self.lock = threading.Lock()  # another thread of the parent may have held it
         self.mappings = {}
 

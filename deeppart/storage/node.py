@@ -56,7 +56,7 @@ class NodeLevel:
         name: "local", "partner" or "parity".
         session: 32 hex digits of this run of the job.
         permissions: as ``Config.permissions``.
-        signing: what is read must be signed with; None: not checked.
+        signing: the keys; what is read must be signed with one of them. None: not checked.
 
     Raises:
         StorageError: the directory cannot be created or written, or others could write to it too.
@@ -92,7 +92,7 @@ class NodeLevel:
         """Begin a part file.
 
         Args:
-            mend: whether it may take the place of a damaged one.
+            mend: true if it may replace a damaged one.
 
         Raises:
             StorageError: it cannot be created.
@@ -205,7 +205,7 @@ class Found:
         remarks: those of the lines that are about sound files in wrong places, or of others.
         unlisted: those about directories that could not be listed: what is in them is not known.
         unread: those about files that the storage does not let us read.
-        refused: those of the lines that say that a part is not signed with the key: it may be a forger's, or the only
+        refused: those of the lines that say that a part is not signed with the key: it may be forged, or the only
             one there is.
     """
 
@@ -343,7 +343,7 @@ def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None
     """Read all of a part, base or parity file; what is wrong with it, or None.
 
     Args:
-        signing: what parts must be signed with; None: not checked. Bases are signed where they are referred to.
+        signing: keys for parts; None: not checked. Bases are covered by the parts that refer to them.
         pace: told of the bytes of every piece.
     """
     try:

@@ -47,7 +47,7 @@ class DirectoryOwner:
 
     Args:
         directory: created if missing.
-        who: what to tell a second job: job name, host, process.
+        who: the text for a second job: job name, host, process.
         permissions: as ``Config.permissions``.
 
     Raises:

@@ -23,7 +23,7 @@ class PersistentLevel:
     Args:
         directory: the same directory on every rank.
         limit: bandwidth limit of this rank's writes, or None.
-        signing: what is written is signed with, and what is read must be; None for neither.
+        signing: the keys to sign with, and to check what is read; None for neither.
     """
 
     name = Level.PERSISTENT

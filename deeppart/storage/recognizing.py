@@ -24,7 +24,7 @@ class Mistaken:
 
     Attributes:
         what: for messages: "this is the directory of one step".
-        todo: what was meant.
+        todo: the advice: what was probably meant.
         root: the checkpoint directory that it lies in, if it does.
         step: of that directory, which was meant; or None.
     """

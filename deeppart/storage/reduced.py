@@ -31,7 +31,7 @@ class ReducedRun:
     Attributes:
         session: of the run.
         since: UTC time of its start, ISO 8601.
-        lines: what was asked for, and what held.
+        lines: the protection that was asked for, and the one that held.
     """
 
     session: str

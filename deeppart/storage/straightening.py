@@ -26,7 +26,7 @@ def straighten(found: Found) -> list[str]:
     """Rename sound files that lie in wrong places, into the directory of their step where there is one.
 
     Args:
-        found: what lies on this node; other ranks of the node do not do this meanwhile.
+        found: the files on this node; other ranks of the node do not rename files meanwhile.
 
     Returns:
         A line about each that was renamed. Whoever wants to know what lies where has to look again.

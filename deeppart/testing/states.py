@@ -62,7 +62,7 @@ def difference(expected: Any, found: Any, *, path: str = "", ordered: bool = Tru
     namedtuple one of another class with the same name and fields: these are the liberties that ``load`` takes.
 
     Args:
-        ordered: whether the insertion order of dicts matters.
+        ordered: true if the insertion order of dicts matters.
     """
     here = path or "(root)"
     expected, found = _open(expected), _open(found)

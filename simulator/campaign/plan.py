@@ -27,8 +27,8 @@ class Cadences:
         every: level -> at every how many-th call; 0 or left out for never.
         keep: level -> how many steps stay there; 0 keeps all.
         wall_s: length of the run.
-        spares: nodes held ready.
-        elastic: whether training goes on with fewer nodes while none is ready; otherwise it waits for a repair.
+        spares: spare nodes.
+        elastic: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair.
     """
 
     period_s: float
@@ -70,7 +70,7 @@ class World:
     """A job on some number of nodes.
 
     Attributes:
-        job, shares, times: what that means.
+        job, shares, times: the job, shares and times for that.
         speed: of training, 1 with all nodes.
         stages: stage -> seconds.
         local_s: encoding and writing the local part.

@@ -74,7 +74,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int) -> Placement:
-    """As the library places copies and parity.
+    """The places of copies and parity, as the library chooses them.
 
     Args:
         nodes: of the world.

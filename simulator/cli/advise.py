@@ -95,7 +95,7 @@ def advise(
 
 
 def document(advice: Advice, config: str) -> dict[str, Any]:
-    """As JSON."""
+    """The advice as JSON."""
     job = advice.chosen.job
     return {
         "format": "deeppart-sim-advice",

@@ -166,7 +166,7 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
 
 
 def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Summary) -> dict[str, Any]:
-    """As JSON."""
+    """The result as JSON."""
     return {
         "format": "deeppart-sim-campaign",
         "version": 1,

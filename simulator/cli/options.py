@@ -40,7 +40,7 @@ class Common:
     Attributes:
         state, source, machine: texts as given.
         seed: of everything that is random.
-        as_json: whether to print one JSON document.
+        as_json: true to print one JSON document.
         csv_path, report_path, png_path: files to write, or None.
     """
 

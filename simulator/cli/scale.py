@@ -73,7 +73,7 @@ def heading(job: Job) -> str:
 
 
 def document(job: Job, points: list[Point]) -> dict[str, Any]:
-    """As JSON."""
+    """The results as JSON."""
     return {
         "format": "deeppart-sim-scale",
         "version": 1,

@@ -22,11 +22,11 @@ class Kind:
 
     Attributes:
         read: from a TOML value.
-        words: what is expected, for messages.
+        words: the expected value, for messages.
         least: smallest value.
-        above: whether ``least`` itself is too small.
+        above: true if ``least`` itself is too small.
         most: largest value; infinity where there is none.
-        endless: whether infinity is possible.
+        endless: true if infinity is possible.
     """
 
     read: Callable[[object], float]
@@ -203,7 +203,7 @@ class Restart:
     Attributes:
         detect: until a failure is noticed.
         relaunch: until the processes run again and have built the model.
-        replace: until a spare node has taken the place of a lost one, where there is one.
+        replace: until a spare node has replaced a lost one, if there is one.
         repair: until a lost node is back.
     """
 

@@ -145,12 +145,12 @@ def _legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As a file, on white."""
+    """Write the figure to a file, on white."""
     figure.savefig(path, dpi=140, facecolor="white")
 
 
 def svg(figure: Figure) -> str:
-    """As an element of a page, without a background; the same figure, the same bytes."""
+    """The figure as an element of a page, without a background; the same figure gives the same bytes."""
     import matplotlib
 
     text = StringIO()

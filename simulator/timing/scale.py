@@ -24,7 +24,7 @@ class Point:
     """One checkpoint of a study.
 
     Attributes:
-        ranks, nodes, strategy, compression: what it is of.
+        ranks, nodes, strategy, compression: the case.
         stages: stage -> seconds of the slowest rank or node.
         blocked_s: training waits for so long, where the rest is in the background.
         complete_s: level -> seconds until it is complete, where stages overlap.

@@ -60,8 +60,8 @@ class Job:
     """A job on a machine.
 
     Attributes:
-        state: what it holds.
-        machine: what it runs on.
+        state: its state.
+        machine: the machine on which it runs.
         ranks: how many.
         ranks_per_node: on each node.
         strategy: of the partitioner.
@@ -127,7 +127,7 @@ class Times:
         encoded: float64[ranks], bytes of the parts.
         raw: float64[ranks], bytes of the shares.
         spans: most spans of a rank.
-        lazy: whether the copy is made in the background.
+        lazy: true if the copy is made in the background.
     """
 
     plan: float

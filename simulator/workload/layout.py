@@ -28,7 +28,7 @@ class Layout:
         pipeline: stages that divide the layers.
         expert: data-parallel ranks that divide the experts of a layer.
         sharded: data-parallel ranks that divide every leaf: 1 for none, 0 for all of them.
-        optimizer_sharded: whether the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S.
+        optimizer_sharded: true if the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S.
             Rajbhandari et al., ZeRO, SC 2020).
     """
 
@@ -107,7 +107,7 @@ class World:
             stage: of the pipeline.
             divided: by tensor parallelism.
             expert: which of the expert-parallel ranks; None for leaves outside experts.
-            optimizer: whether they are the optimizer's.
+            optimizer: true if they are the optimizer's.
 
         Returns:
             int64[groups, members], ascending within each row.

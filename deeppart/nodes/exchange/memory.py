@@ -24,7 +24,7 @@ class Arena:
     """One stretch of memory, handed out piece by piece; it grows to the most that was ever needed at a time.
 
     Whoever takes pieces gives them back when nothing is under way in them any more. Memory of an exchange that was
-    given up is not handed out again: what was under way may still arrive.
+    given up is not handed out again: late messages may still arrive.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from deeppart.storage.rate import RateLimit
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
 _IN_FLIGHT = 2
-#: Room for the names of as many bases as a part may have.
+#: Space for the names of as many bases as a part may have.
 _HEAD_BYTES = 8192
 _HEAD_TAG, _DATA_TAG = 0, 1
 _UNREADABLE, _UNWRITABLE = "a part file could not be read", "a copy could not be written"

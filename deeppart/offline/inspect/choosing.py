@@ -20,10 +20,10 @@ class Subject:
 
     Attributes:
         directory: the step's directory.
-        key: what its name says.
+        key: from its name.
         manifest: None if there is no sound one.
-        error: why there is none; None if it was never committed.
-        signing: what it must be signed with; None: not checked.
+        error: the reason why there is none; None if it was never committed.
+        signing: the keys; it must be signed with one of them. None: not checked.
     """
 
     directory: Path
@@ -46,7 +46,7 @@ def choose_steps(
     Of a step that there are several attempts at, all of them.
 
     Args:
-        signing: what they must be signed with; None: not checked.
+        signing: the keys; they must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: there is no such step.

@@ -142,7 +142,7 @@ def read_contents(
     Args:
         step: which one; None for the newest whose manifest is sound.
         keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
-        signing: what it must be signed with; None: not checked.
+        signing: the keys; it must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: no such checkpoint.
@@ -222,7 +222,7 @@ class _Describing:
         """The saved node at a path, without what the globs leave out; None if that is all of it.
 
         Args:
-            covered: whether a container above it is.
+            covered: true if a container above it is.
         """
         text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
         if not covered and (is_leaf or path):

@@ -53,14 +53,14 @@ class StepSummary:
     Attributes:
         key: which attempt; without its session where nothing tells it.
         state: COMPLETE, RECOVERABLE, UNFINISHED_STATE, DAMAGED or NEWER.
-        reasons: why it is not complete on the persistent level.
+        reasons: the reasons why it is not complete on the persistent level.
         attempt: None where neither a sound manifest nor a node-local part tells.
         created: UTC time of the commit, ISO 8601; None if it was not committed.
         library: name and version of the writer, or None.
         nbytes: length of its part files.
         raw_bytes: length before encoding; None without a sound manifest.
         referenced_bytes: bytes of it that lie in older files beside its own; None without a sound manifest.
-        places: where its parts are.
+        places: the places of its parts.
         reduced: lines about protection that was asked for and could not be given when it was saved.
         suspect: leaves that ranks may not have held alike when it was saved.
     """
@@ -115,7 +115,7 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
 
     Args:
         local_dirs: values of ``local_dir`` on the nodes, as seen from here.
-        signing: what manifests and parts must be signed with; None: not checked.
+        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: there is no such directory.
@@ -250,7 +250,7 @@ def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: 
         attempt = entry.manifest.attempt if entry.manifest is not None else None
         if attempt is None and entry.state == UNFINISHED_STATE:
             # Its own files cannot be restored from, but those of the same attempt on nodes can. In the older layout,
-            # most likely the drain of the newest attempt was cut short.
+            # most likely the flush of the newest attempt was cut short.
             attempt = next((each for each in reversed(rest) if entry.key.may_hold(each)), None)
         summaries.append(_summary(root, entry.key, attempt, entry, local))
         rest = [other for other in rest if other != attempt]

@@ -25,8 +25,8 @@ class NodeDamage:
     Attributes:
         directory: the node-local directory that was given.
         path: the file.
-        message: what is wrong.
-        opens: whether its header and index are sound, so that its good blocks can still help.
+        message: the fault.
+        opens: true if its header and index are sound, so that its good blocks can still help.
     """
 
     directory: Path
@@ -41,7 +41,7 @@ class NodeFiles:
 
     Attributes:
         stocks: per directory, what can be opened.
-        damage: what is not sound.
+        damage: the files that are not sound.
         files, nbytes: how much was read.
         remarks: lines about files in wrong places, and directories without any of this lineage.
         unread: lines about directories that could not be looked at: what is in them may be sound or not.
@@ -109,7 +109,7 @@ def verify_nodes(
     """Read everything that a lineage has under node-local directories.
 
     Args:
-        signing: what parts must be signed with; None: not checked.
+        signing: the keys; parts must be signed with one of them. None: not checked.
         step: only this one; None for all.
         advance: told of every few bytes done.
     """

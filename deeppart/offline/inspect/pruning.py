@@ -59,7 +59,7 @@ class Removal:
         key: which attempt at which step.
         state: as of ``deeppart ls``; None where it is on node-local storage only.
         nbytes: length of its part files on the persistent level.
-        directories: what is removed: its directory on the persistent level, and on node-local storage.
+        directories: the directories to remove: on the persistent level, and on node-local storage.
     """
 
     key: StepKey
@@ -112,7 +112,7 @@ def plan_prune(
 
     Args:
         local_dirs: node-local directories, from which the same steps are removed.
-        signing: what steps must be signed with to count as complete; None: not checked.
+        signing: the keys; steps must be signed with one of them to count as complete. None: not checked.
 
     Raises:
         RestoreError: there is no such directory.
@@ -156,7 +156,7 @@ def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) 
 
 
 def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
-    """Steps that may be a forger's, or that a job of this user would not use -> why they do not count."""
+    """Steps that may be forged, or that a job of this user would not use -> the reason why they do not count."""
     found = dict.fromkeys(_of_others(root, steps), "another user has made it, in a directory where anybody may")
     found |= {entry.key: entry.reasons[0] for entry in steps if entry.refused}
     manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]

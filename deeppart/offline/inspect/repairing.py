@@ -55,8 +55,8 @@ class Repaired:
 
     Attributes:
         path: the file.
-        source: where its bytes were taken from; None if it could not be repaired.
-        problem: why not; None if it could.
+        source: the source of its bytes; None if it could not be repaired.
+        problem: the reason why not; None if it could be repaired.
     """
 
     path: Path
@@ -69,9 +69,9 @@ class Repairer:
 
     Args:
         root: the persistent directory.
-        nodes: what was found on nodes, and is damaged there.
+        nodes: the files on nodes, with the damaged ones.
         damaged: files on the persistent level that are damaged or missing.
-        signing: what a copy must be signed with to be used; None: not checked.
+        signing: the keys; a copy must be signed with one of them to be used. None: not checked.
 
     Raises:
         StorageError: the directory cannot be read.

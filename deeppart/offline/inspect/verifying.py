@@ -51,11 +51,11 @@ class Damage:
             footer do not hold, or an older file that it refers to is missing; "chunk": a digest of some bytes of a
             part does not hold, or they cannot be read; "digest": that of the whole file does not hold; "cover": the
             parts do not hold every byte exactly once.
-        message: what was found, for people.
+        message: the finding, for people.
         file: name of the file in the step directory, or None.
         rank: of the part, or None.
         start, stop: the bytes of the file concerned; None for all of it.
-        leaves: what cannot be had because of it.
+        leaves: the leaves that cannot be restored because of it.
     """
 
     kind: str
@@ -72,11 +72,11 @@ class Verdict:
     """The result of verifying one step.
 
     Attributes:
-        key: what the name of its directory says.
+        key: from the name of its directory.
         state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
         parts: number of parts that the manifest names.
         nbytes: bytes of them and of their bases that were read.
-        raw_bytes: what they are decoded.
+        raw_bytes: their length after decoding.
         damage: everything that is wrong.
         manifest: of the step; None where there is no sound one.
     """

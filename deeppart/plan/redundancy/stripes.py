@@ -26,7 +26,7 @@ MOST_BLOCK_BYTES = 4 << 20
 #: Memory for blocks that encoding may take, in bytes.
 MEMORY_BYTES = 64 << 20
 _BLOCK_STEP_BYTES = 64 << 10
-#: The code works over bytes, in the field of 256 elements, which has room for so many members.
+#: The code works over bytes, in the field of 256 elements, which is enough for so many members.
 MOST_MEMBERS = 255
 
 

@@ -117,7 +117,7 @@ class Committed:
     Attributes:
         attempt: which checkpoint.
         directory: its step directory.
-        parts: what its manifest says of each part, in rank order.
+        parts: the entries of its manifest, in rank order.
         created: UTC time of the commit, ISO 8601, as its manifest says.
     """
 

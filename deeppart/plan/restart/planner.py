@@ -174,7 +174,7 @@ def assign(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
             idlest[id(source.readers)] = [(load[rank], rank) for rank in source.readers]
             heapify(idlest[id(source.readers)])
         reader = _idlest(idlest[id(source.readers)], load)
-        # The rank that will own the part's per-rank leaves spares a message.
+        # The rank that will own the part's per-rank leaves saves a message.
         if part < ranks and load[part] == load[reader] and _contains(source.readers, part):
             reader = part
         load[reader] += source.nbytes

@@ -71,7 +71,7 @@ class Healing:
         moves: parts that their home lacks go there.
         copies: parts go to the partner of their home, if that does not have them.
         encodes: parity sets to be computed.
-        lacks_parity: whether there should be some, and cannot: parts refer to other files.
+        lacks_parity: true if there should be parity and cannot be: parts refer to other files.
     """
 
     writes: tuple[Write, ...]
@@ -100,7 +100,7 @@ class Wish:
 
     Attributes:
         nodes: of the job.
-        partner: whether every part should be on two nodes.
+        partner: true if every part should be on two nodes.
         group_size: of the parity groups; 0 for no parity.
         tolerate: nodes of each group that may be lost.
     """

@@ -60,7 +60,7 @@ class Source:
         path: the file; for parity, a name of the set.
         readers: ranks that can read it, ascending; one tuple for all parts that the same ranks can read.
         nbytes: length of the file.
-        index_digest: what the part's index must hash to.
+        index_digest: the required digest of the part's index.
         rebuild: for parity: how.
         bases: names of the files beside it in which chunks of it lie, of files on nodes.
         misplaced: it may be read, and is not counted on to stay: see :class:`StoredPart`.
@@ -92,7 +92,7 @@ class Finding:
 
     Attributes:
         sources: cheapest first; may be empty.
-        remarks: what was found and cannot be used, with the reason; for messages.
+        remarks: files that were found and cannot be used, with the reason; for messages.
         contradictions: those of the remarks that say that files contradict each other.
     """
 
@@ -137,7 +137,7 @@ class Stock:
     """The files of all nodes, by attempt.
 
     Args:
-        inventory: what was found.
+        inventory: the files found.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -274,7 +274,7 @@ def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
     """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them.
 
     Args:
-        encoded: what parity was computed of. It decides between files, and what is left of it between its sets.
+        encoded: the files from which parity was computed. They decide between files, and between sets of parity.
     """
     contents: dict[str, set[str]] = {}
     for each in files:

@@ -45,7 +45,7 @@ class Guard:
     Attributes:
         path: of the leaf.
         alias: shares version counter and storage with the tensor that was captured, whatever becomes of that.
-        version: what the counter was.
+        version: the counter at the call.
         owner, owner_version: likewise of the optimizer's tensor, where that is another one: tensors over one memory
             need not share a counter. None: it is the same.
         holders: the leaf's storage, or the array itself and the storage in which it lies.
@@ -81,7 +81,7 @@ class Samples:
     """Some bytes of what is to be copied, to be looked for in the copies.
 
     Args:
-        copies: what is to be copied.
+        copies: the copies to make.
         turn: decides the places.
     """
 
@@ -109,13 +109,13 @@ class DeferredCopy:
     """Work that several threads can share.
 
     Args:
-        copies: what is to be copied.
+        copies: the copies to make.
         guards: leaf number -> what must not change.
         sample: a fingerprint of elements on devices of what must not change.
         turn: decides which bytes are sampled.
         where: for messages.
         timeout: seconds that anyone waits for copies in the hands of another thread.
-        trailing: what else is to be read while nothing changes.
+        trailing: further reading to do while nothing changes.
 
     Attributes:
         held_s: seconds for which others were held back.

@@ -195,7 +195,7 @@ class Classifier:
         has hit one may have hit others, where nothing was compared this time.
 
         Args:
-            fresh: whether the structure is new on some rank: everything is then compared in full.
+            fresh: true if the structure is new on some rank: everything is then compared in full.
 
         Raises:
             LeafMismatchError: ``replicated="all"`` and leaves differ in shape or dtype.
@@ -316,7 +316,7 @@ class Classifier:
         layout = self.layout
         assert layout is not None
         turns, retyped = known
-        # A leaf that was alike on all ranks is known to all of them, or it begins anew: the least decides.
+        # A leaf that was alike on all ranks is known to all of them, or its history starts over: the least decides.
         own_view = (2 * turns + ((turns != NEVER) & ~retyped))[: layout.shared[0]]
         least: npt.NDArray[np.int64] = -finish(self._comm, self._comm.maximum(-own_view), what, self._timeout)
         least = np.append(least, np.full(len(turns) - len(least), 2 * NEVER, dtype=np.int64))

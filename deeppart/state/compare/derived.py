@@ -40,9 +40,9 @@ class Layout:
         aliases: of ``own_aliases`` those that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
-        per_rank, per_rank_values: what the ranks found to differ.
+        per_rank, per_rank_values: the leaves and values that the ranks found to differ.
         unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
-        comparison: what compares the leaves while they are held to be replicated.
+        comparison: compares the leaves while they count as replicated.
         record: when all of each leaf was last compared.
         arrays: paths of the leaves.
         shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank

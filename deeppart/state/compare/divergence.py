@@ -29,7 +29,7 @@ class Divergence:
         path: of the leaf.
         groups: the ranks that hold the same bytes, largest group first; empty where that was not found out.
         interval: the checkpoints since then: one rank's bytes, or a mixture, for all. None if there are none.
-        healed: whether the difference is gone again.
+        healed: true if the ranks are equal again.
     """
 
     path: str

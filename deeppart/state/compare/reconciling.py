@@ -34,9 +34,9 @@ class Difference:
     """A place where a rank has something else than rank 0.
 
     Attributes:
-        path: where.
-        allowed: whether it may be saved per rank.
-        text: what is different, for people.
+        path: its path.
+        allowed: true if it may be saved per rank.
+        text: the difference, for people.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Reconciled:
     """The result of :func:`reconcile`.
 
     Attributes:
-        cuts: where each rank saves what it has.
+        cuts: the places at which each rank saves its own.
         noticed: paths among them that nobody has said to be per rank.
     """
 

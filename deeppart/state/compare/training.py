@@ -40,7 +40,7 @@ class _Owned:
         tensor: by which it is known again.
         parameter_id: of the parameter that it belongs to, which may be itself.
         key: its key in the parameter's state; None for the parameter.
-        address: where it was when it was seen to be written to.
+        address: its address when it was seen to be written to.
         version: of its counter, before the step; later, at the last checkpoint.
         words: of it, before the step; None where the version counter tells.
     """

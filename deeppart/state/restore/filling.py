@@ -108,7 +108,7 @@ def _fill_level(level: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _filled_item(live: Any, saved: Any) -> Any:
-    """As :func:`fill`; but a tuple of small values is not compared."""
+    """Like :func:`fill`, but a tuple of small values is not compared."""
     return saved if type(saved) is tuple and not holds_containers(saved) else fill(live, saved)
 
 

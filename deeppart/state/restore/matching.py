@@ -178,7 +178,7 @@ class _Matching:
             )
 
     def _check_run(self, live: Any, saved: Any, path: Path) -> None:
-        """As :meth:`_check_shared`, for all live containers in a run."""
+        """Like :meth:`_check_shared`, for all live containers in a run."""
         if self._objects:
             return
         pairs = list(places(live, saved))

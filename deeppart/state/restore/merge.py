@@ -247,7 +247,7 @@ def _is_in_place(module: torch.nn.Module) -> bool:
 def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
     """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
 
-    It makes anew what is in containers, too, and of a text it makes another one.
+    It also makes new containers, and of a text it makes another one.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]

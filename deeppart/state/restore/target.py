@@ -26,14 +26,14 @@ class Target:
     """The target of saved leaves.
 
     Attributes:
-        structure: what was saved.
+        structure: the saved structure.
         types: type of each leaf as this rank is to receive it.
         values: decoded value per value number, or DROPPED.
         live: leaf number -> the live tensor or array it is written into; the others are created.
         tied: leaf numbers whose live array is a view of another live one, just as when they were saved.
         mistied: leaf number -> of what it is a live view, otherwise than it was saved; and the error that says so.
         dropped: leaf numbers that are not restored.
-        replaced: paths of what is rank 0's and does not fit what the live state has there: it is created anew.
+        replaced: paths of rank 0's items that do not fit the live state there: they are created again.
         with_objects: paths of what is rank 0's and, in the live state, has objects with a ``state_dict()``.
     """
 

@@ -251,8 +251,8 @@ class HostMemory:
     Unlike ``Tensor.numpy()`` this leaves no mark on a tensor: a storage that numpy has seen can never be resized again.
 
     Args:
-        start, nbytes: where.
-        keep: what owns the memory; it lives as long as an array made of this.
+        start, nbytes: the range.
+        keep: the owner of the memory; it lives as long as an array made from this.
     """
 
     def __init__(self, start: int, nbytes: int, keep: object = None) -> None:

@@ -23,7 +23,7 @@ def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> boo
     False of what only lies below a container that is covered: whoever walks a tree asks at every container.
 
     Args:
-        container: whether a container is there, or may be on another rank; otherwise ``/*`` is no more than it says.
+        container: true if a container is there, or may be on another rank; otherwise ``/*`` has no special meaning.
     """
     return any(
         fnmatch.fnmatchcase(path, pattern)

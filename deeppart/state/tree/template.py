@@ -44,7 +44,7 @@ class Template:
         self.cuts: Cuts | None = None
 
     def flatten(self, state: Any) -> FlatState:
-        """As :func:`deeppart.state.tree.flatten.flatten`; what it returns holds until the next call or :meth:`clear`.
+        """Like :func:`deeppart.state.tree.flatten.flatten`; its result is valid until the next call or :meth:`clear`.
 
         When the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
 
