@@ -251,7 +251,7 @@ class Checkpointer:
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:
-            self._auto.restored(recovered.dearest_level)
+            self._auto.restored(recovered.slowest_level_read)
         self.explanation += rebuild_redundancy(
             session, self._pipeline, self._retention, self._arena, recovered, inventory
         )

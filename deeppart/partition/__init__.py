@@ -4,7 +4,7 @@
     plan.share(rank)
 
 Nothing here knows of torch, MPI, clocks, files or the environment. Reading order: ``cost`` (what a share costs),
-``leaves`` (the canonical order), ``water`` (who has how much room), ``heuristic`` (where the cuts fall, with the
+``leaves`` (the canonical order), ``water`` (the capacity of each rank), ``heuristic`` (where the cuts fall, with the
 proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the answer).
 """
 

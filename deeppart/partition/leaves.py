@@ -28,7 +28,7 @@ class ReplicaSet(NamedTuple):
     """A run of ``leaves`` leaves that the same ``ranks`` hold identically, ascending; None means every rank.
 
     Attributes:
-        ranks: who holds them.
+        ranks: the ranks that have a copy.
         leaves: how many leaves.
 
     Example:

@@ -29,7 +29,7 @@ class SpanTable(NamedTuple):
     """Every span of a plan as columns of int64[spans]: who saves it, of which leaf, from where, how many bytes.
 
     Attributes:
-        rank: who saves it.
+        rank: the rank that saves it.
         leaf: index of the leaf in the caller's list.
         start: first byte.
         length: number of bytes.

@@ -68,7 +68,7 @@ class Recovered:
     bases: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def dearest_level(self) -> str:
+    def slowest_level_read(self) -> str:
         """The slowest level read: the highest level that a part had to come from."""
         return max((read.source.level for read in self.reads), key=LEVELS.index, default=LEVELS[0])
 

@@ -85,7 +85,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
+class _Sync:
     """The state that all ranks know after a sync round.
 
     Attributes:
@@ -136,7 +136,7 @@ class Scrubber:
         self._met_at = 0.0
         self._current: Attempt | None = None
         self._damaged: list[tuple[str, str]] = []
-        self._meeting = _Meeting(False, None, False, ())
+        self._last_sync = _Sync(False, None, False, ())
         self._told = ""
         self.report = ScrubReport()
         self._thread = threading.Thread(target=self._run, name="deeppart-scrub", daemon=True)
@@ -169,12 +169,12 @@ class Scrubber:
 
     def _run(self) -> None:
         try:
-            meeting = self._meet(done=False)
-            while not meeting.closing:
-                if meeting.newest is not None and self._read_all(meeting.newest):
-                    self._repair_if_there(meeting.newest, self._meeting.damage)
+            sync = self._sync(done=False)
+            while not sync.closing:
+                if sync.newest is not None and self._read_all(sync.newest):
+                    self._repair_if_there(sync.newest, self._last_sync.damage)
                 self._closing.wait(SLICE_S)
-                meeting = self._meet(done=False)
+                sync = self._sync(done=False)
         except Exception as error:
             self._give_up(str(error))  # the other ranks still wait for this one
             if not self._closing.is_set():
@@ -186,7 +186,7 @@ class Scrubber:
         try:
             for path in self._files(attempt):
                 self._check(path)
-            while not self._meet_about_it(done=True).everyone_done:
+            while not self._sync_unless_over(done=True).everyone_done:
                 self._closing.wait(SLICE_S)
         except _Over:
             return False
@@ -216,40 +216,40 @@ class Scrubber:
         while True:
             now = time.monotonic()
             if now - self._met_at >= SLICE_S:
-                self._meet_about_it(done=False)
+                self._sync_unless_over(done=False)
             if now >= until:
                 break
             self._closing.wait(min(until - now, SLICE_S))
         self._note(nbytes=nbytes)
 
-    def _meet_about_it(self, *, done: bool) -> _Meeting:
-        meeting = self._meet(done=done)
-        if meeting.closing or meeting.newest != self._current:
+    def _sync_unless_over(self, *, done: bool) -> _Sync:
+        sync = self._sync(done=done)
+        if sync.closing or sync.newest != self._current:
             raise _Over
-        return meeting
+        return sync
 
-    def _meet(self, *, done: bool) -> _Meeting:
+    def _sync(self, *, done: bool) -> _Sync:
         """Exchange how far everyone is (collective)."""
         known = self._pipeline.ledger.complete()
         damaged = self._damaged if done else []
         status = [self._closing.is_set(), sorted(known), done, damaged]
-        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "meeting")
+        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "sync round")
         self._met_at = time.monotonic()
         statuses = [json.loads(text) for text in texts]
         common = set.intersection(*(set(sequences) for _, sequences, _, _ in statuses))
-        self._meeting = _Meeting(
+        self._last_sync = _Sync(
             closing=any(closing for closing, *_ in statuses),
             newest=known[max(common)] if common else None,
             everyone_done=all(each for _, _, each, _ in statuses),
             damage=tuple((rank, path, reason) for rank, (*_, theirs) in enumerate(statuses) for path, reason in theirs),
         )
-        return self._meeting
+        return self._last_sync
 
     def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
         self._pipeline.ledger.hold(attempt)
         try:
-            self._meet_about_it(done=False)  # it was not retired before all ranks held it
+            self._sync_unless_over(done=False)  # it was not retired before all ranks held it
             self._repair(attempt, damage)
         except _Over:
             pass
