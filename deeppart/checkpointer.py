@@ -326,7 +326,7 @@ class Checkpointer:
     def _check_call(self, step: int) -> int:
         number = check_step(step, "checkpoint(state, step)")
         if self._closed:
-            todo = "checkpoint inside the `with` block; handlers of atexit that are older than it come too late"
+            todo = "checkpoint inside the `with` block; atexit handlers that were registered before it run too late"
             raise CheckpointError("this checkpointer is closed", todo=todo)
         return number
 
@@ -352,7 +352,7 @@ class Checkpointer:
         if self.config.on_busy == "wait":
             raise CheckpointError(
                 f"checkpoint(step={step}): an earlier checkpoint is still being written",
-                found="; ".join([f"no room after {0.8 * self.config.timeout:g} s", *hanging()]),
+                found="; ".join([f"the pipeline was full for {0.8 * self.config.timeout:g} s", *hanging()]),
                 todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
             )
         pending.note_skipped()

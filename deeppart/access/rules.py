@@ -153,7 +153,7 @@ class Rules:
         if self._trusts_all or (status.st_mode & stat.S_ISVTX and not self.node):
             return None
         if self.node and not self._accepts_owner(status, who, _ROOT, who.unmapped):
-            return _owned(status, "another user could put something else in the place of what is below it", self.node)
+            return _owned(status, "another user could replace what is below it", self.node)
         if status.st_mode & stat.S_ISVTX:
             return None
         if status.st_mode & stat.S_IWOTH:
@@ -203,7 +203,7 @@ class Rules:
 
     def _check(self, status: Status, who: Identity, others: tuple[int | None, ...], sticky: bool) -> Complaint | None:
         if not self._accepts_owner(status, who, *others):
-            return _owned(status, "whoever owns it decides what is in it", self.node)
+            return _owned(status, "its owner decides what is in it", self.node)
         if sticky:
             return None
         if status.st_mode & stat.S_IWOTH:
@@ -259,7 +259,7 @@ def _owned(status: Status, reason: str, node: bool) -> Complaint:
     return Complaint(
         f"owned by this user (uid {os.geteuid()}) or root: {reason}",
         f"owned by {owner(status)}, mode {stat.S_IMODE(status.st_mode):04o}",
-        f"give `{what}` a directory of your own ($USER may stand in it); if its group is yours and you trust it, "
+        f"give `{what}` a directory of your own ($USER may be part of it); if its group is yours and you trust it, "
         'permissions = "group"; if the file system shows wrong owners (FUSE, NFS root squash, a user namespace), '
         'permissions = "unchecked"',
     )
@@ -278,7 +278,7 @@ def _written(status: Status, node: bool, sticky: str = "") -> Complaint:
         "nobody else to have write permission",
         f"{who} may write to it, mode {stat.S_IMODE(status.st_mode):04o}, owned by {owner(status)}",
         f"take the permission away ({undo}), {sticky}or give `{what}` another directory{trust}. "
-        'permissions = "unchecked" goes on all the same',
+        'permissions = "unchecked" uses it all the same',
     )
 
 

@@ -80,7 +80,7 @@ class History:
         except FileNotFoundError:
             return []
         except (StorageError, FormatError, ValueError, KeyError, TypeError, RecursionError) as error:
-            self.problem = f"{path}: {type(error).__name__}: {error}; begun anew"
+            self.problem = f"{path}: {type(error).__name__}: {error}; started over"
             return []
 
     def _write(self, records: list[dict[str, Any]]) -> None:

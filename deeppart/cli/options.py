@@ -12,7 +12,7 @@ from deeppart.access import READING, guarded
 from deeppart.part import Signing
 from deeppart.storage.key_files import read_key_files
 
-SIGN_KEY_HELP = "A key that files must be signed with (sign_key_file of the job). May be repeated: any of them."
+SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."
 F = TypeVar("F", bound=Callable[..., Any])
 
 

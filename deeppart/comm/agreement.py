@@ -18,7 +18,7 @@ from deeppart.errors import DeeppartError, RemoteRankError, as_error
 
 T = TypeVar("T")
 
-_TODO = "mend what that rank reports; no rank has saved or changed anything"
+_TODO = "fix what that rank reports; no rank has saved or changed anything"
 
 
 @dataclass(frozen=True, slots=True)

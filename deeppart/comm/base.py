@@ -117,7 +117,7 @@ class Drive(Generic[T]):
         """
         if self._comm.broken is not None:
             raise CommError(
-                f"{self._what}: this job's ranks can no longer talk to each other",
+                f"{self._what}: this job's ranks can no longer communicate with each other",
                 found=self._comm.broken.summary,
                 todo="end the job and start it again; committed checkpoints are not affected",
             )

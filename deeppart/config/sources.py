@@ -48,7 +48,7 @@ def _found_file() -> dict[str, Any]:
     try:
         access.check_found(path)
     except OSError as error:
-        raise ConfigError(f"{path} is not obeyed", **{"found": str(error), **access.answers(error)}) from error
+        raise ConfigError(f"{path} is not used", **{"found": str(error), **access.answers(error)}) from error
     return _read_file(path)
 
 

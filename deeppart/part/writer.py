@@ -259,7 +259,7 @@ class PartWriter:
 
     def _check_usable(self) -> None:
         if not self._usable:
-            raise FormatError("this part is finished, or a write to it failed", where=self._where, todo="start anew")
+            raise FormatError("this part is finished, or a write to it failed", where=self._where, todo="start over")
 
 
 def _bad_chunk(raw_length: int, encoded_length: int, codec_id: int, flags: int, tag: bytes) -> str | None:

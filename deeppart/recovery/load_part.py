@@ -63,7 +63,7 @@ class LoadedPart:
             "a part file was taken away while it was being used",
             found="another job that runs on this node retires the step",
             where=self.used_in_place.path,
-            todo="end the other job, build the state anew and restore again",
+            todo="end the other job, build the state again and restore again",
         )
 
     def _changed(self) -> CorruptFileError | None:

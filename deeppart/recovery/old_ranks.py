@@ -168,7 +168,7 @@ class _Mapping:
             check_aliases(self._target.types, self._target.structure.aliases)
         except ValueError as error:
             raise LeafMismatchError(
-                "what the per_rank function returned has no room for a leaf that shares its memory", found=str(error)
+                "the per_rank function returned too small an array for a leaf that shares its memory", found=str(error)
             ) from error
         self._target.dropped = frozenset()
         find_targets(self._target, self._flat)

@@ -149,7 +149,7 @@ def _straightened(stock: Found) -> list[str]:
     try:
         return straighten(stock)
     except Exception as error:  # of whatever kind: the other ranks wait for the list
-        return [one_line(as_error(error, "putting files in their places failed"))]
+        return [one_line(as_error(error, "renaming files in wrong places failed"))]
 
 
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
@@ -222,11 +222,11 @@ def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: 
     if step is not None and others:
         todo = f"the newest step that can be recovered is {max(others)}; restore without `step`, or name it"
     else:
-        todo = "bring the missing nodes or files back; or begin anew, in a new persistent_dir"
+        todo = "bring the missing nodes or files back; or start over in a new persistent_dir"
     more = [f"and {len(reasons) - _MOST_REASONS} more lines"] if len(reasons) > _MOST_REASONS else []
     return RestoreError(
         "no checkpoint can be recovered" if step is None else f"step {step} cannot be recovered",
-        found="\n    ".join([*reasons[:_MOST_REASONS], *more]) or "no trace of it at any level",
+        found="\n    ".join([*reasons[:_MOST_REASONS], *more]) or "it was found at no level",
         where=f"rank {rank}",
         tried="every source of every step listed" if reasons else None,
         todo=todo,

@@ -289,7 +289,7 @@ class Scrubber:
         """Returns why it cannot be repaired, or None."""
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
-            return "not every part can be had any more"
+            return "some part has no sound file any more"
         damaged = damaged | _refer_to(damaged, inventory)
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:

@@ -101,7 +101,7 @@ class Completer:
                 return outcome.summary.record(job.attempt, self._storage.rank, on_node=job.local_summary)
             return None
         except Exception as error:  # the other ranks wait for the report
-            return str(as_error(error, "what was written could not be put on record"))
+            return str(as_error(error, "the part that was written could not be recorded"))
 
     def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
         """Files of this rank that a level which is not complete must not keep."""
@@ -161,7 +161,7 @@ class Completer:
         except Exception as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"
-            text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
+            text = f"{complete}, but steps that `keep` no longer wants there could not be removed: {error}"
             self._ledger.note(text, BackgroundFailureWarning)
 
 
@@ -171,5 +171,5 @@ def level_error(job: Job, level: str, problem: str) -> CheckpointError:
         f"step {job.attempt.step} is not complete at level {level!r}",
         found=problem.replace("\n", "\n    "),
         where=f"step {job.attempt.step}, level {level}",
-        todo="mend the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
+        todo="fix the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
     )

@@ -248,10 +248,10 @@ class Saver:
         digest = layout.structure_digest
         if "structure" in agree(self._comm, {"structure": digest}, {}, what, self._timeout).differing:
             raise StructureMismatchError(
-                f"{what}: the state's structure differs between ranks in a way that cannot be told",
+                f"{what}: the state's structure differs between ranks in a way that cannot be named",
                 expected="the same kinds of containers and of keys on every rank",
                 where=f"rank {self._comm.rank}",
-                todo="see that the ranks build their states alike; patterns of `replicated` that overlap may hide it",
+                todo="build the state in the same way on all ranks; overlapping patterns of `replicated` may hide it",
             )
 
     def _document(self, layout: Layout) -> PartDocument:

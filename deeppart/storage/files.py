@@ -55,7 +55,7 @@ def storage_error(summary: str, error: OSError, path: Path | str, **answers: str
         errno.EROFS: "the file system is mounted read-only, often after an error: look at the system log",
         errno.ENOENT: "a directory of that path is not there: check the path, and that the file system is mounted",
         errno.ENOTDIR: "a file lies where a directory is wanted: give another path, or move the file away",
-        errno.EEXIST: "nothing was replaced; two processes that write one file take themselves for the same rank",
+        errno.EEXIST: "nothing was replaced; two processes that write one file act as the same rank",
     }.get(error.errno or 0, "look at the system log and the file system's state")
     text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
     found = {"found": text, "where": str(path), "todo": todo} | access.answers(error) | answers

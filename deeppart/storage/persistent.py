@@ -75,7 +75,7 @@ class PersistentLevel:
             access.remove(path)
             access.sync_directory(path.parent)
         except OSError as error:
-            raise storage_error("cannot take a commit back", error, path) from error
+            raise storage_error("cannot withdraw a commit", error, path) from error
 
     def may_be_committed(self, key: StepKey) -> bool:
         """True if a step has a manifest, or if that cannot be found out."""

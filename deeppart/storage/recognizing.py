@@ -84,7 +84,7 @@ def _file(path: Path) -> Mistaken:
     if path.suffix == ".safetensors":
         return Mistaken("this is a file of safetensors", "read it with safetensors.torch.load_file")
     if begins == _ZIP_MAGIC or path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
-        return Mistaken("this is a file of torch.save, by its looks", "read it with torch.load")
+        return Mistaken("this looks like a file of torch.save", "read it with torch.load")
     return Mistaken("this is a file, not a checkpoint directory", "give the persistent_dir of the job")
 
 

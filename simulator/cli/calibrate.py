@@ -37,7 +37,7 @@ from .options import (
     show_default=True,
     help="The machine file to write.",
 )
-@click.option("--name", default="this machine", show_default=True, help="What to call it.")
+@click.option("--name", default="this machine", show_default=True, help="Name of the machine.")
 @click.option(
     "--ranks-per-node", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that will share a node."
 )

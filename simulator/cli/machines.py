@@ -16,7 +16,7 @@ from ..machine.record import Machine
 from .options import console, print_json, table
 
 
-@click.command(short_help="The machines that are known.")
+@click.command(short_help="List the known machines.")
 @click.argument("name", metavar="[FILE|PRESET]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def machines(name: str | None, as_json: bool) -> int:

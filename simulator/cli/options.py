@@ -98,7 +98,7 @@ def common_options(function: F) -> F:
             default=DEFAULT_STATE,
             show_default=True,
             metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
-            help="What the job holds; `deeppart-sim states` lists what there is.",
+            help="State of the job; `deeppart-sim states` lists the models.",
         ),
         click.option(
             "--from",
@@ -113,7 +113,7 @@ def common_options(function: F) -> F:
             default=DEFAULT_MACHINE,
             show_default=True,
             metavar="FILE|PRESET",
-            help="What it runs on; `deeppart-sim machines` lists the presets.",
+            help="Machine of the job; `deeppart-sim machines` lists the presets.",
         ),
         click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of random numbers."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),

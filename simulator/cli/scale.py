@@ -33,7 +33,7 @@ from .options import (
 _LADDER = "1,2,4,8,16,32,64,128,256,512,1024"
 
 
-@click.command(short_help="How one checkpoint scales with ranks.")
+@click.command(short_help="Show how one checkpoint scales with ranks.")
 @common_options
 @click.option("--ranks", default=_LADDER, show_default=True, metavar="N,N,...", help="Numbers of ranks.")
 @click.option(

@@ -74,7 +74,7 @@ def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operat
         raise NoExchangeMemoryError(
             "there is no memory for an exchange between nodes",
             expected=f"{sum(lengths)} bytes" if problem else "memory on every rank",
-            found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none: it says so",
+            found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none, and reports it",
             todo="leave more memory free beside training; the next checkpoint tries again",
         ) from problem
 

@@ -105,7 +105,7 @@ def parts_without_parity(parity: Sequence[StoredParity], parts: Sequence[StoredP
             if member.part is not None:
                 members.setdefault((share.identity.attempt, member.part), set()).add(member.index_digest)
     return [
-        f"{part.path}: sound, but not as it was when its parity was computed, which does not protect it: the next "
+        f"{part.path}: sound, but changed since its parity was computed, which does not protect it: the next "
         "checkpoint is protected again"
         for part in parts
         if part.level == Level.LOCAL

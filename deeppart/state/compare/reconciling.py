@@ -81,7 +81,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
             found="; ".join(refused[:6]) + (f" ... ({len(refused)} in all)" if len(refused) > 6 else ""),
             where=f"reported to rank {comm.rank}",
             todo="give every rank the same keys, with None where one has nothing (shapes, dtypes and the lengths of "
-            'lists may differ); or say that what is there is per rank: replicated={"the/path/*": "none"}',
+            'lists may differ); or declare what is there per rank: replicated={"the/path/*": "none"}',
         )
     paths = {exact(path): path for entries in everyone for path in (decode_path(each[0], what) for each in entries)}
     cuts = {key: path for key, path in paths.items() if not any(key[:end] in paths for end in range(len(key)))}

@@ -147,7 +147,7 @@ def test_training_that_begins_anew_beside_what_is_there(tmp_path: Path) -> None:
             second.checkpoint({"a": 1}, 1).wait()
         assert "Call restore(state) before the loop" in str(caught[0].message) and len(caught) == 1
         second.checkpoint({"a": 2}, 2).wait()
-        with pytest.raises(StepExistsError, match="count on from"):
+        with pytest.raises(StepExistsError, match="continue to count from"):
             second.checkpoint({"a": 5}, 5)
     with deeppart.Checkpointer(config(tmp_path)) as third, pytest.raises(StepExistsError) as refused:
         third.checkpoint({"a": 10}, 10)

@@ -116,7 +116,7 @@ def test_a_takeover_between_the_check_and_the_manifest(
             pending.wait(timeout=200)
         else:
             with pytest.raises(
-                CheckpointError, match="cannot take a commit back" if refused else "taken this directory"
+                CheckpointError, match="cannot withdraw a commit" if refused else "taken this directory"
             ):
                 pending.wait(timeout=200)
         with pytest.raises(CheckpointError, match="job 99, process 5 on node7"):
