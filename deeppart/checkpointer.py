@@ -121,17 +121,17 @@ class Checkpointer:
 
     @property
     def repairing(self) -> bool:
-        """Whether copies or parity that a restored step had lost are still being rebuilt in the background."""
+        """True if copies or parity that a restored step had lost are still being rebuilt in the background."""
         return self._pipeline.repairing
 
     @property
     def scrubbed(self) -> ScrubReport:
-        """What scrubbing (``scrub_bandwidth``) has done so far on this rank."""
+        """The work of scrubbing (``scrub_bandwidth``) so far on this rank."""
         return ScrubReport() if self._scrubber is None else self._scrubber.report
 
     @property
     def cadence(self) -> CadenceReport | None:
-        """How often, and why, with ``every="auto"``, on rank 0, once a checkpoint is complete. Otherwise None."""
+        """The cadence of ``every="auto"`` and its reasons, on rank 0, once a checkpoint is complete. Otherwise None."""
         return None if self._auto is None else self._auto.report
 
     @property
@@ -160,7 +160,7 @@ class Checkpointer:
         Raises:
             StateError: the state holds something that cannot be stored, or differs in structure between ranks.
             StepExistsError: the step is committed already.
-            CheckpointError: an earlier checkpoint left no room within 0.8 of ``timeout`` (``on_busy="wait"``).
+            CheckpointError: the pipeline was full for 0.8 times ``timeout`` (``on_busy="wait"``).
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         began = time.monotonic()
@@ -253,7 +253,7 @@ class Checkpointer:
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:
-            self._auto.restored(recovered.dearest_level)
+            self._auto.restored(recovered.slowest_level_read)
         self.explanation += rebuild_redundancy(
             session, self._pipeline, self._retention, self._arena, recovered, inventory
         )
@@ -318,7 +318,7 @@ class Checkpointer:
     def _check_call(self, step: int) -> int:
         number = check_step(step, "checkpoint(state, step)")
         if self._closed:
-            todo = "checkpoint inside the `with` block; handlers of atexit that are older than it come too late"
+            todo = "checkpoint inside the `with` block; atexit handlers that were registered before it run too late"
             raise CheckpointError("this checkpointer is closed", todo=todo)
         return number
 
@@ -355,7 +355,7 @@ class Checkpointer:
         if self.config.on_busy == "wait":
             raise CheckpointError(
                 f"checkpoint(step={step}): an earlier checkpoint is still being written",
-                found="; ".join([f"no room after {0.8 * self.config.timeout:g} s", *hanging()]),
+                found="; ".join([f"the pipeline was full for {0.8 * self.config.timeout:g} s", *hanging()]),
                 todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
             )
         pending.note_skipped()

@@ -28,8 +28,8 @@ class DeeppartError(Exception):
 
     Attributes:
         summary: one sentence saying what went wrong.
-        expected: what would have been right; a text or None, as all five are.
-        found: what there was instead.
+        expected: what would have been right. All five are a text or None.
+        found: what was there instead.
         where: step, level, rank or path.
         tried: what was done about it.
         todo: what the reader can do next.
@@ -106,7 +106,7 @@ class LeafMismatchError(StateError):
 
 
 class PerRankError(StateError):
-    """Per-rank leaves meet another world size and the caller has not said what to do with them."""
+    """The world size has changed, and the caller has not said what to do with per-rank leaves."""
 
 
 # --- the other ranks --------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class WaitingNotice(DeeppartWarning):
 
 
 class _Held(threading.local):
-    """What is said when a block has ended; None outside of one."""
+    """The warnings that are given when a block has ended; None outside of a block."""
 
     texts: list[tuple[str, type[DeeppartWarning]]] | None = None
 
@@ -292,7 +292,7 @@ def as_error(error: Exception, summary: str) -> DeeppartError:
 
 
 def warn_now(text: str, category: type[DeeppartWarning]) -> None:
-    """As :func:`warn_caller`, in the middle of a call, which goes on even where warnings are errors."""
+    """Warn as :func:`warn_caller`, in the middle of a call, which goes on even if warnings are errors."""
     texts, _held.texts = _held.texts, None
     try:
         warn_caller(text, category)

@@ -21,9 +21,9 @@ class Failure:
     """A level that failed.
 
     Attributes:
-        error: why.
-        told: whether ``wait`` has raised it already.
-        agreed: whether every rank has the same error, since a commit round has ended with it.
+        error: the reason.
+        told: true if ``wait`` has raised it already.
+        agreed: true if every rank has the same error, since a commit round has ended with it.
     """
 
     error: CheckpointError
@@ -31,7 +31,7 @@ class Failure:
     agreed: bool
 
     def is_news(self, rank: int) -> bool:
-        """Whether the caller has to be told on this rank: what all know, rank 0 tells."""
+        """True if the caller must be told on this rank: if all ranks know it, only rank 0 tells."""
         return not self.told and (rank == 0 or not self.agreed)
 
 
@@ -111,7 +111,7 @@ class Pending:
         return frozenset(name for name, progress in self._levels.items() if progress.state not in (OFF, SKIPPED))
 
     def done(self, level: str = Level.PERSISTENT) -> bool:
-        """Whether the checkpoint is complete at a level, on every rank. Never blocks, never raises for a failure.
+        """True if the checkpoint is complete at a level, on every rank. Never blocks, never raises for a failure.
 
         Raises:
             LevelNotRunError: no such level.
@@ -155,22 +155,22 @@ class Pending:
             )
 
     def settled(self, level: str) -> bool:
-        """Whether nothing more will happen at a level."""
+        """True if nothing more will happen at a level."""
         return self._level(level).state in _FINAL
 
     @property
     def skipped(self) -> bool:
-        """Whether ``on_busy="skip"`` dropped this checkpoint."""
+        """True if ``on_busy="skip"`` dropped this checkpoint."""
         return any(progress.state == SKIPPED for progress in self._levels.values())
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will happen to this checkpoint, for better or worse."""
+        """True if nothing more will happen to this checkpoint, complete or failed."""
         return all(progress.state in _FINAL for progress in self._levels.values())
 
     @property
     def report(self) -> Report:
-        """What it cost so far."""
+        """The cost so far."""
         with self._changed:
             levels = {
                 name: LevelReport(
@@ -204,7 +204,7 @@ class Pending:
     # --- for the checkpointer and the pipeline, which reports progress through the ``note_*`` ones ---
 
     def failures(self) -> list[Failure]:
-        """What has failed since the last call; each failure is returned once."""
+        """The failures since the last call; each failure is returned once."""
         fresh = []
         for progress in self._levels.values():
             if progress.error is not None and not progress.counted:
@@ -224,7 +224,7 @@ class Pending:
             self._costs.retries += 1
 
     def note_compression(self, level: str, reasons: tuple[str, ...]) -> None:
-        """How a level's part is encoded, and why."""
+        """Note how a level's part is encoded, and why."""
         with self._changed:
             self._costs.compression[level] = reasons
 

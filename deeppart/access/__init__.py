@@ -1,4 +1,4 @@
-"""How directories and files are reached without going through anything that others could have put in the way.
+"""Directories and files are reached without going through anything that other users could have put in the way.
 
 The way to a directory begins at the root of the file system and goes from one open directory to the next
 (``openat(2)`` with ``O_NOFOLLOW``): :mod:`deeppart.access.way`. What each of them must be like is said by the rules of

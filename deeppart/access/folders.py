@@ -33,7 +33,7 @@ class Folder:
 
     Attributes:
         path: the way it was reached.
-        rules: what holds in it.
+        rules: the rules that hold in it.
     """
 
     __slots__ = ("_fd", "_held", "path", "rules")
@@ -52,7 +52,7 @@ class Folder:
         """Open a regular file that is there.
 
         Args:
-            over: whether it will be written over, where ``flags`` would let it be.
+            over: true if it will be written over, where ``flags`` would let it be.
 
         Raises:
             FileNotFoundError, OSError: as ``open(2)``. NotRegularError, ForeignAccessError: it is not used.
@@ -93,7 +93,7 @@ class Folder:
         return descriptor
 
     def _most(self) -> int:
-        """What a command makes is for those that may use the directory; what a job makes is as its rules say."""
+        """The most permissions of a new file: in a command, those of the directory; in a job, its rules decide."""
         return stat.S_IMODE(os.fstat(self._fd).st_mode) if self.rules.reading else 0o777
 
     def look(self, name: str) -> os.stat_result:
@@ -102,7 +102,7 @@ class Folder:
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of that name."""
+        """True if anything has that name."""
         try:
             self.look(name)
         except FileNotFoundError:
@@ -110,7 +110,7 @@ class Folder:
         return True
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """The names of the entries."""
         with storage_operation("listdir", self.path):
             readable = os.open(".", ENTRIES, dir_fd=self._fd)
             try:

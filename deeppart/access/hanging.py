@@ -25,7 +25,7 @@ class Operation:
 
     Attributes:
         name: of the function of ``os``.
-        path: what it works on.
+        path: the path on which it works.
         began: seconds of the monotonic clock.
         thread: its name.
     """

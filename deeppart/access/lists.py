@@ -33,7 +33,7 @@ class ListedStatus:
 
 
 def status_of(descriptor: int, who: Identity) -> Status:
-    """What ``fstat`` says; where a list lets others write, their group stands in it, or nobody's."""
+    """The result of ``fstat``; if an access control list lets others write, with their group, or a group of nobody."""
     status = os.fstat(descriptor)
     if status.st_mode & stat.S_IWGRP:
         writers = _groups_that_may_write(descriptor, who)

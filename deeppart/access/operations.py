@@ -52,7 +52,7 @@ def look(path: Path | str) -> os.stat_result:
 
 
 def exists(path: Path | str) -> bool:
-    """Whether there is anything of that name, if only a link to nothing.
+    """True if anything has that name, even a link to nothing.
 
     Raises:
         OSError: that cannot be told.
@@ -65,7 +65,7 @@ def exists(path: Path | str) -> bool:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether it is there and a directory, and no link to one.
+    """True if it exists and is a directory, not a link to one.
 
     Raises:
         OSError: that cannot be told.
@@ -77,7 +77,7 @@ def is_directory(path: Path) -> bool:
 
 
 def names_in(path: Path) -> list[str]:
-    """What is in a directory.
+    """The names of the entries of a directory.
 
     Raises:
         OSError: as ``listdir``, and for what :func:`open_folder` raises it.

@@ -12,7 +12,7 @@ class ForeignAccessError(PermissionError):
     """Others own something, or can write to it, and so could decide what is read or written.
 
     Attributes:
-        complaint: what is wrong, and what can be done.
+        complaint: the reason, and what can be done.
     """
 
     def __init__(self, path: Path, complaint: Complaint) -> None:
@@ -28,7 +28,7 @@ class NotRegularError(OSError):
 
 
 def answers(error: OSError) -> dict[str, str]:
-    """What an error message is to say beyond what the operating system says; {} where there is no more."""
+    """The further fields of an error message, beyond the text of the operating system; {} if there are none."""
     if isinstance(error, NotRegularError):
         todo = "find out who has put it there, and remove it"
         return {"expected": "a regular file", "found": str(error.strerror), "where": str(error.filename), "todo": todo}

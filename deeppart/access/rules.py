@@ -29,7 +29,7 @@ _GROUP_DIRECTORY, _GROUP_FILE = stat.S_ISGID | 0o070, 0o060
 
 
 class Status(Protocol):
-    """What is asked of ``os.stat_result``."""
+    """The fields of ``os.stat_result`` that the rules use."""
 
     @property
     def st_mode(self) -> int: ...
@@ -43,7 +43,7 @@ class Status(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is to the file system.
+    """The user and the groups of this process, as the file system sees them.
 
     Attributes:
         uid: effective user.
@@ -86,7 +86,7 @@ def _unmapped() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """Why a directory or file is not used: what was expected and found, and what can be done."""
+    """The reason why a directory or file is not used: what was expected and found, and what to do."""
 
     expected: str
     found: str
@@ -95,7 +95,7 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is accepted below a directory, and how files are made there.
+    """The rules for what is accepted below a directory, and for how files are made there.
 
     Attributes:
         permissions: as ``Config.permissions``.
@@ -113,7 +113,7 @@ class Rules:
 
     @property
     def is_private(self) -> bool:
-        """Whether what is made is for its owner alone."""
+        """True if only the owner may use what is made."""
         return self.node and self.permissions == "private"
 
     @property
@@ -138,7 +138,7 @@ class Rules:
         return self.reading or self.permissions == "unchecked"
 
     def _accepts_group(self, status: Status, who: Identity) -> bool:
-        """Whether it is no harm that the group may write."""
+        """True if the group may write without harm."""
         if status.st_gid in (_ROOT, who.own_group):
             return True
         return (not self.node or self.permissions == "group") and status.st_gid in who.groups
@@ -149,11 +149,11 @@ class Rules:
         return self.permissions == "group" and status.st_gid in who.groups
 
     def above(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to go through a directory on the way to the one that is used."""
+        """The reason not to go through a directory on the way to the one that is used, or None."""
         if self._trusts_all or (status.st_mode & stat.S_ISVTX and not self.node):
             return None
         if self.node and not self._accepts_owner(status, who, _ROOT, who.unmapped):
-            return _owned(status, "another user could put something else in the place of what is below it", self.node)
+            return _owned(status, "another user could replace what is below it", self.node)
         if status.st_mode & stat.S_ISVTX:
             return None
         if status.st_mode & stat.S_IWOTH:
@@ -163,13 +163,15 @@ class Rules:
         return None
 
     def link(self, status: Status, directory: Status, who: Identity) -> Complaint | None:
-        """Why not to follow a symbolic link on the way to the directory that is used; as ``fs.protected_symlinks``."""
+        """The reason not to follow a symbolic link on the way to the directory that is used, as
+        ``fs.protected_symlinks``, or None.
+        """
         if self._trusts_all or self._accepts_owner(status, who, _ROOT, who.unmapped, directory.st_uid):
             return None
         return _owned(status, "a symbolic link of another user leads there", self.node)
 
     def root(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to use a directory."""
+        """The reason not to use a directory, or None."""
         if self._trusts_all:
             return None
         if self.place:
@@ -179,13 +181,15 @@ class Rules:
         return self._check(status, who, others, sticky)
 
     def inside(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to use a directory, or a file, below that: others must not have made it, nor be able to change it."""
+        """The reason not to use a directory or file below the one that is used, or None: others made it or can change
+        it.
+        """
         if self._trusts_all:
             return None
         return self._check(status, who, (_ROOT,), sticky=False)
 
     def over(self, status: Status, who: Identity) -> Complaint | None:
-        """Why not to write over a file: as for reading it, and it must be known by this name only."""
+        """The reason not to write over a file, or None: as for reading it, and it must have this name only."""
         refusal = self.inside(status, who)
         if refusal is not None:
             return refusal
@@ -199,7 +203,7 @@ class Rules:
 
     def _check(self, status: Status, who: Identity, others: tuple[int | None, ...], sticky: bool) -> Complaint | None:
         if not self._accepts_owner(status, who, *others):
-            return _owned(status, "whoever owns it decides what is in it", self.node)
+            return _owned(status, "its owner decides what is in it", self.node)
         if sticky:
             return None
         if status.st_mode & stat.S_IWOTH:
@@ -210,7 +214,9 @@ class Rules:
 
 
 def planted(status: Status, directory: Status, who: Identity) -> Complaint | None:
-    """Why not to obey a file that was found in a directory, and that nobody has named: others may have put it there."""
+    """The reason not to use a file that was found in a directory and that nobody has named, or None: others may have
+    put it there.
+    """
     open_to_all = bool(directory.st_mode & stat.S_IWOTH)
     if not open_to_all or status.st_uid in (who.uid, _ROOT) or status.st_gid in who.groups - {_ROOT}:
         return None
@@ -253,7 +259,7 @@ def _owned(status: Status, reason: str, node: bool) -> Complaint:
     return Complaint(
         f"owned by this user (uid {os.geteuid()}) or root: {reason}",
         f"owned by {owner(status)}, mode {stat.S_IMODE(status.st_mode):04o}",
-        f"give `{what}` a directory of your own ($USER may stand in it); if its group is yours and you trust it, "
+        f"give `{what}` a directory of your own ($USER may be part of it); if its group is yours and you trust it, "
         'permissions = "group"; if the file system shows wrong owners (FUSE, NFS root squash, a user namespace), '
         'permissions = "unchecked"',
     )
@@ -272,7 +278,7 @@ def _written(status: Status, node: bool, sticky: str = "") -> Complaint:
         "nobody else to have write permission",
         f"{who} may write to it, mode {stat.S_IMODE(status.st_mode):04o}, owned by {owner(status)}",
         f"take the permission away ({undo}), {sticky}or give `{what}` another directory{trust}. "
-        'permissions = "unchecked" goes on all the same',
+        'permissions = "unchecked" uses it all the same',
     )
 
 

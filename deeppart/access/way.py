@@ -122,7 +122,7 @@ class _Way:
         refuse(self.path, self._rules.root(status_of(self.fd, self._who), self._who))
 
     def _read_link(self, name: str, here: Status) -> str:
-        """Where a symbolic link leads; what is neither one nor a directory is refused."""
+        """The target of a symbolic link; what is neither a link nor a directory is refused."""
         path = self._join(name)
         status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         if not stat.S_ISLNK(status.st_mode):

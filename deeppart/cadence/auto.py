@@ -1,4 +1,5 @@
-"""Whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides, the others are told.
+"""The decision whether a call of ``checkpoint()`` makes a checkpoint, and at which levels: rank 0 decides and tells
+the others.
 
 Ranks *look* together, with one small reduction, and agree at every look on how many calls there are until the next:
 most calls ask nobody anything. There are more looks as the time comes nearer, since steps do not all take as long.
@@ -24,7 +25,7 @@ from deeppart.plan.interval import Cadence, LevelCost, best
 
 #: With so many calls left or fewer, the next look is at the last of them.
 _NEAR = 8
-#: While nothing is known, or there is no room, ranks look about this often, in seconds.
+#: While nothing is known, or the pipeline is full, ranks look about this often, in seconds.
 PAUSE_S = 0.5
 
 
@@ -88,11 +89,11 @@ class Decider:
     _since: dict[str, int] = field(default_factory=dict)
 
     def decide(self, now: float, *, room: bool) -> tuple[frozenset[str], int]:
-        """What this call goes to, and at how many calls from here to look again.
+        """The levels that this call goes to, and the number of calls until the next look.
 
         Args:
             now: seconds, monotonic.
-            room: whether a checkpoint could be taken in without waiting.
+            room: true if the pipeline can take a checkpoint without waiting.
         """
         for level in self.meter.take_failures():
             self._since[level] = max(self._since.get(level, 0), 10**9)  # to be tried again with the next
@@ -120,7 +121,7 @@ class Decider:
             self._since[level] = 0 if level in due else self._since.get(level, 0) + 1
 
     def calls_within(self, seconds: float) -> int:
-        """How many calls there are in a time, at least one."""
+        """The number of calls in a time, at least one."""
         return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
 
     def _update(self) -> None:
@@ -178,9 +179,9 @@ class AutoCadence:
         """Levels to which a call goes; none for most (collective).
 
         Args:
-            room: whether this rank could take a checkpoint in without waiting.
-            working: whether its background has something to do.
-            force: whether a checkpoint must be made, at all levels.
+            room: true if this rank's pipeline can take a checkpoint without waiting.
+            working: true if its background has something to do.
+            force: true if a checkpoint must be made, at all levels.
 
         Raises:
             PeerTimeoutError: a rank did not make the call.
@@ -197,7 +198,9 @@ class AutoCadence:
         return due
 
     def _look(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
-        """What rank 0 says is due (collective); nothing where a rank has no room, unless one must."""
+        """The levels that are due, as rank 0 says (collective); none if the pipeline of a rank is full, unless
+        forced.
+        """
         due, calls, pause = frozenset[str](), 1, 1
         if self._decider is not None:
             due, calls = self._decider.decide(time.monotonic(), room=room)
@@ -222,7 +225,7 @@ class AutoCadence:
             self._decider.made(time.monotonic(), pending)
 
     def restored(self, level: str) -> None:
-        """This run has come back, from that level at the dearest."""
+        """Record the slowest level that this run had to read from when it was restored."""
         if self._history is not None and self._decider is not None:
             self._history.restored(level)
             self._decider.runs = self._history.runs

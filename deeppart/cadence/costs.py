@@ -1,4 +1,4 @@
-"""What checkpoints cost training, measured on rank 0 while it trains.
+"""The cost of checkpoints for training, measured on rank 0 while it trains.
 
 A checkpoint costs the time that the call blocks, and what training is slower while the background works. The second is
 told from the first by comparing the pauses between calls, that is training steps, with and without background work.
@@ -42,7 +42,7 @@ class CostMeter:
         """A call begins.
 
         Args:
-            working: whether the background has something to do.
+            working: true if the background has something to do.
         """
         if self._left is not None and self._left[1] == working:
             self._steps[working].append(now - self._left[0])
@@ -72,7 +72,7 @@ class CostMeter:
 
     @property
     def waiting(self) -> bool:
-        """Whether no checkpoint has come to its end yet, so that nothing is known."""
+        """True if no checkpoint has ended yet, so that nothing is known."""
         return not self._reports
 
     def take_failures(self) -> frozenset[str]:
@@ -87,7 +87,7 @@ class CostMeter:
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
     def costs(self, levels: Collection[str], rates: Mapping[str, float], drain_share: float = 1.0) -> list[LevelCost]:
-        """What each level costs, by medians over the last checkpoints.
+        """The cost of each level: medians over the last checkpoints.
 
         Args:
             levels: that are on.

@@ -1,4 +1,5 @@
-"""How often which level will be needed: a guess about clusters at large, bent towards what this job has seen. Pure.
+"""The rate at which each level will be needed: an estimate for clusters in general, corrected by what this job has
+seen. Pure.
 
 Before anything is known, a node fails as in the training of Llama 3 (A. Grattafiori et al., The Llama 3 Herd of
 Models, 2024, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, eight in a node), and the job as a
@@ -33,7 +34,7 @@ class Run:
     Attributes:
         seconds: that it is known to have lasted.
         nodes: that it had.
-        failed: whether it ended before it should have.
+        failed: true if it ended too early.
         needed: the level from which the next run came back; None where nothing is known.
     """
 
@@ -58,7 +59,7 @@ def failure_rates(nodes: int, levels: Collection[str], runs: Sequence[Run] = ())
 
     Args:
         nodes: of this run.
-        levels: that are on. What an absent one would meet, the next higher one has to.
+        levels: that are on. The next higher one also gets the failures of an absent one.
         runs: that have ended.
     """
     guess = guessed_rates(nodes)
@@ -81,7 +82,7 @@ _CLASSES: dict[str | None, str] = {
 
 
 def _class_of(needed: str | None) -> str:
-    """Which of the guessed rates a failure counts for; where it is not known, that of the highest level."""
+    """The estimated rate for which a failure counts; if it is not known, that of the highest level."""
     return _CLASSES.get(needed, Level.PERSISTENT)
 
 

@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 20
 
 
 class History:
-    """What is known of earlier runs, and the record of this one.
+    """The record of earlier runs and of this one.
 
     Args:
         root: the persistent directory.
@@ -39,7 +39,7 @@ class History:
 
     Attributes:
         runs: that have ended, oldest first.
-        problem: why the file could not be read or written, or None.
+        problem: the reason why the file could not be read or written, or None.
     """
 
     def __init__(self, root: Path, session: str, nodes: int) -> None:
@@ -54,7 +54,7 @@ class History:
         self._write(records)
 
     def restored(self, level: str) -> None:
-        """This run has come back from a level, the dearest of those it had to read from."""
+        """Record the slowest level that this run had to read from when it was restored."""
         self._own["restored"] = level
         self.runs = _runs(self._earlier, self._own)
         self._write(self._read() or self._earlier)
@@ -80,7 +80,7 @@ class History:
         except FileNotFoundError:
             return []
         except (StorageError, FormatError, ValueError, KeyError, TypeError, RecursionError) as error:
-            self.problem = f"{path}: {type(error).__name__}: {error}; begun anew"
+            self.problem = f"{path}: {type(error).__name__}: {error}; started over"
             return []
 
     def _write(self, records: list[dict[str, Any]]) -> None:
@@ -96,7 +96,7 @@ class History:
             self.problem = str(error)
 
     def _last_commit(self, since: str) -> str | None:
-        """When the newest of the manifests written since was, which is when the run was last seen alive."""
+        """The time of the newest manifest written since then, which is when the run was last known to be running."""
         times = []
         try:
             steps = list_steps(self._root)

@@ -1,4 +1,4 @@
-"""What the commands ``deeppart`` and ``deeppart-sim`` share: finding subcommands, exit codes, telling errors."""
+"""Common parts of the commands ``deeppart`` and ``deeppart-sim``: finding subcommands, exit codes, printing errors."""
 
 from __future__ import annotations
 

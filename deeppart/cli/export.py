@@ -23,10 +23,14 @@ from deeppart.offline.inspect.listing import require_directory
 @click.argument("out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest commit if left out.")
 @click.option(
-    "--keys", metavar="GLOB", multiple=True, help="Only what such paths cover: model, '*.bias'. May be repeated."
+    "--keys", metavar="GLOB", multiple=True, help="Only paths that match GLOB: model, '*.bias'. May be repeated."
 )
 @click.option(
-    "--rank", metavar="R", type=click.IntRange(min=0), default=0, help="Whose per-rank leaves; 0 if left out."
+    "--rank",
+    metavar="R",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Rank whose per-rank leaves are written; 0 if left out.",
 )
 @click.option("--sign-key-file", "key_files", metavar="FILE", type=click.Path(), multiple=True, help=SIGN_KEY_HELP)
 @click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
@@ -41,10 +45,10 @@ def export(
     overwrite: bool,
     as_json: bool,
 ) -> int:
-    """Write a step of DIR into the HDF5 archive FILE, which programs that read HDF5 open without deeppart.
+    """Write a step of DIR into the HDF5 archive FILE, which can be read without deeppart.
 
-    Every digest is checked on the way; FILE appears when it is complete. Nested containers are groups, leaves data
-    sets. Works while a job is running there.
+    Every digest is checked while the data is read; FILE appears when it is complete. Nested containers are groups,
+    leaves are data sets. Works while a job is running there.
     """
     require_directory(directory)
     began, screen = time.monotonic(), console()

@@ -19,18 +19,18 @@ from deeppart.offline.inspect.ownership import Owner
 from deeppart.part import Signing
 
 
-@click.command(short_help="List the steps, and whether they are whole.")
+@click.command(short_help="List the steps; say whether they are complete.")
 @directory_argument
-@local_option("to look into too")
+@local_option("to read too")
 @sign_key_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def ls(directory: Path, local_dirs: tuple[Path, ...], signing: Signing | None, as_json: bool) -> int:
-    """List the steps in DIR: when, how large, by how many ranks, where, and whether they are whole.
+    """List the steps in DIR: time, size, number of ranks, place of the parts, and state.
 
-    Complete: every part that the manifest names is there, by its length, header and index; with a key, it is signed
-    with that. `deeppart verify` checks the bytes. Exit code 0 if there is a step that can be restored, else 1.
+    Complete means: every part that the manifest names is there. Its length, header and index are checked, and with a
+    key its signature. `deeppart verify` checks the bytes. Exit code 0 if there is a step that can be restored, else 1.
 
-    Steps that are only on nodes are not in DIR: --local, on the node, lists them too.
+    Steps that are only on nodes are not in DIR. Use --local on the node to list them too.
     """
     listing = list_directory(directory, local_dirs, signing)
     if as_json:
@@ -38,7 +38,7 @@ def ls(directory: Path, local_dirs: tuple[Path, ...], signing: Signing | None, a
     else:
         _print(directory, listing)
         if not local_dirs and _may_be_on_nodes(listing):
-            console().print("on nodes there may be more: --local DIR, with the local_dir of the job, looks there too")
+            console().print("there may be more on nodes: use --local DIR, with the local_dir of the job")
     return GOOD if any(step.is_restorable for step in listing.steps) else NOT_GOOD
 
 
@@ -50,7 +50,7 @@ def owner_document(owner: Owner | None) -> dict[str, Any] | None:
 
 
 def owner_line(owner: Owner | None) -> str | None:
-    """What to tell people of an owner; None where no job is running."""
+    """A line for people about the owner of a directory; None if no job is running."""
     if owner is None or owner.running is False:
         return None
     verb = "in use by" if owner.running else "perhaps in use (the file system has no locks): last taken by"
@@ -134,7 +134,7 @@ def _print(directory: Path, listing: Listing) -> None:
 
 
 def _may_be_on_nodes(listing: Listing) -> bool:
-    """Whether looking on nodes could change what is said of the newest step: there is none, or it is not whole.
+    """True if listing nodes could change the state of the newest step: there is none, or it is not complete.
 
     Where the newest step is whole nothing tells that the job has a ``local_dir`` at all.
     """
@@ -142,7 +142,7 @@ def _may_be_on_nodes(listing: Listing) -> bool:
 
 
 def _reduced(listing: Listing) -> dict[tuple[str, ...], list[int]]:
-    """What could not be given -> the steps saved without it."""
+    """Reduced protection -> the steps that were saved with it."""
     found: dict[tuple[str, ...], list[int]] = {}
     for step in listing.steps:
         if step.reduced:

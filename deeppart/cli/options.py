@@ -12,7 +12,7 @@ from deeppart.access import READING, guarded
 from deeppart.part import Signing
 from deeppart.storage.key_files import read_key_files
 
-SIGN_KEY_HELP = "A key that files must be signed with (sign_key_file of the job). May be repeated: any of them."
+SIGN_KEY_HELP = "A key with which files must be signed (sign_key_file of the job). May be repeated: any of the keys."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -51,7 +51,7 @@ def local_option(purpose: str) -> Callable[[F], F]:
     """``--local DIR``, any number of times, as ``local_dirs``.
 
     Args:
-        purpose: what the directories are named for: the middle of the help text.
+        purpose: the purpose of the directories: the middle of the help text.
     """
     return click.option(
         "--local",

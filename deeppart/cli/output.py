@@ -1,4 +1,4 @@
-"""What the commands share: consoles, counts and times for people."""
+"""Common parts of the commands: consoles, counts and times for people."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlainConsole(Console):
 
 
 def console() -> Console:
-    """Where a command prints."""
+    """The console on which a command prints."""
     return PlainConsole()
 
 
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def unchecked_line(*steps: int) -> str:
-    """What to say of steps that are signed, where no key was given."""
+    """A line about signed steps whose signatures were not checked because no key was given."""
     found = sorted(set(steps))
     which = f"step {found[0]} is signed; its" if len(found) == 1 else f"steps {name_ranks(found)} are signed; their"
     return f"{which} signatures were not checked, for lack of a key (--sign-key-file)"

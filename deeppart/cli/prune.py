@@ -29,14 +29,16 @@ _STEP = click.IntRange(min=0)
 @click.option("--keep", metavar="N", type=click.IntRange(min=1), help="All but the N complete steps committed last.")
 @click.option("--after", metavar="STEP", type=_STEP, help="Committed steps newer than STEP: to go back to STEP.")
 @click.option("--before", metavar="STEP", type=_STEP, help="Committed steps older than STEP.")
-@click.option("--incomplete", is_flag=True, help="Also what was never committed.")
+@click.option("--incomplete", is_flag=True, help="Also steps that were never committed.")
 @local_option("to remove the same steps from")
 @sign_key_option
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--allow-empty", is_flag=True, help="Even if no complete checkpoint is left.")
-@click.option("--no-lock", is_flag=True, help="On file systems without locks: no job is running there, I am sure.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document. Asks nothing: see --yes.")
+@click.option(
+    "--no-lock", is_flag=True, help="For file systems without locks: you are sure that no job is running there."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document. Never asks: see --yes.")
 def prune(
     directory: Path,
     local_dirs: tuple[Path, ...],
@@ -47,12 +49,12 @@ def prune(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Remove steps from DIR. Options that select narrow each other: --keep 3 --before 1000 removes what is older than
-    step 1000 and not among the last three. Only --incomplete adds to the others.
+    """Remove steps from DIR. Options that select limit each other: --keep 3 --before 1000 removes steps that are
+    older than step 1000 and not among the last three. Only --incomplete adds to the others.
 
-    Refuses while a job is running there, and if no complete checkpoint would be left. Only deeppart's own files are
-    removed. With a key, only steps signed with it count as complete. Exit code 1 if something could not be removed, or
-    you said no.
+    It refuses while a job is running there, and if no complete checkpoint would be left. Only deeppart's own files are
+    removed. With a key, only steps that are signed with it count as complete. Exit code 1 if something could not be
+    removed, or if you answered no.
     """
     selection = Selection(**options)
     _check(selection, local_dirs)
@@ -160,7 +162,7 @@ def _print_plan(plan: PrunePlan) -> None:
 
 
 def _print_signatures(plan: PrunePlan, signing: Signing | None) -> None:
-    """What was not checked, and which steps did not count."""
+    """Print which signatures were not checked, and which steps did not count."""
     lines = [unchecked_line(*plan.signed)] if signing is None and plan.signed else []
     for line in (*lines, *plan.problems):
         console().print(printable(line), style="yellow", soft_wrap=True)

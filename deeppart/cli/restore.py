@@ -27,7 +27,7 @@ _TIMEOUT_S = 120.0
 
 @click.command(short_help="Say what a restore would do.")
 @directory_argument
-@click.option("--dry-run", is_flag=True, help="Needed: the job itself restores, with Checkpointer.restore.")
+@click.option("--dry-run", is_flag=True, help="Required: only the job itself can restore, with Checkpointer.restore.")
 @click.option("--local", "local_dirs", metavar="DIR", multiple=True, help="Node-local directory. May be repeated.")
 @sign_key_option
 @click.option("--ranks", metavar="N", type=click.IntRange(min=1), help="Ranks of the job that would restore.")
@@ -42,11 +42,11 @@ def restore(
     step: int | None,
     as_json: bool,
 ) -> int:
-    """Say which step a restore would bring back, who would read which part from where, and what stands in the way of
-    newer steps. Reads manifests, headers and indexes, no chunk; changes nothing.
+    """Say which step a restore would take, which rank would read which part from where, and why newer steps cannot
+    be restored. Reads manifests, headers and indexes, no chunk; changes nothing.
 
     In one process, each --local DIR counts as a node. Started on the nodes themselves (srun --mpi=pmi2 or mpirun, one
-    process per node), every process looks at its own --local DIR, which may hold {node} and $VARIABLES. Exit code 1 if
+    process per node), every process reads its own --local DIR, which may contain {node} and $VARIABLES. Exit code 1 if
     nothing can be recovered.
     """
     if not dry_run:

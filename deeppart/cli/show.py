@@ -30,7 +30,7 @@ _MOST_PATH_COLUMNS = 160
 _MOST_BITS = 64
 
 
-@click.command(short_help="Show what a checkpoint holds.")
+@click.command(short_help="Show the content of a checkpoint.")
 @directory_argument
 @click.argument("keys", metavar="[KEYS]...", nargs=-1)
 @click.option("--step", type=click.IntRange(min=0), help="Which step; the newest with a sound manifest if left out.")
@@ -40,10 +40,10 @@ _MOST_BITS = 64
 def show(
     directory: Path, keys: tuple[str, ...], step: int | None, signing: Signing | None, flat: bool, as_json: bool
 ) -> int:
-    """Show what a checkpoint in DIR holds: paths, dtypes, shapes, bytes, and which parts hold them.
+    """Show the content of a checkpoint in DIR: paths, dtypes, shapes, bytes, and the parts with these bytes.
 
-    KEYS are globs over paths, as for deeppart.load: model '*.bias'. Reads manifest and indexes, no chunk. Exit code
-    1 if a part's index cannot be read, or there is nothing to show.
+    KEYS are globs over paths, as for deeppart.load: model '*.bias'. Reads the manifest and indexes, no chunk. Exit
+    code 1 if a part's index cannot be read, or there is nothing to show.
     """
     contents = read_contents(directory, step, keys, signing)
     if as_json:

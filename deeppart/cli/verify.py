@@ -38,8 +38,14 @@ _MOST_LEAVES = 20
 @click.option("--all", "every", is_flag=True, help="Every step.")
 @local_option("to read too: its parts, copies and parity")
 @sign_key_option
-@click.option("--repair", is_flag=True, help="Replace damaged files from sound copies, from parity or from each other.")
-@click.option("--no-lock", is_flag=True, help="For --repair on file systems without locks: no job is running there.")
+@click.option(
+    "--repair", is_flag=True, help="Replace damaged files by sound copies, or compute them from parity and parts."
+)
+@click.option(
+    "--no-lock",
+    is_flag=True,
+    help="For --repair on file systems without locks: you are sure that no job is running there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def verify(
     directory: Path,
@@ -53,8 +59,8 @@ def verify(
 ) -> int:
     """Read all of a checkpoint in DIR and check every digest.
 
-    Goes on after damage, and names the leaves it hits. Exit code 1 if anything is damaged or incomplete and has not
-    been repaired. --repair refuses while a job is running there: that repairs its own nodes (scrub_bandwidth).
+    It continues after damage, and names the damaged leaves. Exit code 1 if anything is damaged or incomplete and has
+    not been repaired. --repair refuses while a job is running there: a job repairs its own nodes (scrub_bandwidth).
     """
     if every and step is not None:
         raise click.UsageError("--step and --all exclude each other")

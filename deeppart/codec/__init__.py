@@ -1,4 +1,4 @@
-"""The codec room: the bytes of a chunk to fewer bytes, and back exactly.
+"""Codecs: the bytes of a chunk to fewer bytes, and back exactly.
 
 Knows nothing of files, ranks or tensors. Ids of codecs are part of the file format (docs/format.md).
 """

@@ -74,7 +74,7 @@ class AutoCompression:
 
     Args:
         threads: chunks that are encoded at a time.
-        spare: whether there are processors for them that nobody else needs.
+        spare: true if there are processors for them that nobody else needs.
     """
 
     def __init__(self, threads: int, *, spare: bool = True) -> None:
@@ -121,7 +121,7 @@ class AutoCompression:
                 known.regret = REGRET_CHECKPOINTS
 
     def chooser(self, level: str, dtypes: Iterable[str]) -> tuple[Chooser, tuple[str, ...]]:
-        """How the next part at a level is encoded, and a line for each dtype that says why."""
+        """The chooser for the next part at a level, and a line for each dtype that says why."""
         encoded: set[str] = set()
         lines = []
         with self._lock:

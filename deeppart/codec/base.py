@@ -1,4 +1,4 @@
-"""What a codec is: one small stateless object that turns a chunk's bytes into fewer bytes and back.
+"""The protocol of a codec: one small stateless object that turns a chunk's bytes into fewer bytes and back.
 
 Invariants
 ----------
@@ -7,7 +7,7 @@ Invariants
   merely claim.
 * A codec keeps no state between calls, so every thread may use the same one at the same time.
 
-Digests are not checked here: the part room checks the encoded bytes before it calls ``decode``.
+Digests are not checked here: the package ``part`` checks the encoded bytes before it calls ``decode``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Codec(Protocol):
 
         Args:
             raw: the chunk's bytes.
-            room: writable memory of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
+            room: buffer of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
         """
         ...
 
@@ -46,7 +46,7 @@ class Codec(Protocol):
         """Decode into exactly ``raw_length`` bytes.
 
         Args:
-            encoded: what ``encode`` gave.
+            encoded: the result of ``encode``.
             raw_length: bytes of the chunk.
             into: writable memory of ``raw_length`` bytes for the result; without it, the result may share the memory of
                 ``encoded``.

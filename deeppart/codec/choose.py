@@ -1,4 +1,4 @@
-"""Which codec a chunk gets: what the ``compression`` key of the configuration means.
+"""The choice of a codec for each chunk: the meaning of the ``compression`` key of the configuration.
 
 * ``none``: every chunk is stored raw.
 * ``zstd``, ``zstd:LEVEL``: every chunk is compressed.
@@ -53,7 +53,7 @@ class Chooser:
         Args:
             raw: the chunk's bytes, contiguous.
             dtype: tag of what they are; "" if mixed.
-            room: writable memory of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
+            room: buffer of at least ``raw.nbytes + ROOM_BYTES`` bytes that the result may lie in.
         """
         codec = self.codec_for(dtype)
         encoded = raw if codec is None else codec.encode(raw, room)
@@ -63,7 +63,7 @@ class Chooser:
 
 
 def tensor_codec(dtype: str) -> Codec:
-    """What ``tensor`` encodes a dtype with."""
+    """The codec that ``tensor`` uses for a dtype."""
     if dtype in PLANE_DTYPES:
         return TensorCodec(dtype)
     return LiteralCodec() if dtype.startswith("float8") else ZstdCodec(_OTHER_LEVEL)

@@ -81,7 +81,7 @@ def _few_matches() -> zstandard.ZstdCompressionParameters:
 
 
 class _Kept(threading.local):
-    """A thread's coders: making one anew for every chunk would cost a tenth of the work."""
+    """A thread's coders: to make a new one for every chunk would cost a tenth of the work."""
 
     def __init__(self) -> None:
         self.literals = _literal_coder()

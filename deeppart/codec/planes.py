@@ -33,7 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class PlaneLayout:
-    """How elements are taken apart.
+    """The division of elements into planes.
 
     The planes are, in this order: the bytes below the top two, lowest first; *rest*; *exponent*. Of the 16 top bits,
     exponent has eight, from bit ``rest_bits`` on; rest has the ``rest_bits`` bits below these and, above them, the

@@ -86,7 +86,7 @@ class TensorCodec:
 
         Args:
             raw: bytes of elements of ``dtype``; bytes left over at the end are stored as they are.
-            room: writable memory for the result, at least ``raw.nbytes + ROOM_BYTES`` bytes; None takes fresh memory.
+            room: buffer for the result, at least ``raw.nbytes + ROOM_BYTES`` bytes; None takes new memory.
         """
         out = np.frombuffer(room, np.uint8) if room is not None else np.empty(raw.nbytes + ROOM_BYTES, np.uint8)
         if self.dtype in _INTEGERS:
@@ -127,7 +127,7 @@ def _float_coders(layout: PlaneLayout) -> tuple[Coder, ...]:
 
 
 def _sampled(raw: memoryview, coarse: int, fine: int) -> tuple[PlaneLayout, tuple[int, ...]]:
-    """Which layout, and how to store each plane, going by elements from all over ``raw``."""
+    """A layout, and a method for each plane, chosen from samples of elements all over ``raw``."""
     layout = LAYOUTS[fine]
     elements = elements_of(raw, layout)
     if len(elements) > 2 * _PIECES * _PIECE_ELEMENTS:

@@ -67,7 +67,7 @@ def read_frame(encoded: memoryview, raw_length: int, into: memoryview | None = N
     """Decompress one Zstandard frame into exactly ``raw_length`` bytes; releases the GIL.
 
     The frame's own claim of its content size is compared with ``raw_length`` before any memory is taken, and the
-    decompressor gets no more than that much room: a decompression bomb ends here.
+    decompressor gets no more memory than that: a decompression bomb ends here.
 
     Args:
         into: writable memory of ``raw_length`` bytes for the result; None takes fresh memory.

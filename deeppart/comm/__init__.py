@@ -1,4 +1,4 @@
-"""The only room that imports mpi4py: how ranks find each other, and what tells them apart into nodes."""
+"""The only package that imports mpi4py: how ranks find each other, and on which nodes they are."""
 
 from __future__ import annotations
 

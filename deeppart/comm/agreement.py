@@ -18,7 +18,7 @@ from deeppart.errors import DeeppartError, RemoteRankError, as_error
 
 T = TypeVar("T")
 
-_TODO = "mend what that rank reports; no rank has saved or changed anything"
+_TODO = "fix what that rank reports; no rank has saved or changed anything"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
 
 
 def unequal(comm: Comm, digests: npt.NDArray[np.int64], what: str, timeout: float) -> npt.NDArray[np.bool_]:
-    """Which of the digests are not the same on all ranks (collective); every rank passes as many.
+    """The places of the digests that are not the same on all ranks (collective); every rank passes as many.
 
     Raises:
         PeerTimeoutError: not every rank made the call in time.
@@ -76,7 +76,7 @@ def raise_together(
 
     Args:
         error: this rank's error, or None.
-        todo: what the other ranks are told to do.
+        todo: the advice for the other ranks.
 
     Raises:
         DeeppartError: this rank's own error, if it has one.
@@ -102,9 +102,9 @@ def together(comm: Comm, do: Callable[[], T], failed: str, within: tuple[str, fl
 
     Args:
         do: not collective itself.
-        failed: what an error that is not one of the library's is called.
-        within: what this is a part of, and its timeout in seconds.
-        todo: what the other ranks are told to do; None: as of :func:`raise_together`.
+        failed: the summary for an error that is not one of the library's.
+        within: the call of which this is a part, and its timeout in seconds.
+        todo: the advice for the other ranks; None: that of :func:`raise_together`.
 
     Returns:
         What ``do`` returned.

@@ -1,4 +1,4 @@
-"""What deeppart asks of a communicator, and what an operation is.
+"""The protocol of a communicator, as deeppart uses it, and of an operation.
 
 Every operation is a generator that yields while it is not finished and returns its result: the same code can be
 driven to its end by a thread (:mod:`deeppart.comm.waiting`) or advanced a little at a time from calls of the training
@@ -39,7 +39,7 @@ class Comm(Protocol):
 
     Attributes:
         rank, size: this rank and the number of ranks.
-        threads: whether a background thread may use a channel of its own while the training thread uses another.
+        threads: true if a background thread may use a channel of its own while the training thread uses another.
         broken: the error that made the channel unusable, or None.
     """
 
@@ -87,13 +87,13 @@ class Drive(Generic[T]):
 
     Args:
         comm: the channel it runs on.
-        operation: what is to be finished.
-        what: what is waited for, for the error: "checkpoint(step=100)".
+        operation: the operation to finish.
+        what: the name of the operation, for the error: "checkpoint(step=100)".
         timeout: seconds.
 
     Attributes:
-        result: what the operation returned, once :meth:`advance` has said so.
-        moved: whether the last :meth:`advance` got further.
+        result: the result of the operation, once :meth:`advance` has said that it is finished.
+        moved: true if the last :meth:`advance` got further.
     """
 
     result: T
@@ -117,7 +117,7 @@ class Drive(Generic[T]):
         """
         if self._comm.broken is not None:
             raise CommError(
-                f"{self._what}: this job's ranks can no longer talk to each other",
+                f"{self._what}: this job's ranks can no longer communicate with each other",
                 found=self._comm.broken.summary,
                 todo="end the job and start it again; committed checkpoints are not affected",
             )

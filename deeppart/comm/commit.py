@@ -20,10 +20,10 @@ Commit = Callable[[list[PartRecord]], None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a commit round came to.
+    """The outcome of a commit round.
 
     Attributes:
-        problem: what went wrong, naming ranks; None for success.
+        problem: the error, with ranks; None for success.
         may_stand: there is a problem, and yet the commit may be there for the next job to find. Nobody takes anything
             of the step away then: a step with a manifest is a whole one.
     """

@@ -33,7 +33,7 @@ class ForegroundRound(Generic[T]):
     Args:
         comm: the channel it runs on.
         operation: a commit round, or another exchange of the background.
-        what: what is waited for, for the error.
+        what: the name of the operation, for the error.
         timeout: seconds.
 
     Attributes:
@@ -50,12 +50,12 @@ class ForegroundRound(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What the operation returned, once finished without an error."""
+        """The result of the operation, once it has finished without an error."""
         return self._drive.result
 
     @property
     def moved(self) -> bool:
-        """Whether the last :meth:`advance` got further without finishing."""
+        """True if the last :meth:`advance` got further without finishing."""
         return self._drive.moved and not self.finished.is_set()
 
     @property

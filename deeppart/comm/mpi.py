@@ -61,7 +61,7 @@ class MpiComm:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way on this rank."""
+        """True if nothing is under way on this rank."""
         return not self._waiting
 
     def channel(self) -> Operation[Comm]:

@@ -7,7 +7,8 @@ agree on which channels each of them is done with, and take these before they ma
 Invariants
 ----------
 * A channel is used again only if on every rank no session has it and nothing is under way on it, all ranks have begun
-  equally many collectives on it, and all that was sent on it has been received: nothing old can meet anything new.
+  equally many collectives on it, and all that was sent on it has been received: an old message cannot be taken for a
+  new one.
 * A channel that this rank has offered is in use until the rank knows what was agreed: others may have taken it.
 * What becomes of a channel follows from what was agreed alone, so that all ranks that know the outcome do the same.
 
@@ -38,12 +39,12 @@ _NAME, _LESS_NAME, _BROKEN, _LENT, _CALLS, _LESS_CALLS = range(6)
 
 
 class Pooled(Protocol):
-    """What the pool knows of a channel.
+    """A channel in the pool, with its state.
 
     Attributes:
-        lent: whether a session has it.
+        lent: true if a session has it.
         broken: the error that made it unusable, or None.
-        idle: whether this rank has nothing under way on it.
+        idle: true if no operation is under way on this rank.
         calls: collectives begun so far.
         sent, received: messages between two ranks.
     """
@@ -59,7 +60,7 @@ class Pooled(Protocol):
 
 
 class Offer:
-    """What one rank brings to the agreement of one start.
+    """The offer of one rank in the agreement at a start.
 
     Args:
         most: to be combined by maximum over all ranks, in place.
@@ -98,7 +99,7 @@ class Pool:
         return Offer(most.reshape(-1), total, frozenset(offered))
 
     def agreed(self, offer: Offer) -> Lease:
-        """What the ranks have agreed on, once the offer holds the combined numbers.
+        """The channels on which the ranks have agreed, once the offer holds the combined numbers.
 
         Raises:
             CommError: on all ranks: too many channels have been lost.
@@ -142,7 +143,7 @@ class Pool:
 
 
 def _is_dead(numbers: Int64s, unreceived: int) -> bool:
-    """Whether the channel of a place can never be used again."""
+    """True if the channel of a place can never be used again."""
     if numbers[_NAME] != -numbers[_LESS_NAME] or numbers[_BROKEN]:
         return True  # some ranks know of none there, or of another, since they gave its start up
     if numbers[_LENT]:
@@ -156,7 +157,7 @@ class Lease:
     Every rank takes and adds in the same order.
 
     Args:
-        pool: where they come from.
+        pool: the pool from which they come.
         usable: channels to use again; this session has them.
         free: places for new ones.
         name: of new ones.

@@ -27,7 +27,7 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
     """Drive an operation to its end and return its result.
 
     Args:
-        what: what is waited for, for the error: "checkpoint(step=100)".
+        what: the name of the operation, for the error: "checkpoint(step=100)".
         timeout: seconds.
         background: this is not the training thread: leave the processor to it while waiting.
 

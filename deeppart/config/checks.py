@@ -1,4 +1,4 @@
-"""Whether settings are possible: each check returns the value as it is used, or raises what was expected."""
+"""Checks of settings: each check returns the value as it is used, or raises what was expected."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _check_redundant(every: Mapping[str, int]) -> None:
             raise refusal(
                 "every",
                 {Level.LOCAL: every[Level.LOCAL], level: count},
-                f"{level} only where `local` goes too: it works on the parts that the local level has stored",
+                f"{level} only at checkpoints that go to `local`: it works on the parts stored there",
                 "set local_dir, and every[level] to a multiple of every['local']",
             )
 

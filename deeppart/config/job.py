@@ -1,4 +1,4 @@
-"""What the launcher and the scheduler say of this process, and directories that are named after it."""
+"""The launcher's and the scheduler's data about this process, and directories that are named after it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scheduled_job() -> str | None:
 
 
 def launcher_world() -> tuple[str, int, int] | None:
-    """What the launcher says of this process: (launcher, rank, world size), or None when there was none.
+    """The launcher's data about this process: (launcher, rank, world size), or None if there was no launcher.
 
     Process managers are asked before Slurm's step variables, because mpirun inside a Slurm job starts its own
     daemons with srun.
@@ -60,8 +60,8 @@ def launcher_world() -> tuple[str, int, int] | None:
 
 
 def failure_domain() -> str:
-    """What this node shares with others, as Slurm's topology plug-in tells it (``switch1.switch2.node7`` without the
-    node); "" where it does not.
+    """The failure domain of this node as Slurm's topology plug-in tells it (``switch1.switch2.node7`` without the
+    node); "" if it does not.
     """
     return os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0]
 

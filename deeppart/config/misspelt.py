@@ -18,10 +18,10 @@ def no_such_setting(name: str, known: Collection[str], where: str | None = None)
 
     Args:
         known: the settings that there are.
-        where: what has it; None for an argument.
+        where: the source of the key; None for an argument.
     """
     close = difflib.get_close_matches(name.lower(), known, 1)
-    todo = f"write {close[0]}=..." if close else "remove it; docs/configuration.md describes those that there are"
+    todo = f"write {close[0]}=..." if close else "remove it; docs/configuration.md describes all settings"
     expected = f"one of {', '.join(sorted(known))}"
     return ConfigError(f"there is no setting {name!r}", expected=expected, where=where, todo=todo)
 

@@ -42,7 +42,7 @@ def _setting(name: str, default: Any) -> Any:
 
 
 class _Reading(threading.local):
-    """What the environment and the file say while a configuration is made: read once, they cannot change in between."""
+    """The environment and the file while a configuration is made: read once, so they cannot change in between."""
 
     found: Mapping[str, Any] = MappingProxyType({})
 
@@ -69,7 +69,7 @@ def _read_once(kind: type[T]) -> type[T]:
 @_read_once
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a :class:`deeppart.Checkpointer` does, and where.
+    """The settings of a :class:`deeppart.Checkpointer`.
 
     Attributes:
         persistent_dir: directory on the parallel file system, the same for every rank.
@@ -83,14 +83,14 @@ class Config:
             dtypes and at those levels where it makes a checkpoint complete sooner.
         encode_threads: chunks that a rank encodes at a time; None for its share of the processors of its node less
             one, at most 4.
-        incremental: whether chunks that have not changed since the last checkpoint of a level are referred to there,
+        incremental: true if chunks that have not changed since the last checkpoint of a level are referred to there,
             instead of being written again.
         capture: "eager": the state is copied before ``checkpoint()`` returns. "lazy": what only an optimizer changes is
             copied in the background meanwhile, and ``optimizer.step()`` is held back until that is done.
         replicated: "auto" compares leaves across ranks, "verify" all of them in full every time, "all" trusts that all
             are equal, "none" saves all per rank. Or a mapping from globs over paths, as ``load(keys=...)`` takes them,
             to one of these or to "rank0", which saves what rank 0 has for all; the first that matches decides.
-        on_busy: what ``checkpoint()`` does while the pipeline has no room: "wait" for it or "skip" this checkpoint.
+        on_busy: what ``checkpoint()`` does while the pipeline is full: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.
         node_size: treat that many consecutive ranks as one node; None asks MPI which ranks share a host.
@@ -100,7 +100,7 @@ class Config:
         machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
         parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
         parity_tolerate: nodes of each group that may be lost; None for 1.
-        protection: what happens where the job has too few nodes for the partner and parity levels asked for: "best"
+        protection: what happens if the job has too few nodes for the partner and parity levels asked for: "best"
             goes on with the best that these nodes can give, and says so; "strict" refuses to start.
         scrub_bandwidth: bytes per second and node at which what lies on nodes is read again and checked in the
             background; None for never.
@@ -175,7 +175,7 @@ class Config:
         object.__setattr__(self, "sign_key_file", check_key_files(self.sign_key_file))
 
     def __str__(self) -> str:
-        """What is not as by default, a line for each setting, with units."""
+        """The settings that differ from the defaults, a line for each, with units."""
         defaults = {each.name: each.metadata["default"] for each in fields(self)}
         return show_settings({name: getattr(self, name) for name in defaults}, defaults)
 

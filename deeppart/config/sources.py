@@ -1,4 +1,4 @@
-"""Where settings come from beside arguments: ``DEEPPART_*`` variables, ``deeppart.toml`` and machine files."""
+"""The sources of settings beside arguments: ``DEEPPART_*`` variables, ``deeppart.toml`` and machine files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_TOML_BYTES = 1 << 20
 
 
 def configured(known: Collection[str]) -> dict[str, Any]:
-    """What the file and the environment say; the environment wins.
+    """The settings of the file and of the environment; the environment wins.
 
     Args:
         known: the settings that there are.
@@ -48,7 +48,7 @@ def _found_file() -> dict[str, Any]:
     try:
         access.check_found(path)
     except OSError as error:
-        raise ConfigError(f"{path} is not obeyed", **{"found": str(error), **access.answers(error)}) from error
+        raise ConfigError(f"{path} is not used", **{"found": str(error), **access.answers(error)}) from error
     return _read_file(path)
 
 
@@ -64,7 +64,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file says.
+    """The content of a TOML file.
 
     Raises:
         OSError: it cannot be read.

@@ -28,13 +28,13 @@ LEVELS: tuple[str, ...] = tuple(Level)
 REDUNDANT_LEVELS: tuple[str, ...] = (Level.PARTNER, Level.PARITY)
 #: How many steps stay at each level, where the configuration does not say.
 DEFAULT_KEEP: Mapping[str, int] = {Level.LOCAL: 1, Level.PARTNER: 1, Level.PARITY: 1, Level.PERSISTENT: 3}
-#: Checkpoints that may be in the pipeline at once: one being drained, one being stored or waiting to be drained.
+#: Checkpoints that may be in the pipeline at once: one being flushed, one being stored or waiting to be flushed.
 MOST_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """What the partitioner knows of one leaf with bytes.
+    """The description of one leaf with bytes, for the partitioner.
 
     Attributes:
         path: readable path of the leaf in the state, components joined by ``/`` (RFC 6901 escapes inside components).
@@ -124,13 +124,13 @@ class Attempt:
 
     @property
     def key(self) -> StepKey:
-        """What its step directories are named by."""
+        """The key of its step directories."""
         return StepKey(self.step, self.session, self.sequence)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepKey:
-    """What a step directory is named by, at every level: no two sessions ever write under one name.
+    """The key of a step directory, the same at every level: no two sessions ever write under one name.
 
     Attributes:
         step: the user's step number.
@@ -144,7 +144,7 @@ class StepKey:
     sequence: int = 0
 
     def may_hold(self, attempt: Attempt) -> bool:
-        """Whether files of an attempt belong into the directory of this name."""
+        """True if files of an attempt belong into the directory of this name."""
         return self == attempt.key or (not self.session and self.step == attempt.step)
 
 
@@ -165,7 +165,7 @@ class BaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """What the manifest says of one part file.
+    """The entry of the manifest about one part file.
 
     Attributes:
         rank: the rank that wrote the part.
@@ -189,13 +189,13 @@ class PartRecord:
 
     @property
     def index_digests(self) -> frozenset[str]:
-        """What the index of a file with this part's bytes may hash to."""
+        """The possible index digests of a file with this part's bytes."""
         return frozenset({self.index_digest, self.node_index_digest} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class ParityMember:
-    """What a parity file says of one member of its set.
+    """The entry of a parity file about one member of its set.
 
     Attributes:
         part: the part that was encoded; None where this member had none and only stores parity.
@@ -210,7 +210,7 @@ class ParityMember:
 
 @dataclass(frozen=True, slots=True)
 class ParityIdentity:
-    """Which parity set of which checkpoint, and which member's share of it: a parity file is exactly that.
+    """The identity of a parity file: a parity set of a checkpoint, and a member's share of it.
 
     Attributes:
         attempt: the checkpoint that the parts belong to.
@@ -251,7 +251,7 @@ class SuspectLeaf:
 
     Attributes:
         path: of the leaf.
-        ranks: who was found to differ from whom.
+        ranks: a text that says which ranks were found to differ from which.
         after: sequence of the checkpoint at which all of it was last compared.
         after_step: the step of that.
     """
@@ -267,7 +267,7 @@ class SuspectLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What a session has found out about its earlier checkpoints.
+    """The suspect leaves that a session has found in its earlier checkpoints.
 
     Attributes:
         lineage, session: whose.
@@ -292,7 +292,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one complete checkpoint consists of. Its appearance in the step directory is the commit.
+    """The description of one complete checkpoint. When it appears in the step directory, the step is committed.
 
     Attributes:
         attempt: which ``checkpoint()`` call this is.
@@ -302,7 +302,7 @@ class Manifest:
         structure: the state's structure document (see ``deeppart.state.document.structure``), JSON-like.
         compared: the replicated leaves that were last compared in full before this step, by that step; the others were
             at this step. None where the writer did not say.
-        signed: whether the file that it was read from is signed; whether it was checked is another matter.
+        signed: true if the file from which it was read is signed, checked or not.
     """
 
     attempt: Attempt

@@ -1,4 +1,4 @@
-"""What a checkpoint did and what it cost, as records that can be printed."""
+"""Records of what a checkpoint did and cost; they can be printed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from deeppart.model.units import show_bytes, show_seconds
 
 @dataclass(frozen=True, slots=True)
 class LevelReport:
-    """How one level of one checkpoint went. ``print`` shows it in a line, with units.
+    """The report of one level of one checkpoint. ``print`` shows it in a line, with units.
 
     Attributes:
         state: "off" (not due), "skipped" (``on_busy``), "waiting", "running", "done" or "failed".
         seconds: from ``checkpoint()`` returning to the level being complete on all ranks; None before that.
         nbytes: bytes this rank wrote there.
-        error: why it failed, or None.
+        error: the reason why it failed, or None.
         referenced_bytes: bytes that were there already, unchanged, and were not written again.
 
     Example:
@@ -46,7 +46,7 @@ class LevelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a checkpoint cost this rank; a snapshot, complete once every level is.
+    """The cost of a checkpoint on this rank: a snapshot, complete once every level is.
 
     ``print`` shows most of it in a few lines, with units. Levels that are off are left out there.
 
@@ -59,7 +59,7 @@ class Report:
         waited_s: those of them spent waiting for an earlier checkpoint (``on_busy="wait"``).
         stages_s: stage -> seconds of this rank: flatten, agree, capture, local, partner, parity, persistent.
         levels: level -> how it went.
-        retire_error: why old checkpoints could not be removed, or None.
+        retire_error: the reason why old checkpoints could not be removed, or None.
         retries: how often the persistent part was written again after an error that passed.
         diverged: lines about leaves that all ranks held alike until then; see ``ReplicaDivergenceWarning``.
         held_s: seconds that ``optimizer.step()`` was held back until the state was captured (``capture="lazy"``).
@@ -120,7 +120,7 @@ class Report:
         yield from (f"hanging: {line}" for line in self.hanging)
 
     def _waits(self) -> str:
-        """What of the time was spent waiting, where it shows in units of the report."""
+        """The waiting times, if they are large enough to show in the units of the report."""
         waited = f", {show_seconds(self.waited_s)} of it for an earlier checkpoint" if self.waited_s >= 1e-3 else ""
         held = f"; optimizer.step() for {show_seconds(self.held_s)}" if self.held_s else ""
         return waited + held

@@ -1,1 +1,1 @@
-"""What nodes do for each other: copies, parity, and their exchange."""
+"""Exchange between nodes: copies and parity."""

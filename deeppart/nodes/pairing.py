@@ -1,4 +1,4 @@
-"""Which nodes protect each other in this job: checked against its topology at start-up.
+"""The nodes that protect each other in this job: checked against its topology at start-up.
 
 Where there are too few nodes for what the configuration asks, the job goes on with the best that they can give, and
 that is said; with ``protection = "strict"`` it is refused. Nothing is switched off in silence, except the partner
@@ -19,7 +19,7 @@ from deeppart.plan.redundancy import Copy, Nodes, ParitySet, parity_sets, partne
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What goes between nodes at a checkpoint.
+    """The kinds of protection between nodes at a checkpoint.
 
     Attributes:
         nodes: the job's nodes.
@@ -27,7 +27,7 @@ class Protection:
             are on.
         copies: of the partner level; () where it is off.
         sets: of the parity level; () where it is off.
-        group_size, tolerate: what the parity sets were made with.
+        group_size, tolerate: the numbers with which the parity sets were made.
         shortfalls: lines about what was asked for, and what holds instead; none where all of it holds.
     """
 
@@ -48,7 +48,7 @@ def protect(config: Config, nodes: Nodes, names: tuple[str, ...], shared: tuple[
         shared: pairs of nodes whose ``local_dir`` is one and the same directory.
 
     Raises:
-        ConfigError: nodes share a ``local_dir``, which more nodes would not mend; or, with ``protection = "strict"``,
+        ConfigError: nodes share a ``local_dir``, which more nodes would not fix; or, with ``protection = "strict"``,
             the nodes cannot give what was asked for. The message says what they can give.
     """
     every = _auto_levels(config) if isinstance(config.every, str) else dict(config.every)

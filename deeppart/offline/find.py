@@ -57,7 +57,7 @@ def with_checkpoint(root: Path, step: int | None, use: Callable[[Chosen], T], si
         root: the persistent directory.
         step: which one; None for the newest whose manifest is sound.
         use: gets the step; may be called again, with another one.
-        signing: what the manifest must be signed with; None: not checked.
+        signing: the keys; the manifest must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: no such checkpoint.
@@ -90,7 +90,7 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
         The step, and a line about each newer one that cannot be used, where the newest was asked for.
 
     Args:
-        signing: what the manifest must be signed with; None: not checked.
+        signing: the keys; the manifest must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: there is none; the reasons are listed.
@@ -116,7 +116,7 @@ def find_step(root: Path, step: int | None, signing: Signing | None) -> tuple[Co
 
 
 def _check_place(root: Path) -> None:
-    """Where there is nothing to load: say what was given instead of a checkpoint directory."""
+    """Raise an error that says what the path is, if it is no checkpoint directory."""
     mistaken = recognize(root)
     if mistaken is not None:
         raise RestoreError(mistaken.what, where=str(root.absolute()), todo=mistaken.todo)

@@ -92,7 +92,7 @@ class OpenCheckpoint:
         directory: of the step.
         manifest: of the step.
         rank: whose per-rank leaves and values are meant.
-        signing: what the parts must be signed with; None: not checked.
+        signing: the keys; the parts must be signed with one of them. None: not checked.
 
     Attributes:
         manifest, rank: as given.

@@ -1,4 +1,4 @@
-"""The part room: the bytes of a part file (one rank's encoded share) and of a manifest. See docs/format.md.
+"""The bytes of a part file (one rank's encoded share) and of a manifest. See docs/format.md.
 
 Knows nothing of tensors, ranks' communication or directories: bytes go out through a sink and come in from a source.
 """

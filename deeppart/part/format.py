@@ -236,10 +236,10 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True)
 class PartFooter:
-    """Where the index is: the last 64 bytes of the file.
+    """The place of the index: the last 64 bytes of the file.
 
     Attributes:
-        index_offset: where the index begins and the payload ends, in bytes from the start of the file.
+        index_offset: begin of the index and end of the payload, in bytes from the start of the file.
         index_length: bytes of the index.
         file_length: bytes of the whole file, footer included.
         index_digest: xxh3-128 of the index, 16 bytes.

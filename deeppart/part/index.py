@@ -34,12 +34,12 @@ NO_STRONG = np.zeros((0, STRONG_DIGEST_BYTES), dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartIndex:
-    """What is in a part file and where.
+    """The tables of a part file: its chunks, the bytes of leaves in them, and its document.
 
     Attributes:
         chunks: array of CHUNK_DTYPE in the order of the payload.
         spans: array of SPAN_DTYPE in the order of the raw stream.
-        meta: UTF-8 JSON document of the state room, not interpreted here.
+        meta: UTF-8 JSON document of the package ``state``, not interpreted here.
         raw_bytes: length of the raw stream.
         bases: array of BASE_DTYPE: older files in which chunks of this part lie.
         strong: a row of 32 bytes for each chunk, the sha256 of its encoded bytes; empty where it is not signed.

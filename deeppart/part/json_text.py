@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 
 def parse_json(data: bytes | memoryview) -> Any:
-    """What a UTF-8 JSON text (RFC 8259) says.
+    """The value of a UTF-8 JSON text (RFC 8259).
 
     Raises:
         ValueError: it is no such text, has a number that float64 or Python's limit of digits cannot hold, or has a key

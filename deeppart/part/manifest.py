@@ -68,8 +68,8 @@ def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes
     """Return the bytes of the manifest file.
 
     Args:
-        manifest: what it says.
-        signing: what it is signed with; None for not at all.
+        manifest: its content.
+        signing: the key to sign with; None for no signature.
 
     What was encoded is decoded again and compared, so that a structure JSON cannot hold (tuples, integer keys) is
     found now and not at the restore. Holds the GIL. Measured: 4 ms for 16 ranks and 1,564 leaves, 0.9 s for 65,536

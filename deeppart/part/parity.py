@@ -59,12 +59,12 @@ def parity_file_name(identity: ParityIdentity) -> str:
 
 
 def is_parity_file_name(name: str) -> bool:
-    """Whether a name is one that :func:`parity_file_name` gives."""
+    """True if a name is one that :func:`parity_file_name` gives."""
     return _NAME.fullmatch(name) is not None
 
 
 def stripes_of(identity: ParityIdentity) -> Stripes:
-    """How the set is laid out."""
+    """The stripes of the set."""
     return Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
 
 
@@ -92,7 +92,7 @@ class ParityWriter:
         sink.write(header)
 
     def row_memory(self) -> list[npt.NDArray[np.uint8]] | None:
-        """Where the blocks of the next row may be put, so that they need not be copied; None if nowhere.
+        """The memory for the blocks of the next row, so that they need not be copied; None if there is none.
 
         For sinks that have ``memory`` and ``skip`` (:class:`deeppart.storage.files.DurableFile`).
         """
@@ -220,11 +220,11 @@ class ParityReader:
         return self.block_is_good(row, index, memory)
 
     def offset(self, row: int, index: int) -> int:
-        """Where a block begins in the file, in bytes."""
+        """The first byte of a block in the file."""
         return fmt.HEADER_BYTES + self.stripes.parity_start(row, index)
 
     def block_is_good(self, row: int, index: int, memory: npt.NDArray[np.uint8]) -> bool:
-        """Whether the digest of a block that the caller has read holds."""
+        """True if the digest of a block that the caller has read is right."""
         expected = self.digests[row, index, self.stripes.data_blocks + index].tobytes()
         return bool(xxhash.xxh3_128_digest(memory.data) == expected)
 
@@ -278,7 +278,7 @@ def _encode_header(identity: ParityIdentity) -> bytes:
 
 
 class _Numbers(NamedTuple):
-    """What the header says besides the attempt: for those who list files by their headers; the index has it all."""
+    """The numbers in the header besides the attempt: for code that lists files by their headers; the index has all."""
 
     members: int
     tolerate: int
@@ -331,7 +331,7 @@ def _member(document: dict[str, Any]) -> ParityMember:
 
 
 def _bad_identity(identity: ParityIdentity) -> str | None:
-    """What is wrong with an identity, or None."""
+    """The fault of an identity, or None."""
     wrong = bad_attempt(identity.attempt, 0)
     if wrong is not None:
         return wrong

@@ -37,7 +37,7 @@ class PartReader:
     Args:
         source: the bytes; stays open as long as the reader is used, and is closed by whoever opened it.
         where: names the part in messages, such as ``"step 100, local: /path/part-00000-of-00004.dpp"``.
-        expected_attempt, expected_rank, expected_index_digest: what the manifest says of this part; None: not checked.
+        expected_attempt, expected_rank, expected_index_digest: from the manifest; None: not checked.
         signing: the part must be signed with one of these keys, and so every byte that comes out; None: not checked.
 
     Attributes:
@@ -47,9 +47,9 @@ class PartReader:
         meta: UTF-8 JSON document, not interpreted.
         bases: older files that hold chunks of this part, in the order of its table.
         raw_bytes: length of the raw stream.
-        raw_starts: where each chunk begins in the raw stream, and at the end its length; uint64, chunks + 1 values.
+        raw_starts: first byte of each chunk in the raw stream, and at the end its length; uint64, chunks + 1 values.
         index_digest: xxh3-128 of the index, 32 hex digits.
-        signed: whether there is a signature, checked or not.
+        signed: true if there is a signature, checked or not.
 
     Raises:
         CorruptFileError: the file is damaged, or is not the one expected.

@@ -68,7 +68,7 @@ class Signing:
         return _tag(self._keys[0], purpose, pieces)
 
     def accepts(self, tag: bytes, purpose: bytes, *pieces: bytes | memoryview) -> bool:
-        """Whether one of the keys has made this tag."""
+        """True if one of the keys has made this tag."""
         return any(hmac.compare_digest(tag, _tag(key, purpose, pieces)) for key in self._keys)
 
     def check(self, tag: bytes | None, purpose: bytes, *pieces: bytes | memoryview, what: str, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Where a reader gets the bytes of a part: a file, or memory (a part rebuilt from parity).
+"""The sources from which a reader gets the bytes of a part: a file, or memory (a part rebuilt from parity).
 
 Invariants
 ----------
@@ -107,7 +107,7 @@ class FileSource:
             offset += count
 
     def has_its_name(self) -> bool:
-        """Whether the file that was opened still is the one of this name; asks the file system.
+        """True if the file that was opened still has its name; asks the file system.
 
         Raises:
             StorageError: it does not say.

@@ -103,7 +103,7 @@ def _leaf(item: object, before: int, where: str) -> SuspectLeaf:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is text that can be printed; half a surrogate pair, which JSON can hold, cannot be."""
+    """True if it is text that can be printed; half a surrogate pair, which JSON can contain, cannot be."""
     if not isinstance(value, str):
         return False
     try:

@@ -36,7 +36,7 @@ _CHUNK_ROW = struct.Struct("<QQQHHI16s16s16s")  # CHUNK_DTYPE, one row
 
 
 class Sink(Protocol):
-    """Where the bytes of a part go."""
+    """The destination of the bytes of a part."""
 
     def write(self, buffer: memoryview | bytes, /) -> object:
         """Take all of ``buffer``, or raise. The memory may change after the call."""
@@ -45,7 +45,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartSummary:
-    """What was written.
+    """The digests and lengths of a part that was written.
 
     Attributes:
         nbytes: length of the file.
@@ -73,7 +73,7 @@ class PartSummary:
         """Return what the manifest says of this part.
 
         Args:
-            on_node: what was written to the node's storage, if anything was.
+            on_node: the file on the node's storage, if there is one.
         """
         name = fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
@@ -83,7 +83,7 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where the bytes of a chunk are.
+    """The place of the bytes of a chunk.
 
     Attributes:
         offset: of its first byte.
@@ -105,8 +105,8 @@ class PartWriter:
         sink: takes the bytes; its errors pass through unchanged.
         attempt: the checkpoint this part belongs to.
         rank: the rank whose share this is.
-        refers: whether chunks may lie in other files; the part is then one of format version 2.
-        signing: what it is signed with, which makes it one of version 3; None for not at all.
+        refers: true if chunks may lie in other files; the part is then one of format version 2.
+        signing: the key to sign with, which makes it a part of version 3; None for no signature.
 
     Raises:
         FormatError: ``attempt`` or ``rank`` is outside the format's limits.
@@ -259,7 +259,7 @@ class PartWriter:
 
     def _check_usable(self) -> None:
         if not self._usable:
-            raise FormatError("this part is finished, or a write to it failed", where=self._where, todo="start anew")
+            raise FormatError("this part is finished, or a write to it failed", where=self._where, todo="start over")
 
 
 def _bad_chunk(raw_length: int, encoded_length: int, codec_id: int, flags: int, tag: bytes) -> str | None:

@@ -1,10 +1,10 @@
-"""Which rank saves which bytes: pure arithmetic that every rank does alone with the same answer.
+"""The bytes that each rank saves: pure arithmetic that every rank does alone with the same result.
 
     plan = partition(leaves, ranks, kappa=DEFAULT_KAPPA_BYTES, strategy="deeppart", preload=None)
     plan.share(rank)
 
 Nothing here knows of torch, MPI, clocks, files or the environment. Reading order: ``cost`` (what a share costs),
-``leaves`` (the canonical order), ``water`` (who has how much room), ``heuristic`` (where the cuts fall, with the
+``leaves`` (the canonical order), ``water`` (the capacity of each rank), ``heuristic`` (where the cuts fall, with the
 proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the answer).
 """
 

@@ -1,4 +1,4 @@
-"""What a share costs, and the cost line on which a replica set's leaves lie.
+"""The cost of a share, and the cost line on which a replica set's leaves lie.
 
 ``cost = bytes + kappa * spans``, in whole bytes. Serialization time depends on both: a span costs Python calls, a copy
 launched and an entry in the part's index, however few bytes it has. kappa says how many bytes could have been copied
@@ -87,7 +87,7 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """Where a replica set's leaves are cut: the k-th rank has everything from cut k up to cut k + 1.
+    """The places at which a replica set's leaves are cut: the k-th rank has everything from cut k up to cut k + 1.
 
     Attributes:
         leaf: int64[ranks + 1], ascending from 0 to n: position of the leaf that the cut lies in or before.

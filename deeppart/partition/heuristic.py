@@ -6,8 +6,8 @@ and splits a single element only where the balance needs it. Sharing out in prop
 rank an interval of the line on which the leaves lie in canonical order; the recursion finds the ends of the intervals.
 Here they are computed directly, each from its own position alone.
 
-The rule. Pour the line's length T over the ranks on top of what they carry (``water.fill``): rank k gets room[k], and
-cut k ideally falls at t[k] = room[0] + ... + room[k-1]. Then, for each cut on its own:
+The rule. Pour the line's length T over the ranks on top of what they carry (``water.fill``): rank k gets capacity[k],
+and cut k ideally falls at t[k] = capacity[0] + ... + capacity[k-1]. Then, for each cut on its own:
 
 1. If leaf boundaries lie within +-tolerance of t[k], take the most significant one (fewest path components shared by
    the leaves on its two sides: where the shallowest sub-collection ends), the nearest of equals, the lower of those.
@@ -15,17 +15,17 @@ cut k ideally falls at t[k] = room[0] + ... + room[k-1]. Then, for each cut on i
 3. Else, inside a leaf's bytes, round down to a whole element; a rank that starts here pays kappa again.
 
 Guarantees. Write a for the largest itemsize on the line, L for the water level (with no preload, the mean cost T/N),
-m = T / (ranks with room), the mean share. Then a rank with room ends
+m = T / (ranks with capacity), the mean share. Then a rank with capacity ends
 
-    below L + kappa + max(m / 100, a)                 -- and a rank without room gets nothing.
+    below L + kappa + max(m / 100, a)                 -- and a rank without capacity gets nothing.
 
 With no preload that is the required 1.01 * mean + kappa whenever the mean is at least 100 elements (1,600 bytes for
 16-byte elements). With a smaller mean it is below mean + kappa + one element, and an element's worth cannot be avoided:
-N ranks and N + 1 elements leave some rank with two. At most (ranks with room) - 1 leaves are split, since a cut splits
-at most one. Every byte has exactly one owner, because the cuts ascend from 0 to T.
+N ranks and N + 1 elements leave some rank with two. At most (ranks with capacity) - 1 leaves are split, since a cut
+splits at most one. Every byte has exactly one owner, because the cuts ascend from 0 to T.
 
-Proof of the bound. Let k be a rank with room, which is at most ceil(L) less what it carries. Its interval ends at most
-``tolerance`` after t[k+1]: only (1) can move a cut up. It begins
+Proof of the bound. Let k be a rank with capacity, which is at most ceil(L) less what it carries. Its interval ends at
+most ``tolerance`` after t[k+1]: only (1) can move a cut up. It begins
     (1) at most ``tolerance`` before t[k], at a leaf's start, or
     (2) less than kappa before it, at a leaf's start, or
     (3) at most a - 1 before it with one more kappa to pay, or, when rounding reaches the leaf's first byte and so the
@@ -68,10 +68,10 @@ def cut(line: CostLine, load: IntArray, *, structure: bool = True) -> Cuts:
     Returns:
         Cuts with ``leaf`` and ``offset`` int64[ranks + 1].
     """
-    room = fill(load, line.total)
-    target = np.zeros(len(room) + 1, dtype=np.int64)
-    np.cumsum(room, out=target[1:])
-    reach = tolerance(line.total // int(np.count_nonzero(room)), int(line.itemsize.max())) if structure else 0
+    capacity = fill(load, line.total)
+    target = np.zeros(len(capacity) + 1, dtype=np.int64)
+    np.cumsum(capacity, out=target[1:])
+    reach = tolerance(line.total // int(np.count_nonzero(capacity)), int(line.itemsize.max())) if structure else 0
     boundary = _significant(line, target, reach)
 
     leaf = np.searchsorted(line.start[:-1], target, side="right") - 1
@@ -84,7 +84,9 @@ def cut(line: CostLine, load: IntArray, *, structure: bool = True) -> Cuts:
 
 
 def tolerance(mean: int, element: int) -> int:
-    """How far a cut may move to a boundary: 0.5 % of the mean share, less where an element is a large part of it."""
+    """The distance that a cut may move to a boundary: 0.5 % of the mean share, less if an element is a large part of
+    it.
+    """
     return max(0, min((mean // 100 - 1) // 2, mean // 100 - element))
 
 

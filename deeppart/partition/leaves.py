@@ -28,7 +28,7 @@ class ReplicaSet(NamedTuple):
     """A run of ``leaves`` leaves that the same ``ranks`` hold identically, ascending; None means every rank.
 
     Attributes:
-        ranks: who holds them.
+        ranks: the ranks that have a copy.
         leaves: how many leaves.
 
     Example:
@@ -216,7 +216,7 @@ def _canonical_order(paths: list[str]) -> tuple[list[int], list[int]]:
 
 
 def _shared(one: list[str], other: list[str]) -> int:
-    """How many leading components two paths have in common."""
+    """The number of leading components that two paths have in common."""
     depth = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

@@ -29,7 +29,7 @@ class SpanTable(NamedTuple):
     """Every span of a plan as columns of int64[spans]: who saves it, of which leaf, from where, how many bytes.
 
     Attributes:
-        rank: who saves it.
+        rank: the rank that saves it.
         leaf: index of the leaf in the caller's list.
         start: first byte.
         length: number of bytes.
@@ -83,7 +83,7 @@ class _SetShares:
         return np.where(self.bytes_per_rank() > 0, touched, 0)
 
     def split(self) -> int:
-        """How many leaves are in more than one share: those with a cut strictly inside."""
+        """The number of leaves in more than one share: those with a cut strictly inside."""
         return int(np.count_nonzero(np.diff(self.leaf[self.offset > 0], prepend=-1)))
 
     def table(self) -> SpanTable:
@@ -98,7 +98,7 @@ class _SetShares:
 
 
 class Plan:
-    """Which rank saves which byte ranges of which leaves. Immutable; made by :func:`partition`.
+    """The byte ranges of leaves that each rank saves. Immutable; made by :func:`partition`.
 
     Every byte of every leaf is in exactly one share, that of a rank which holds the leaf. A leaf of zero bytes is in no
     share. Spans begin and end at whole elements.
@@ -172,7 +172,7 @@ class Plan:
         return self._spans.copy()
 
     def split_leaves(self) -> int:
-        """How many leaves are in more than one share."""
+        """The number of leaves in more than one share."""
         return sum(part.split() for part in self._sets)
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ def fill(load: IntArray, amount: int) -> IntArray:
 
     Args:
         load: int64[n], n >= 1, what each rank carries, >= 0.
-        amount: what to divide, >= 0. ``amount + load.sum()`` must be below 2**62.
+        amount: the amount to divide, >= 0. ``amount + load.sum()`` must be below 2**62.
 
     Returns:
         int64[n], >= 0, summing to exactly ``amount``; the indivisible rest goes to the first of the filled ranks.
@@ -23,21 +23,21 @@ def fill(load: IntArray, amount: int) -> IntArray:
     low, high = int(load.min()), int(load.max())
     if low == high:  # the ordinary case: nobody carries anything, or all the same
         each, rest = divmod(amount, len(load))
-        room = np.full(len(load), each, dtype=np.int64)
-        room[:rest] += 1
-        return room
+        capacity = np.full(len(load), each, dtype=np.int64)
+        capacity[:rest] += 1
+        return capacity
     ascending = np.sort(load)
     carried = np.cumsum(ascending)
     filled = _filled(ascending, carried, amount)
     level, rest = divmod(amount + int(carried[filled - 1]), filled)
     under = load <= ascending[filled - 1]
-    room = np.where(under, level - load, 0)
-    room[np.flatnonzero(under)[:rest]] += 1
-    return room
+    capacity = np.where(under, level - load, 0)
+    capacity[np.flatnonzero(under)[:rest]] += 1
+    return capacity
 
 
 def _filled(ascending: IntArray, carried: IntArray, amount: int) -> int:
-    """How many of the lowest loads get wet: the largest j whose j lowest can all be raised to the j-th.
+    """The number of the lowest loads that are raised: the largest j whose j lowest can all be raised to the j-th.
 
     The products exceed int64 at a petabyte over 65,536 ranks, hence Python integers, and a bisection to need few.
     """

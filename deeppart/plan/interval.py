@@ -1,4 +1,4 @@
-"""How often to checkpoint, level by level: as often as costs and failure rates make worth it. Pure arithmetic.
+"""The best interval of checkpoints for each level, from costs and failure rates. Pure arithmetic.
 
 Words. The *period* is the time from one call of ``checkpoint()`` to the next; level l is written at every n_l-th call.
 A call costs training the ``cost_s`` of every level that it writes. A failure *needs* level l when no cheaper level
@@ -34,7 +34,7 @@ from deeppart.model.units import show_seconds, show_share
 #: A level whose interval is longer than so many periods is written that often all the same.
 MOST_EVERY = 10_000
 #: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
-#: ``flush_bandwidth``: then that is the limit. Assumed: training feels little of a drain, but others do.
+#: ``flush_bandwidth``: then that is the limit. Assumed: a flush slows training little, but others more.
 DRAIN_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
@@ -44,7 +44,7 @@ _LEAST_SHOWN = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """What a level costs and what it is needed for.
+    """The cost of a level, and the rate of the failures that need it.
 
     Attributes:
         name: of the level.
@@ -89,7 +89,7 @@ class LevelCost:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Where the time goes that is not training: shares of the whole, which add up to ``total``.
+    """The time that is not training: shares of the whole, which add up to ``total``.
 
     Attributes:
         cost: writing checkpoints.
@@ -121,12 +121,12 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """How often which level is written.
+    """The interval at which each level is written.
 
     Attributes:
         period_s: from one call to the next.
         every: level -> at every how many-th call.
-        waste: what the model expects of it.
+        waste: the waste that the model expects.
 
     Example:
         >>> import deeppart
@@ -165,7 +165,7 @@ def daly(cost_s: float, mtbf_s: float) -> float:
 
 
 def waste(levels: Sequence[LevelCost], period_s: float, every: Sequence[int]) -> Waste:
-    """What a cadence costs, as shares of the whole time, by the model above.
+    """The cost of a cadence, as shares of the whole time, by the model above.
 
     Args:
         levels: cheapest first.
@@ -189,7 +189,7 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
 
     Args:
         levels: cheapest first, at least one. One that no failure needs is written at every :data:`MOST_EVERY`-th call.
-        least_period_s: what calls are apart at least, such as a training step.
+        least_period_s: least time between calls, such as a training step.
 
     Raises:
         ConfigError: no level, or no failures at all: then any checkpoint is one too many.
@@ -205,7 +205,7 @@ def best(levels: Sequence[LevelCost], least_period_s: float = 0.0) -> Cadence:
 
 
 def _worth_trying(levels: int) -> list[tuple[bool, ...]]:
-    """Which levels to write: the cheapest and the highest always, those in between or not, as a higher can stand in."""
+    """The sets of levels to try: the cheapest and the highest always, each of those in between with and without."""
     between = product((True, False), repeat=max(0, levels - 2))
     return [(True, *middle, True)[:levels] for middle in between]
 

@@ -36,7 +36,7 @@ _SHARING = "looking for live leaves that share memory failed"
 _COMPARING = "live leaves that share some of their memory could not be compared"
 _NO_MEMORY = "there is no memory to compare live leaves that share some of theirs"
 _HANDING = "handing what was restored to the live state failed"
-_TODO = "mend what that rank reports and build the state anew: it may hold bytes of the checkpoint already"
+_TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
 
 
 def restore_state(

@@ -30,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class PartIndexView:
-    """What every rank needs to know of a part that one rank holds.
+    """The tables of a part that one rank holds, as every rank needs them.
 
     Attributes:
         part: number of the part: the rank that saved it.

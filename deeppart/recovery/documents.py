@@ -85,7 +85,7 @@ def apart_paths(documents: Sequence[OwnDocument]) -> list[OwnTree]:
 
 
 def content_at(document: OwnDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
-    """What one rank had at a path that stands apart; None if nothing."""
+    """The content that one rank had at a path that is apart; None if nothing."""
     tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)
     if tree is None:
         return None

@@ -28,7 +28,7 @@ def flatten_live(state: Any) -> FlatState:
 
 
 def refusal_of_state(state: Any) -> DeeppartError | None:
-    """Why a state could not be saved, where there is nothing to restore into it yet: now, not at the first save."""
+    """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
     try:
         for leaf in flatten_live(state).values:
             encode_leaf_value(leaf.value, readable(leaf.path))

@@ -36,7 +36,7 @@ class LoadedPart:
     Attributes:
         reader: index, spans and meta; its source is closed, or in memory.
         raw: the raw stream.
-        source: where the bytes of the file can be had again, if they are not those of ``raw``: its path, or memory.
+        source: the file's bytes, to read them again if they are not those of ``raw``: its path, or memory.
         used_in_place: the file whose own memory ``raw`` is, or None.
     """
 
@@ -63,7 +63,7 @@ class LoadedPart:
             "a part file was taken away while it was being used",
             found="another job that runs on this node retires the step",
             where=self.used_in_place.path,
-            todo="end the other job, build the state anew and restore again",
+            todo="end the other job, build the state again and restore again",
         )
 
     def _changed(self) -> CorruptFileError | None:
@@ -116,7 +116,7 @@ class OpenedPart:
         source: the bytes.
         read: which part, and where from.
         attempt: which checkpoint it must belong to.
-        signing: what it must be signed with; None: not checked.
+        signing: the keys; it must be signed with one of them. None: not checked.
 
     Attributes:
         room_bytes: memory that :meth:`load` needs.
@@ -155,7 +155,7 @@ class OpenedPart:
         """Bring it into memory and check every chunk.
 
         Args:
-            room: ``room_bytes`` bytes for the raw stream.
+            room: buffer of ``room_bytes`` bytes for the raw stream.
             threads: that take part; at least :data:`LEAST_THREADS` do.
 
         Raises:

@@ -44,8 +44,8 @@ class Matched:
     Attributes:
         saved: the step.
         flat: the live state, taken apart.
-        target: what is to be filled, and from which leaf.
-        way: what becomes of per-rank leaves on another world size.
+        target: the leaves to fill, and from which saved leaf.
+        way: how per-rank leaves are treated on another world size.
     """
 
     saved: SavedStep
@@ -97,7 +97,7 @@ def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> Dee
 
 
 def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
-    """What did not get to where it was perhaps meant to be."""
+    """Notices about saved items that were perhaps not restored to where the caller meant."""
     saved, target = matched.saved, matched.target
     attempt, found = saved.attempt, list[DeeppartWarning]()
     if matched.way == DROP and not saved.same_world and saved.any_own:
@@ -138,7 +138,7 @@ def _target(saved: SavedStep, way: str, rank: int) -> Target:
 
 
 def _dropped_units(saved: SavedStep) -> list[Unit]:
-    """What is left alone as a whole, since a part of it is not restored."""
+    """The items that are left alone as a whole because a part of them is not restored."""
     return units_of(saved.structure.tree, set(saved.own_leaves), set(saved.own_values))
 
 

@@ -34,7 +34,7 @@ OldLeaves = list[dict[int, Array]]
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What per-rank leaves became on another world size.
+    """The per-rank leaves for another world size.
 
     Attributes:
         arrays: leaf number -> what it gets; {} where nothing was mapped.
@@ -115,7 +115,7 @@ class _Mapping:
         return Mapped(self._arrays, frozenset(self._own_leaves))
 
     def _ask(self, path: Path, old: list[Any]) -> Any:
-        """What this rank gets, of what the old ranks had: rank 0 alone, where its values are meant for all."""
+        """The leaves that this rank gets from those of the old ranks; only rank 0's, if these are meant for all."""
         if callable(self._per_rank):
             return detached(self._per_rank(readable(path), old, *self._place))
         return old[0]
@@ -150,7 +150,7 @@ class _Mapping:
             )
 
     def _asked_apart(self) -> list[OwnTree]:
-        """What stands apart and is restored; what rank 0 has not stays as it is here, where its values are for all."""
+        """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here."""
         return list(self._saved.documents.own[0].trees if self._way == RANK0 else self._saved.apart)
 
     def _take(self) -> None:
@@ -168,7 +168,7 @@ class _Mapping:
             check_aliases(self._target.types, self._target.structure.aliases)
         except ValueError as error:
             raise LeafMismatchError(
-                "what the per_rank function returned has no room for a leaf that shares its memory", found=str(error)
+                "the per_rank function returned too small an array for a leaf that shares its memory", found=str(error)
             ) from error
         self._target.dropped = frozenset()
         find_targets(self._target, self._flat)

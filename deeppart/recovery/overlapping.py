@@ -80,5 +80,5 @@ def _overlap_error(matched: Matched, conflicts: list[int], among: list[int]) -> 
         "live leaves that share some of their memory did not share it in this way when they were saved",
         found=f"{', '.join(names[:8])} would be overwritten by {', '.join(others[:8]) or 'one another'}",
         where=f"path {names[0]}",
-        todo="build the live state so that they have memory of their own, as when it was saved",
+        todo="build the live state so that they have their own memory, as when it was saved",
     )

@@ -57,7 +57,7 @@ class Recovered:
 
     Attributes:
         candidate: which checkpoint, with the sources that turned out bad struck out.
-        reads: who holds which part, in part order.
+        reads: the rank and source of each part, in part order.
         mine: part number -> part, of those this rank has read.
         bases: part number -> names of the files beside its source in which chunks of it lie, of all that have any.
     """
@@ -68,13 +68,13 @@ class Recovered:
     bases: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def dearest_level(self) -> str:
-        """The highest level that a part had to come from."""
+    def slowest_level_read(self) -> str:
+        """The slowest level read: the highest level that a part had to come from."""
         return max((read.source.level for read in self.reads), key=LEVELS.index, default=LEVELS[0])
 
     @property
     def attempt(self) -> Attempt:
-        """Which checkpoint."""
+        """The checkpoint."""
         return self.candidate.attempt
 
 
@@ -93,7 +93,7 @@ def take_inventory(
     Args:
         local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
         run: drives an operation on ``comm``, named by a text, to its end.
-        straightens: what lies in wrong places on nodes is put right first, in ``local`` by this rank if it is the one
+        straightens: files in wrong places on nodes are renamed first, in ``local`` by this rank if it is the one
             to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
 
     Raises:
@@ -136,7 +136,7 @@ def take_inventory(
 
 
 def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
-    """What lies on this node; nothing if that fails, of which the other ranks are told."""
+    """The files on this node; none if listing them fails, which the other ranks are told."""
     try:
         return take_stock(local, lineage, signing)
     except Exception as error:
@@ -145,11 +145,11 @@ def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
 
 
 def _straightened(stock: Found) -> list[str]:
-    """What has been put right; nothing more once that fails."""
+    """The files that were renamed to their right names; it stops at the first failure."""
     try:
         return straighten(stock)
     except Exception as error:  # of whatever kind: the other ranks wait for the list
-        return [one_line(as_error(error, "putting files in their places failed"))]
+        return [one_line(as_error(error, "renaming files in wrong places failed"))]
 
 
 def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
@@ -185,7 +185,7 @@ def recover(
         step: only this step; None for the newest.
         staging: memory to read into.
         arena: memory for blocks on their way.
-        signing: what parts must be signed with; None: not checked.
+        signing: the keys; parts must be signed with one of them. None: not checked.
         threads: that read, check and decode a part.
 
     Returns:
@@ -222,11 +222,11 @@ def _cannot_recover(rank: int, inventory: Inventory, step: int | None, reasons: 
     if step is not None and others:
         todo = f"the newest step that can be recovered is {max(others)}; restore without `step`, or name it"
     else:
-        todo = "bring the missing nodes or files back; or begin anew, in a new persistent_dir"
+        todo = "bring the missing nodes or files back; or start over in a new persistent_dir"
     more = [f"and {len(reasons) - _MOST_REASONS} more lines"] if len(reasons) > _MOST_REASONS else []
     return RestoreError(
         "no checkpoint can be recovered" if step is None else f"step {step} cannot be recovered",
-        found="\n    ".join([*reasons[:_MOST_REASONS], *more]) or "no trace of it at any level",
+        found="\n    ".join([*reasons[:_MOST_REASONS], *more]) or "it was found at no level",
         where=f"rank {rank}",
         tried="every source of every step listed" if reasons else None,
         todo=todo,
@@ -247,7 +247,7 @@ def read_candidate(
 
     Args:
         run: drives an operation on ``comm``, named by a text, to its end.
-        signing: what parts must be signed with; None: not checked.
+        signing: the keys; parts must be signed with one of them. None: not checked.
         wanted: which parts to read.
         threads: that read, check and decode a part.
 
@@ -336,7 +336,7 @@ def _by(read: Read, error: Exception) -> str:
 
 
 def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
-    """Staging memory for every part that takes some: part -> its room.
+    """Staging memory for every part that takes some: part -> its buffer.
 
     Raises:
         MemoryError: there is not so much.

@@ -1,4 +1,4 @@
-"""What a step holds, as one rank of a restore sees it, with what is its own."""
+"""The content of a step, as one rank of a restore sees it, with what is its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedStep:
         of_ranks: the structure of each part's rank, complete with what was its own; one alone where all are alike.
         apart: the paths at which anything stands apart on any rank.
         same_world: as many ranks restore it as saved it.
-        structure: what this rank restores.
+        structure: the structure that this rank restores.
         own_leaves: numbers of the leaves that are per rank.
         own_values: numbers of the values that are per rank.
     """

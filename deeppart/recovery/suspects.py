@@ -14,7 +14,7 @@ _MOST_NAMED = 8
 
 
 def suspect_lines(root: Path, attempt: Attempt) -> list[str]:
-    """Why a checkpoint is suspect, or may be."""
+    """The reasons why a checkpoint is suspect, or may be."""
     found = read_suspicions(root)
     return [
         *(f"step {attempt.step} is suspect: {leaf}" for leaf in found.of(attempt)),

@@ -1,1 +1,1 @@
-"""What is damaged or lost is made whole again, while a job runs."""
+"""Repair of damaged or lost files while a job runs."""

@@ -298,7 +298,7 @@ def _in_the_way(path: str) -> StorageError:
 def healing_for(
     protection: Protection, recovered: Recovered, inventory: Inventory, damaged: Collection[Location] = ()
 ) -> Healing:
-    """What a step that has been read lacks of its copies and parity; nothing where no redundant level is on.
+    """The copies and parity that a step that has been read lacks; nothing if no redundant level is on.
 
     Args:
         damaged: files that do not count.

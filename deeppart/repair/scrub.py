@@ -30,13 +30,13 @@ from deeppart.storage.node import NodeLevel, file_problem, take_stock
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
 
-#: Ranks meet at least this often.
+#: Ranks have a sync round at least this often.
 SLICE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """What scrubbing has done so far, on this rank.
+    """The work of scrubbing so far, on this rank.
 
     Attributes:
         cycles: how often everything has been read.
@@ -66,12 +66,12 @@ class ScrubReport:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a rank scrubs.
+    """The files that a rank scrubs.
 
     Attributes:
         directory: this rank's ``local_dir``; None without one.
         share, shares: which part of the directory's files, of how many: ranks of a node that share it divide them.
-        leads: whether this rank lists the directory for all.
+        leads: true if this rank lists the directory for all.
         lineage: of the persistent directory.
         node_of: node number of each rank.
     """
@@ -85,13 +85,13 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
-    """What all ranks know after a meeting.
+class _Sync:
+    """The state that all ranks know after a sync round.
 
     Attributes:
-        closing: whether a rank closes.
+        closing: true if a rank closes.
         newest: the newest checkpoint that is complete, as all ranks know.
-        everyone_done: whether all ranks have read all of theirs.
+        everyone_done: true if all ranks have read all of theirs.
         damage: (rank, path, reason) of what they found, of those that are done.
     """
 
@@ -102,7 +102,7 @@ class _Meeting:
 
 
 class _Over(Exception):
-    """What is being read is of no interest any more."""
+    """Raised when the files that are being read do not matter any more."""
 
 
 class Scrubber:
@@ -111,8 +111,8 @@ class Scrubber:
     Args:
         comm: a channel of its own.
         pipeline: knows which checkpoints are complete, and drives operations.
-        ground: what this rank reads.
-        protection, node_levels, persistent: what is repaired, and from what.
+        ground: the files that this rank reads.
+        protection, node_levels, persistent: the levels to repair, and those to repair from.
         rate: bytes per second to read, or rather the limit that says so.
         limit: bandwidth limit of what leaves this rank, or None.
     """
@@ -136,14 +136,14 @@ class Scrubber:
         self._met_at = 0.0
         self._current: Attempt | None = None
         self._damaged: list[tuple[str, str]] = []
-        self._meeting = _Meeting(False, None, False, ())
+        self._last_sync = _Sync(False, None, False, ())
         self._told = ""
         self.report = ScrubReport()
         self._thread = threading.Thread(target=self._run, name="deeppart-scrub", daemon=True)
         self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """End the thread (all ranks do); it takes part in one more meeting."""
+        """End the thread (all ranks do); it takes part in one more sync round."""
         self._closing.set()
         deadline = time.monotonic() + timeout
         while self._thread.is_alive() and time.monotonic() < deadline:
@@ -154,7 +154,7 @@ class Scrubber:
 
     @property
     def running(self) -> bool:
-        """Whether the thread has not ended."""
+        """True if the thread has not ended."""
         return self._thread.is_alive()
 
     def abandon(self) -> None:
@@ -165,16 +165,16 @@ class Scrubber:
         """Nobody can use the channel any more."""
         self._comm.broken = self._comm.broken or CommError("scrubbing has ended", found=why)
 
-    # --- the thread; every rank goes through the same meetings and draws the same conclusions from them ---
+    # --- the thread; every rank has the same sync rounds and draws the same conclusions from them ---
 
     def _run(self) -> None:
         try:
-            meeting = self._meet(done=False)
-            while not meeting.closing:
-                if meeting.newest is not None and self._read_all(meeting.newest):
-                    self._repair_if_there(meeting.newest, self._meeting.damage)
+            sync = self._sync(done=False)
+            while not sync.closing:
+                if sync.newest is not None and self._read_all(sync.newest):
+                    self._repair_if_there(sync.newest, self._last_sync.damage)
                 self._closing.wait(SLICE_S)
-                meeting = self._meet(done=False)
+                sync = self._sync(done=False)
         except Exception as error:
             self._give_up(str(error))  # the other ranks still wait for this one
             if not self._closing.is_set():
@@ -186,7 +186,7 @@ class Scrubber:
         try:
             for path in self._files(attempt):
                 self._check(path)
-            while not self._meet_about_it(done=True).everyone_done:
+            while not self._sync_unless_over(done=True).everyone_done:
                 self._closing.wait(SLICE_S)
         except _Over:
             return False
@@ -211,45 +211,45 @@ class Scrubber:
             self._note(damaged=1)
 
     def _pace(self, nbytes: int) -> None:
-        """Wait until so many bytes may be read; meet the others when it is time."""
+        """Wait until so many bytes may be read; have a sync round when it is time."""
         until = time.monotonic() + self._rate.reserve(nbytes)
         while True:
             now = time.monotonic()
             if now - self._met_at >= SLICE_S:
-                self._meet_about_it(done=False)
+                self._sync_unless_over(done=False)
             if now >= until:
                 break
             self._closing.wait(min(until - now, SLICE_S))
         self._note(nbytes=nbytes)
 
-    def _meet_about_it(self, *, done: bool) -> _Meeting:
-        meeting = self._meet(done=done)
-        if meeting.closing or meeting.newest != self._current:
+    def _sync_unless_over(self, *, done: bool) -> _Sync:
+        sync = self._sync(done=done)
+        if sync.closing or sync.newest != self._current:
             raise _Over
-        return meeting
+        return sync
 
-    def _meet(self, *, done: bool) -> _Meeting:
+    def _sync(self, *, done: bool) -> _Sync:
         """Exchange how far everyone is (collective)."""
         known = self._pipeline.ledger.complete()
         damaged = self._damaged if done else []
         status = [self._closing.is_set(), sorted(known), done, damaged]
-        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "meeting")
+        texts = self._drive(self._comm.allgather(json.dumps(status).encode()), "sync round")
         self._met_at = time.monotonic()
         statuses = [json.loads(text) for text in texts]
         common = set.intersection(*(set(sequences) for _, sequences, _, _ in statuses))
-        self._meeting = _Meeting(
+        self._last_sync = _Sync(
             closing=any(closing for closing, *_ in statuses),
             newest=known[max(common)] if common else None,
             everyone_done=all(each for _, _, each, _ in statuses),
             damage=tuple((rank, path, reason) for rank, (*_, theirs) in enumerate(statuses) for path, reason in theirs),
         )
-        return self._meeting
+        return self._last_sync
 
     def _repair_if_there(self, attempt: Attempt, damage: tuple[tuple[int, str, str], ...]) -> None:
         """Rebuild what is damaged or missing of a checkpoint, unless it was retired on a node (collective)."""
         self._pipeline.ledger.hold(attempt)
         try:
-            self._meet_about_it(done=False)  # it was not retired before all ranks held it
+            self._sync_unless_over(done=False)  # it was not retired before all ranks held it
             self._repair(attempt, damage)
         except _Over:
             pass
@@ -289,7 +289,7 @@ class Scrubber:
         """Returns why it cannot be repaired, or None."""
         candidates = [each for each in survey(inventory, attempt.step).candidates if each.attempt == attempt]
         if not candidates:
-            return "not every part can be had any more"
+            return "some part has no sound file any more"
         damaged = damaged | _refer_to(damaged, inventory)
         candidate = candidates[0].without_files(damaged)
         if candidate.lacking:

@@ -1,1 +1,1 @@
-"""A checkpoint's way out: capture, encode, write, protect, drain, commit, retire."""
+"""Saving a checkpoint: capture, encode, write, protect, flush, commit, retire."""

@@ -39,7 +39,7 @@ class WriteBehind:
         return self._filling[self._filled :]
 
     def pass_on(self, length: int) -> None:
-        """So many bytes of the room have been filled."""
+        """Note that so many bytes of the buffer have been filled."""
         self._filled += length
         if self._filled == BLOCK_BYTES:
             self._flush()

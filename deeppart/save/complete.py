@@ -41,7 +41,7 @@ class Completer:
 
     Args:
         channels: level name -> channel for its exchanges.
-        storage: where this rank's parts go.
+        storage: the storage for this rank's parts.
         incremental: learns what the next checkpoint may refer to.
         retention: removes what is no longer kept.
         driver, ledger: of the pipeline.
@@ -93,7 +93,7 @@ class Completer:
         return complete
 
     def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
-        """What this rank tells the others: its part, or a text where it has failed."""
+        """The report of this rank to the others: its part, or a text if it has failed."""
         if isinstance(outcome, DeeppartError):
             return str(outcome)
         try:
@@ -101,7 +101,7 @@ class Completer:
                 return outcome.summary.record(job.attempt, self._storage.rank, on_node=job.local_summary)
             return None
         except Exception as error:  # the other ranks wait for the report
-            return str(as_error(error, "what was written could not be put on record"))
+            return str(as_error(error, "the part that was written could not be recorded"))
 
     def _written(self, job: Job, level: str, outcome: Outcome) -> list[Path]:
         """Files of this rank that a level which is not complete must not keep."""
@@ -111,7 +111,7 @@ class Completer:
         return [self._storage.part_path(level, job.attempt), *links]
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
-        """What the next checkpoint may refer to; nothing, where there is no memory for that."""
+        """The chunks to which the next checkpoint may refer; none if there is no memory for that."""
         try:
             summary = outcome.summary if isinstance(outcome, Written) else None
             at = Level.LOCAL if level == Level.PARTNER else level
@@ -161,15 +161,15 @@ class Completer:
         except Exception as error:
             job.pending.note_cost(retire_error=str(error))
             complete = f"step {job.attempt.step} is complete at level {level!r}"
-            text = f"{complete}, but what `keep` no longer wants there could not be removed: {error}"
+            text = f"{complete}, but steps that `keep` no longer wants there could not be removed: {error}"
             self._ledger.note(text, BackgroundFailureWarning)
 
 
 def level_error(job: Job, level: str, problem: str) -> CheckpointError:
-    """Why a level of a step is not complete."""
+    """The error that says why a level of a step is not complete."""
     return CheckpointError(
         f"step {job.attempt.step} is not complete at level {level!r}",
         found=problem.replace("\n", "\n    "),
         where=f"step {job.attempt.step}, level {level}",
-        todo="mend the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
+        todo="fix the cause; training goes on, earlier checkpoints stay, the next checkpoint tries again",
     )

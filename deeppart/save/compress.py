@@ -26,14 +26,14 @@ class _Tally:
 
 @dataclass(slots=True, eq=False)
 class PartEncoding:
-    """How one part is encoded.
+    """The way in which one part is encoded.
 
     Attributes:
-        level: where it goes.
-        chooser: what each chunk is encoded with.
+        level: its level.
+        chooser: chooses the codec of each chunk.
         encoders: the threads that do it.
         reasons: a line per dtype.
-        signing: what it is signed with, or None.
+        signing: the key to sign with, or None.
     """
 
     level: str
@@ -60,11 +60,11 @@ class PartEncoding:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What a rank has to encode chunks with.
+    """The processors that a rank has to encode chunks.
 
     Attributes:
         threads: chunks encoded at a time.
-        spare: whether there are processors for them that training and the other ranks do not need.
+        spare: true if there are processors for them that training and the other ranks do not need.
     """
 
     threads: int
@@ -76,9 +76,9 @@ class Compressing:
 
     Args:
         compression: the setting.
-        processors: what it has to do so.
+        processors: the processors for that.
         prepare: called first in each thread that encodes.
-        signing: what parts are signed with, or None.
+        signing: the key to sign parts with, or None.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Compressing:
             self._auto.note_tried(dtype, tally.raw_bytes, tally.encoded_bytes, tally.seconds)
 
     def begin(self, level: str, layout: ShareLayout) -> PartEncoding:
-        """How the next part at a level is encoded."""
+        """The encoding of the next part at a level."""
         chooser = self._fixed
         reasons: tuple[str, ...] = (f"compression = {self._fixed.compression!r}",)
         if self._auto is not None:
@@ -123,7 +123,7 @@ class Compressing:
         Args:
             part: how it was encoded.
             nbytes: of its file.
-            raw_bytes: what is in the file, before encoding.
+            raw_bytes: length of the file's chunks before encoding.
             busy_s: seconds of writing it and making it durable.
             seconds: all that it took, encoding included.
         """
@@ -140,6 +140,6 @@ class Compressing:
 
 
 def adds_to(later: Chooser, earlier: Chooser, layout: ShareLayout) -> bool:
-    """Whether one chooser encodes chunks that the other stores raw."""
+    """True if one chooser encodes chunks that the other stores raw."""
     dtypes = {chunk.dtype for chunk in layout.chunks}
     return any(earlier.codec_for(each) is None and later.codec_for(each) is not None for each in dtypes)

@@ -27,9 +27,9 @@ class Chunk:
     Attributes:
         raw: its bytes; not to change while it is in work.
         dtype: tag of what they are.
-        encoded: what it is encoded to already, or None.
+        encoded: its encoded bytes, if there are any already, or None.
         raw_digest: xxh3-128 of its bytes, where that is known already.
-        place: where it lies already, and is not to be encoded at all; or None.
+        place: its place, if it lies in a file already and is not encoded at all; or None.
         strong_digest: sha256 of its bytes, where that is known already.
     """
 
@@ -60,7 +60,7 @@ class Encoders:
 
         Chunks that lie somewhere already come out as their places. With ``signed``, all others come with their strong
         digests, which the threads take of those that are stored raw, too. An encoded chunk lasts until the next one is
-        asked for. Memory: one room more than there are threads, each as long as the longest chunk. Close the generator
+        asked for. Memory: one buffer more than threads, each as long as the longest chunk. Close the generator
         if not all chunks are taken: it waits for the threads that still read them.
         """
         rooms: list[memoryview] = []
@@ -100,7 +100,7 @@ class Encoders:
 
 
 def _room(rooms: list[memoryview], raw_bytes: int) -> memoryview:
-    """A room that is free, or a new one."""
+    """A free buffer, or a new one."""
     while rooms:
         room = rooms.pop()
         if len(room) >= raw_bytes + ROOM_BYTES:

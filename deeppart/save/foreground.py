@@ -184,7 +184,7 @@ class Saver:
         self._classifier.close()
 
     def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:
-        """Where states are cut: at ``mine``, where rank 0's holds for all, and where patterns tell items apart."""
+        """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
         replication = self._classifier.replication
         if not mine and not replication.patterns:
             return None
@@ -211,10 +211,10 @@ class Saver:
         digest = self._classifier.known.structure_digest
         if "structure" in agree(self._comm, {"structure": digest}, {}, what, self._timeout).differing:
             raise StructureMismatchError(
-                f"{what}: the state's structure differs between ranks in a way that cannot be told",
+                f"{what}: the state's structure differs between ranks in a way that cannot be named",
                 expected="the same kinds of containers and of keys on every rank",
                 where=f"rank {self._comm.rank}",
-                todo="see that the ranks build their states alike; patterns of `replicated` that overlap may hide it",
+                todo="build the state in the same way on all ranks; overlapping patterns of `replicated` may hide it",
             )
         return flat
 

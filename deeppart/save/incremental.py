@@ -22,7 +22,7 @@ class Incremental:
 
     Args:
         rank: this rank.
-        on: whether chunks that have not changed are referred to at all.
+        on: true if unchanged chunks are referred to at all.
     """
 
     def __init__(self, rank: int, *, on: bool) -> None:
@@ -42,7 +42,8 @@ class Incremental:
     def refer(
         self, level: str, due: Collection[str], digests: Sequence[bytes] | None, layout: ShareLayout, directory: Path
     ) -> Unchanged:
-        """Which chunks of a part need not be written; the files that hold them get names in the part's directory.
+        """The chunks of a part that need not be written; the files with these chunks get names in the part's
+        directory.
 
         A local part that is to be copied refers to what was copied, too. One that is to be encoded refers to nothing:
         to compute it from the others of its parity set, the bases of all of these would have to be kept.

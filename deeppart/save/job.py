@@ -27,7 +27,7 @@ from deeppart.storage.files import DurableFile
 
 
 class Progress:
-    """Which levels of a checkpoint are reported and settled. Thread-safe.
+    """The levels of a checkpoint that are reported and settled. Thread-safe.
 
     Args:
         due: levels it goes to.
@@ -63,13 +63,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """The local part file of a checkpoint, while it is written and after; the drain follows it.
+    """The local part file of a checkpoint, while it is written and after; the drain thread follows it.
 
     Attributes:
         file: being written.
-        relay: where it is written to and read back.
+        relay: the file that is written and read back.
         encoding: how it is encoded.
-        unchanged: what it refers to.
+        unchanged: the chunks to which it refers.
     """
 
     file: DurableFile
@@ -80,10 +80,10 @@ class LocalPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """What the store hands to the drain before it writes.
+    """The message of the store thread to the drain thread before it writes.
 
     Attributes:
-        failure: why there is no share to write, or None.
+        failure: the reason why there is no share to write, or None.
         digests: of the raw bytes of each chunk, where some of them may be unchanged; None if nothing is known.
         local: the local part file; None without one.
     """
@@ -117,10 +117,10 @@ class Job:
     Attributes:
         attempt: which checkpoint.
         due: levels it goes to.
-        pending: where progress is reported.
+        pending: the handle that gets the reports of progress.
         lease: of the staging memory, with the share in it; without one if it could not be captured.
         layout, document: of the captured share; None if it could not be captured.
-        failure: why the share could not be captured, or None.
+        failure: the reason why the share could not be captured, or None.
         deferred: copies into staging memory that are still to be made, or None.
         opened: resolved by the store, once, before it writes.
         progress: of its levels.
@@ -178,14 +178,16 @@ class Job:
             raise error
 
     def is_on_nodes(self) -> bool:
-        """Whether it went to nodes' storage, and is complete at all levels there that it went to."""
+        """True if it went to nodes' storage, and is complete at all levels there to which it went."""
         levels = self.due - {Level.PERSISTENT}
         return bool(levels) and all(self.pending.report.levels[level].state == DONE for level in levels)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """What the capture hands to the store: a share that is complete in staging memory, or why there is none."""
+    """The message of the capture to the store thread: a complete share in staging memory, or the reason why there is
+    none.
+    """
 
     job: Job
     failure: DeeppartError | None
@@ -193,7 +195,7 @@ class Captured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """What the store hands to the protect stage: a local part that is complete on all ranks."""
+    """The message of the store thread to the protect thread: a local part that is complete on all ranks."""
 
     job: Job
     summary: PartSummary

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Reader(Enum):
-    """What reads staging memory."""
+    """A reader of staging memory."""
 
     CAPTURE = "capture"
     STORE = "store"
@@ -32,8 +32,8 @@ class StagingLease(Generic[T]):
     """Thread-safe.
 
     Args:
-        memory: what is read there; None for nothing.
-        readers: who may.
+        memory: the memory to read; None for none.
+        readers: the readers that may.
     """
 
     def __init__(self, memory: T | None, readers: Iterable[Reader]) -> None:
@@ -46,13 +46,13 @@ class StagingLease(Generic[T]):
 
     @property
     def memory(self) -> T | None:
-        """What is read; None once the lease is over."""
+        """The memory to read; None once the lease is over."""
         with self._lock:
             return self._memory
 
     @property
     def over(self) -> bool:
-        """Whether the memory may be used for something else."""
+        """True if the memory may be used for something else."""
         with self._lock:
             return not self._readers
 
@@ -65,7 +65,7 @@ class StagingLease(Generic[T]):
         callback()
 
     def claim(self) -> T | None:
-        """Keep the memory for the drain, and return it; None if the lease is over, or was over for the drain."""
+        """Keep the memory for the drain thread, and return it; None if the lease is over (for this thread)."""
         with self._lock:
             if Reader.DRAIN in self._readers:
                 self._claimed = True
@@ -79,7 +79,7 @@ class StagingLease(Generic[T]):
                 self._readers.add(reader)
 
     def stored(self) -> None:
-        """The share is complete in a file, which the drain reads unless it has claimed the memory."""
+        """Note that the share is complete in a file, which the drain thread reads unless it has claimed the memory."""
         self._release({Reader.STORE}, stored=True)
 
     def done(self, *readers: Reader) -> None:

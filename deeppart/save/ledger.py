@@ -1,4 +1,4 @@
-"""What a rank's background threads tell each other and the caller: complete checkpoints, steps in use, notes."""
+"""The shared records of a rank's background threads and the caller: complete checkpoints, steps in use, notes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ledger:
         self._notes.append((text, category))
 
     def take_notes(self) -> list[tuple[str, type[DeeppartWarning]]]:
-        """What there is to tell since the last call."""
+        """The notes since the last call."""
         return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def completed(self, attempt: Attempt) -> None:

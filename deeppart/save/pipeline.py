@@ -77,7 +77,7 @@ class Pipeline:
 
     Args:
         channels: level name -> channel for its exchanges, for the levels that are on.
-        storage: where this rank's parts go.
+        storage: the storage for this rank's parts.
         compressing: encodes chunks; closed here.
         incremental: knows which chunks need not be written.
         retention: removes what is no longer kept.
@@ -124,20 +124,20 @@ class Pipeline:
 
     @property
     def working(self) -> bool:
-        """Whether a checkpoint is being stored, protected or drained."""
+        """True if a checkpoint is being stored, protected or flushed."""
         return bool(self._in_flight)
 
     @property
     def staging_is_free(self) -> bool:
-        """Whether nothing reads the staging memory, or writes to it."""
+        """True if nothing reads the staging memory, or writes to it."""
         return self._lease.over
 
     def has_room(self) -> bool:
-        """Whether a checkpoint could be submitted now."""
+        """True if the pipeline can take a checkpoint now."""
         return self.staging_is_free and len(self._in_flight) < MOST_IN_FLIGHT
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Wait for room; False if there was none in time."""
+        """Wait until the pipeline can take a checkpoint; False if it was full all the time."""
         return self._wait_until(self.has_room, timeout)
 
     def submit(self, job: Job) -> None:
@@ -163,12 +163,12 @@ class Pipeline:
 
     @property
     def repairing(self) -> bool:
-        """Whether redundancy is being rebuilt."""
+        """True if redundancy is being rebuilt."""
         return bool(self._repairs)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight."""
+        """True if nothing is in flight."""
         return not self._in_flight and not self._repairs
 
     def poll(self, patience_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Where the parts of one rank go."""
+"""The storage for the parts of one rank."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class RankStorage:
     owner: DirectoryOwner | None = None
 
     def part_path(self, level: str, attempt: Attempt) -> Path:
-        """Where the rank's part of a checkpoint is, at the local or the persistent level."""
+        """The path of the rank's part of a checkpoint, at the local or the persistent level."""
         storage = self.local if level == Level.LOCAL and self.local is not None else self.persistent
         return storage.part_path(attempt, self.rank)

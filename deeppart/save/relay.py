@@ -25,7 +25,7 @@ _OWN = ""
 
 
 class SourceLostError(StorageError):
-    """What was to be copied cannot be read any more, or was never completed."""
+    """The file to copy cannot be read any more, or was never completed."""
 
 
 class Relay:
@@ -69,7 +69,7 @@ class Relay:
             self._changed.notify_all()
 
     def chunk(self, number: int) -> ChunkPlace:
-        """Where chunk ``number`` is, waiting until it has been written.
+        """The place of chunk ``number``, after waiting until it has been written.
 
         Raises:
             SourceLostError: the file was not completed.
@@ -116,7 +116,7 @@ class Relay:
             self._wait(lambda: self._written >= offset + len(buffer))
             if self._failed:
                 raise self._not_completed()
-            buffer = buffer[: max(0, self._written - offset)]  # behind that, a spare may have something left
+            buffer = buffer[: max(0, self._written - offset)]  # behind that, a recycled file may have something left
         return self._read(offset, buffer)
 
     def read_chunk(self, place: ChunkPlace, buffer: memoryview) -> None:

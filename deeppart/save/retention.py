@@ -80,7 +80,7 @@ class Retention:
         """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
 
         Args:
-            files: what this rank wrote of that step there, which may or may not exist.
+            files: the files that this rank wrote for that step there; they may or may not exist.
             in_doubt: other ranks may have heard that it is complete.
         """
         for file in files:

@@ -1,4 +1,4 @@
-"""What ranks find out about their earlier checkpoints is put on record at once."""
+"""Records of suspect steps: ranks write down at once what they find out about their earlier checkpoints."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ class SuspicionWriter:
             write_suspicion(self._root, suspicion)
         except Exception as error:
             steps = ", ".join(map(str, suspicion.steps[:_MOST_NAMED]))
-            text = f"it could not be put on record that these steps are suspect: {steps}: {error}"
+            text = f"the record that these steps are suspect could not be written: {steps}: {error}"
             self._ledger.note(text, BackgroundFailureWarning)

@@ -34,7 +34,7 @@ class Staged:
     Attributes:
         layout: its segments and chunks.
         data: the raw stream, ``layout.nbytes`` bytes of staging memory.
-        document: what the bytes mean; encoded when the part is written.
+        document: the description of the bytes; encoded when the part is written.
     """
 
     layout: ShareLayout
@@ -44,13 +44,13 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How chunks are encoded.
+    """The way in which chunks are encoded.
 
     Attributes:
-        chooser: what each is encoded with.
+        chooser: chooses the codec of each chunk.
         encoders: the threads that do it.
         watch: told how long it took, or None.
-        signing: what the part is signed with, or None.
+        signing: the key to sign the part with, or None.
     """
 
     chooser: Chooser
@@ -61,7 +61,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """What is known of a share's chunks before they are written.
+    """The known chunks of a share before it is written.
 
     Attributes:
         digests: xxh3-128 of the raw bytes of each; None if not known.
@@ -110,7 +110,7 @@ def recode_part(
     behind: Workers,
     references: Mapping[int, ChunkPlace] = MappingProxyType({}),
 ) -> PartSummary:
-    """Write a part file anew for another level, as it is being written: what is stored raw in it is encoded.
+    """Write a part file again for another level, while it is being written: chunks stored raw in it are encoded.
 
     Args:
         behind: writes what is ready, meanwhile.
@@ -157,7 +157,7 @@ def _write(
 def _stored_chunks(
     relay: Relay, layout: ShareLayout, rooms: int, references: Mapping[int, ChunkPlace]
 ) -> Iterator[Chunk]:
-    """The chunks of a part file as they are there, each in one of ``rooms`` rooms that are used in turn."""
+    """The chunks of a part file as they are there, each in one of ``rooms`` buffers that are used in turn."""
     memory = [memoryview(mmap.mmap(-1, max(1, *(chunk.length for chunk in layout.chunks)))) for _ in range(rooms)]
     for number, plan in enumerate(layout.chunks):
         if number in references:

@@ -37,7 +37,7 @@ SAMPLED_CHUNKS = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holdings:
-    """What the last complete part of a rank at a level holds.
+    """The chunks of the last complete part of a rank at a level.
 
     Attributes:
         directory: its step directory.
@@ -69,7 +69,7 @@ class Holdings:
         return cls(directory, rank, attempt.world_size, own, places)
 
     def path(self, base: BaseRecord) -> Path:
-        """Where a base lies now."""
+        """The present path of a base."""
         if base == self.own:
             return self.directory / part_file_name(self.rank, self.world_size)
         return self.directory / base_file_name(self.rank, self.world_size, base.index_digest)
@@ -80,7 +80,7 @@ def raw_digests(data: memoryview, chunks: Sequence[ChunkPlan], known: Iterable[H
 
     Args:
         data: the raw stream.
-        known: what levels hold; nothing is looked at without any.
+        known: the chunks that levels have; without any, nothing is digested.
     """
     held = [each.places for each in known]
 
@@ -100,7 +100,7 @@ def _spread(count: int) -> list[int]:
 def choose(
     digests: Sequence[bytes], chunks: Sequence[ChunkPlan], holdings: Holdings, allowed: frozenset[str] | None = None
 ) -> dict[int, ChunkPlace]:
-    """Which chunks refer to a base: number of the chunk -> where it is.
+    """The chunks that refer to a base: number of the chunk -> its place.
 
     Args:
         digests: of the raw bytes, chunk by chunk.
@@ -123,7 +123,7 @@ def choose(
 
 
 def _files(bases: Sequence[BaseRecord], live: Mapping[BaseRecord, int], chunks: Sequence[ChunkPlan]) -> float:
-    """Length of all files, as a multiple of what is needed of them; what is written anew counts before encoding."""
+    """Length of all files, as a multiple of what is needed of them; what is written again counts before encoding."""
     needed = sum(live[base] for base in bases)
     anew = max(0, sum(chunk.length for chunk in chunks) - needed)
     return (anew + sum(base.nbytes for base in bases)) / max(1, anew + needed)

@@ -46,7 +46,7 @@ class ShareWriter:
     """Writes the shares of one rank.
 
     Args:
-        storage: where its parts go.
+        storage: the storage for its parts.
         compressing: encodes chunks.
         incremental: knows which chunks need not be written.
         behind: writes to the persistent level what has been read from the local one.

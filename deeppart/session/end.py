@@ -39,7 +39,7 @@ def close_at_the_end(checkpointer: Closable, background: leave.Background) -> No
     """See that a checkpointer is closed when the process ends, or MPI is finalized in it.
 
     Args:
-        background: what it has running.
+        background: its running parts.
     """
     number = next(_numbers)
     _open[number], _backgrounds[number] = checkpointer, background

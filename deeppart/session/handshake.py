@@ -21,7 +21,7 @@ from deeppart.storage.steps import list_steps
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What all ranks of a session know of its persistent directory.
+    """The common knowledge of all ranks of a session about its persistent directory.
 
     Attributes:
         lineage, session: identities, 32 hex digits each.
@@ -53,7 +53,7 @@ def take_persistent(
     """Rank 0 takes the directory and tells the others what it is (collective); the owner is None elsewhere.
 
     Args:
-        within: what this is a part of, and its timeout in seconds.
+        within: the call of which this is a part, and its timeout in seconds.
     """
     what, timeout = within
     owner: DirectoryOwner | None = None

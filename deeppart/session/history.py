@@ -10,7 +10,7 @@ from deeppart.session.record import Session
 
 
 class StepHistory:
-    """Which steps are taken, and which one is the last. Used by the training thread alone.
+    """The steps that are taken, and the last one. Used by the training thread alone.
 
     Args:
         session: its committed steps are taken.
@@ -46,7 +46,7 @@ class StepHistory:
         return max([self._largest, *(pending.step for pending in self._recent if _counts(pending))])
 
     def refusal_of(self, step: int) -> DeeppartError | None:
-        """Why there cannot be a checkpoint of that step, or None."""
+        """The reason why there cannot be a checkpoint of that step, or None."""
         active = [pending for pending in self._recent if pending.step == step]
         used = step in self._saved or any(_counts(pending) for pending in active)
         if used or step in self._known:
@@ -55,9 +55,9 @@ class StepHistory:
                 expected="a step that has not been committed",
                 where=f"step {step}, {self._root}",
                 todo=("" if self._restored else "call restore(state) before the loop, and ")
-                + "count on from the restored step; or give the job a directory of its own. To go back on purpose, end "
-                "the job, remove newer steps with `deeppart prune --after` (and --local, for the copies on nodes), and "
-                "start it again",
+                + "continue to count from the restored step; or give the job a directory of its own. To go back on "
+                "purpose, end the job, remove newer steps with `deeppart prune --after` (and --local, for the copies "
+                "on nodes), and start it again",
             )
         return None
 
@@ -90,6 +90,6 @@ class StepHistory:
 
 
 def _counts(pending: Pending) -> bool:
-    """Whether a checkpoint is under way or complete at some level, so that its step is taken."""
+    """True if a checkpoint is under way or complete at some level, so that its step is taken."""
     states = [level.state for level in pending.report.levels.values()]
     return not pending.finished or DONE in states

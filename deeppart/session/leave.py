@@ -33,7 +33,7 @@ _left: list[Background] = []
 
 
 class Background:
-    """What a checkpointer has running, and how that ends.
+    """The running parts of a checkpointer, and how to end them.
 
     Args:
         session, pipeline, scrubber, staging: of the checkpointer.
@@ -57,7 +57,7 @@ class Background:
 
     @property
     def timeout(self) -> float:
-        """As of the configuration, in seconds."""
+        """The timeout of the configuration, in seconds."""
         return self._session.config.timeout
 
     def finish(self, timeout: float) -> bool:
@@ -67,7 +67,7 @@ class Background:
         return self._pipeline.drain(timeout)
 
     def end_scrubbing(self) -> None:
-        """Begin to; it takes part in one more meeting."""
+        """Begin to close; it takes part in one more sync round."""
         if self._scrubber is not None and self._process == os.getpid():
             self._scrubber.abandon()
 

@@ -36,7 +36,7 @@ class Session:
         committed: steps committed on the persistent level at start-up.
         earlier: level name -> all that earlier sessions had left there at start-up. Beside its own directories, what a
             session may ever remove.
-        processors: what there is to encode chunks with.
+        processors: the processors that encode chunks.
         guards: of the directories: what may be done in them, and whose they may be.
         shared: pairs of nodes whose local directory is one and the same.
     """
@@ -60,12 +60,14 @@ class Session:
 
     @property
     def leads_directory(self) -> bool:
-        """Whether this is the first of the ranks that share its local directory: it lists it and tidies it up."""
+        """True if this is the first of the ranks that share its local directory: it lists the directory and cleans it
+        up.
+        """
         return bool(self.node_levels) and self.topology.first_in_directory(self.comm.rank) == self.comm.rank
 
     @property
     def straightens(self) -> bool:
-        """Whether it is also the first one of all nodes that have this directory: it may rename files there."""
+        """True if it is also the first one of all nodes that have this directory: it may rename files there."""
         node = self.topology.node_of[self.comm.rank]
         return self.leads_directory and all(other != node for _, other in self.shared)
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells at start-up: less protection than asked for, files of others, a copied directory."""
+"""Rank 0's notices at start-up: less protection than asked for, files of others, a copied directory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def tell_copy(directory: Path, owner: DirectoryOwner | None) -> None:
     if owner is not None and owner.copy_of:
         former = f", nor are those below {owner.former}, which it had before it was copied over" if owner.former else ""
         warn_caller(
-            f"{directory} is a copy of a checkpoint directory, or was brought back: it has lineage {owner.lineage} "
-            f"from now on, and parts on nodes that lie below {owner.copy_of} are not used{former}. If it takes the "
-            "place of the original and they are wanted, end the job, put that lineage back into deeppart.json and "
-            "remove .deeppart.lock",
+            f"{directory} is a copy of a checkpoint directory, or was restored from a backup: it has lineage "
+            f"{owner.lineage} from now on, and parts on nodes that lie below {owner.copy_of} are not used{former}. If "
+            "it replaces the original and you want to use these parts, end the job, put that lineage back into "
+            "deeppart.json and remove .deeppart.lock",
             DeeppartWarning,
         )
 
@@ -46,7 +46,7 @@ def tell_protection(root: Path, session: str, protection: Protection) -> None:
         problem = f" (`deeppart ls` will not know: {error.summary})"
     if lines:
         warn_caller(
-            f"less protection than asked for: {'; '.join(lines)}{problem}. Checkpoints go on with that; "
+            f"less protection than asked for: {'; '.join(lines)}{problem}. Checkpoints continue with this protection; "
             "protection='strict' refuses to start instead",
             ReducedProtectionWarning,
         )

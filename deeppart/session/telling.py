@@ -1,4 +1,4 @@
-"""What rank 0 tells the user after a restore, and at the end."""
+"""Rank 0's notices after a restore, and at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tell_restored(
     """Warn of what did not get where it was perhaps meant to be, and of newer steps than the restored one.
 
     Args:
-        named: the caller has said which step; what is of no use among newer ones is not news then.
+        named: the caller has said which step; newer steps that cannot be used are then no news.
     """
     if session.comm.rank:
         return
@@ -41,14 +41,14 @@ def tell_restored(
     newer = sorted(each.attempt.step for each in inventory.committed if each.attempt.step > attempt.step)
     if newer:
         warn_caller(
-            f"restored step {attempt.step}, but step {newer[-1]} is in the directory too and will be "
-            "taken for the newest by the next restore; `deeppart prune --after` (with --local) removes such steps",
+            f"restored step {attempt.step}, but step {newer[-1]} is in the directory too, and the "
+            "next restore will take it as the newest; `deeppart prune --after` (with --local) removes such steps",
             DeeppartWarning,
         )
     unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > attempt.step]
     if unusable and not named:
         warn_caller(
-            f"restored step {attempt.step}; newer in the directory, but of no use as they are: step "
+            f"restored step {attempt.step}; newer steps in the directory cannot be used as they are: step "
             f"{', step '.join(unusable)}. A later restore that can use one goes on from there",
             DeeppartWarning,
         )

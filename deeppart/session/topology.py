@@ -1,4 +1,4 @@
-"""Which rank is on which node, found out while all ranks compare what they were given."""
+"""The nodes of the ranks, found out while all ranks compare their settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_ENCODE_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which rank is on which node.
+    """The node of each rank.
 
     Attributes:
         names: node name of each rank.
@@ -111,7 +111,9 @@ def _idle_processors(mine: list[str], all_processors: tuple[list[str], ...]) -> 
 
 
 def _local_directory(config: Config, node: str, rank: int) -> str:
-    """Where this rank's local level will be; "" without one, or where it cannot be told (which is an error later)."""
+    """The path of this rank's local level; "" if there is none, or if it cannot be found out (which is an error
+    later).
+    """
     if config.local_dir is None:
         return ""
     try:

@@ -26,7 +26,7 @@ SUSPICION_PATIENCE_S = 30.0
 
 
 def retention_for(session: Session) -> Retention:
-    """What removes old steps: in its directory if this rank leads it, on the persistent level if it is rank 0."""
+    """The retention of old steps: in its directory if this rank leads it, on the persistent level if it is rank 0."""
     return Retention(
         session.node_levels if session.leads_directory else {},
         session.persistent if session.comm.rank == 0 else None,
@@ -79,7 +79,7 @@ def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
 
 
 def cadence_for(session: Session) -> AutoCadence | None:
-    """What decides when to checkpoint; None where the configuration does."""
+    """The cadence that decides when to checkpoint; None if the configuration does."""
     if session.config.every != AUTO:
         return None
     nodes = len(session.topology.nodes)

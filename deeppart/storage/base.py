@@ -1,4 +1,4 @@
-"""What a storage level is to the rest of deeppart."""
+"""The protocol of a storage level."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ class Level(Protocol):
         """
 
     def part_path(self, attempt: Attempt, rank: int) -> Path:
-        """Where a part of this attempt lies."""
+        """The path of a part of this attempt."""

@@ -55,7 +55,7 @@ def storage_error(summary: str, error: OSError, path: Path | str, **answers: str
         errno.EROFS: "the file system is mounted read-only, often after an error: look at the system log",
         errno.ENOENT: "a directory of that path is not there: check the path, and that the file system is mounted",
         errno.ENOTDIR: "a file lies where a directory is wanted: give another path, or move the file away",
-        errno.EEXIST: "nothing was replaced; two processes that write one file take themselves for the same rank",
+        errno.EEXIST: "nothing was replaced; two processes that write one file act as the same rank",
     }.get(error.errno or 0, "look at the system log and the file system's state")
     text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
     found = {"found": text, "where": str(path), "todo": todo} | access.answers(error) | answers
@@ -85,10 +85,10 @@ class DurableFile:
         path: final name. Nothing of this file is under it before :meth:`commit`.
         direct: bypass the page cache if the file system can.
         limit: bandwidth limit to obey, or None.
-        spares: directory of files that are not needed any more; one is written over, if there is one: its memory or
+        spares: directory of recycled files. One of them is written over, if there is one: its memory or
             blocks need not be found and cleared again.
-        over: what the file may take the place of.
-        make_parent: whether to make the directory, if it is not there.
+        over: the kind of file that this one may replace.
+        make_parent: true to make the directory, if it is not there.
 
     Attributes:
         nbytes: bytes written so far.
@@ -191,7 +191,7 @@ class DurableFile:
             if self._block is not None and self._filled:
                 self._flush_block(self._filled)
             found = call("fstat", self.temporary, self._fd).st_size
-            if found > self.nbytes:  # a spare was longer
+            if found > self.nbytes:  # a recycled file was longer
                 call("ftruncate", self.temporary, self._fd, self.nbytes)
                 found = call("fstat", self.temporary, self._fd).st_size
             if found != self.nbytes:
@@ -297,7 +297,7 @@ class DurableFile:
     def memory(self, start: int, length: int) -> npt.NDArray[np.uint8] | None:
         """Memory to fill instead of writing: the bytes of the file from ``start``; None where it has no such.
 
-        Only what a spare has in memory is given out. What was filled, in the order of the file, is to be told to
+        Only memory of a recycled file is given out. What was filled, in the order of the file, is to be told to
         :meth:`skip`.
         """
         if start + length > self._mappable or not length:
@@ -313,7 +313,7 @@ class DurableFile:
         self.nbytes += length
 
     def _write_mapped(self, data: memoryview) -> memoryview:
-        """Copy as much as lies over pages that a spare has in memory; returns the rest.
+        """Copy as much as lies over pages that a recycled file has in memory; returns the rest.
 
         Two to three times faster than ``write`` on a tmpfs, and cannot fail for lack of space: the pages are there.
         """
@@ -338,7 +338,7 @@ class DurableFile:
 
 
 def _are_alike(path: Path, other: Path) -> bool:
-    """Whether two files have the same bytes; False for one that cannot be read."""
+    """True if two files have the same bytes; False for one that cannot be read."""
     try:
         with (
             os.fdopen(access.open_file(path), "rb") as one,

@@ -35,7 +35,7 @@ class Keeping:
         root: the directory.
         keep: how many committed steps stay; 0 keeps all.
         earlier: step directories found when the session started.
-        signing: what a step must be signed with to count; None: not checked.
+        signing: the keys; a step must be signed with one of them to count. None: not checked.
     """
 
     def __init__(self, root: Path, keep: int, earlier: Collection[StepKey], signing: Signing | None = None) -> None:
@@ -56,7 +56,7 @@ class Keeping:
         self._own.append(key)
 
     def removable(self, abandoned: Collection[StepKey]) -> set[StepKey]:
-        """What may go now that a newer step is committed.
+        """The steps that may be removed now that a newer step is committed.
 
         Args:
             abandoned: steps of this session that failed. Those that have a manifest after all stay until there are
@@ -97,7 +97,7 @@ class Keeping:
         self._own = [key for key in self._own if key not in keys]
 
     def _removable_of_earlier(self, present: set[StepKey], steps: set[int]) -> set[StepKey]:
-        """What goes; ``steps``, those that stay and count, are newer, and get more here."""
+        """The steps to remove; ``steps``, those that stay and count, are newer, and get more here."""
         dropped = set()
         own_step = max((key.step for key in self._own), default=-1)
         for each in reversed(self._ranking(present)):
@@ -110,7 +110,7 @@ class Keeping:
         return dropped
 
     def _ranking(self, present: set[StepKey]) -> list[CommittedStep]:
-        """What earlier sessions committed, in the order of time, and of sequence within a session; as it is now."""
+        """The commits of earlier sessions, in the order of time, and of sequence within a session; as they are now."""
         found = []
         for key in self._earlier & present:
             try:
@@ -133,7 +133,7 @@ class Keeping:
 
 
 def _is_unfinished(directory: Path) -> bool:
-    """Whether a step has no manifest, by its own directory: one that was not found may be away with all the rest."""
+    """True if a step has no manifest but has its directory: one that was not found may be away with everything else."""
     try:
         return MANIFEST_NAME not in access.names_in(directory)
     except OSError:

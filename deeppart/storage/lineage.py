@@ -48,7 +48,7 @@ _LOOKS, _PAUSE_S = 5, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the files of a directory are, by which a copy is told.
+    """The place of the files of a directory; a copy is recognized by it.
 
     Attributes:
         path: of the directory, without links.
@@ -85,7 +85,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """What names a directory.
+    """The name of a directory.
 
     Attributes:
         name: 32 hex digits.
@@ -121,7 +121,7 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
 
 
 def is_copy(directory: Path) -> bool:
-    """Whether a directory is a copy that no job has used yet: what lies on nodes is the original's.
+    """True if a directory is a copy that no job has used yet: what lies on nodes is the original's.
 
     Raises:
         CorruptFileError, StorageError: its record cannot be read.
@@ -157,7 +157,7 @@ def _folder(directory: Path) -> tuple[int, int, int]:
 
 
 def _noted_place(lock_fd: int) -> Place | None:
-    """What the last job has noted; None if that cannot be understood."""
+    """The place that the last job has noted; None if it cannot be understood."""
     try:
         place = Place(**parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))["place"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -179,7 +179,7 @@ def _home(directory: Path) -> Home:
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a path is one that is noted: all of it, so that it does not lead elsewhere from another place."""
+    """True if a path is noted as a whole, so that it does not lead elsewhere from another place."""
     return os.path.isabs(path) and path == os.path.normpath(path)
 
 
@@ -199,7 +199,7 @@ def _is_copy(directory: Path, name: str, before: Place | None, here: Place) -> b
 
 
 def _is_away_from_home(directory: Path, name: str) -> bool:
-    """Whether a directory is a copy by what its record says alone."""
+    """True if a directory is a copy according to its record alone."""
     home = _home(directory)
     try:
         _, number, filesystem = _folder(directory)
@@ -213,7 +213,7 @@ def _is_away_from_home(directory: Path, name: str) -> bool:
 
 
 def _is_another(name: str, path: str, directory: Path) -> bool:
-    """Whether there is another directory of this lineage at a path.
+    """True if there is another directory of this lineage at a path.
 
     What has one record is one directory, seen in two ways; unless the record has several names (``cp -al``).
     """

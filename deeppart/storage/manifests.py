@@ -24,7 +24,7 @@ class CommittedStep:
     """A step directory with a sound manifest.
 
     Attributes:
-        key: what the directory is named by.
+        key: the key of the directory.
         directory: the directory.
         manifest: its manifest.
     """

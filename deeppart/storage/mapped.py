@@ -49,7 +49,7 @@ class _Mapping:
                     self._there.add(unit)
 
     def is_removed(self) -> bool:
-        """Whether the file has no name any more."""
+        """True if the file has no name any more."""
         try:
             return os.fstat(self._descriptor).st_nlink == 0
         except OSError:
@@ -70,7 +70,7 @@ class _Kept:
         self.mappings: dict[tuple[int, int], _Mapping] = {}
 
     def after_fork(self) -> None:
-        """Begin anew, in the child."""
+        """Start over, in the child."""
         self.lock = threading.Lock()  # another thread of the parent may have held it
         self.mappings = {}
 
@@ -130,7 +130,7 @@ def forget_all() -> None:
 
 
 def lies_in_memory(path: Path | str) -> bool:
-    """Whether a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
+    """True if a file is on a file system that keeps it in memory (tmpfs, ramfs): mapping it cannot fail to read."""
     return file_system_of(path) in _IN_MEMORY
 
 

@@ -43,7 +43,7 @@ NODE_FOLDERS: dict[str, str] = {Level.LOCAL: "", Level.PARTNER: "partner", Level
 
 
 def node_root(directory: Path, lineage: str, level: str) -> Path:
-    """Where the step directories of a level are, on a node."""
+    """The directory with the step directories of a level, on a node."""
     return directory / lineage / NODE_FOLDERS[level]
 
 
@@ -56,7 +56,7 @@ class NodeLevel:
         name: "local", "partner" or "parity".
         session: 32 hex digits of this run of the job.
         permissions: as ``Config.permissions``.
-        signing: what is read must be signed with; None: not checked.
+        signing: the keys; what is read must be signed with one of them. None: not checked.
 
     Raises:
         StorageError: the directory cannot be created or written, or others could write to it too.
@@ -93,7 +93,7 @@ class NodeLevel:
         """Begin a part file.
 
         Args:
-            mend: whether it may take the place of a damaged one.
+            mend: true if it may replace a damaged one.
 
         Raises:
             StorageError: it cannot be created.
@@ -152,7 +152,7 @@ class NodeLevel:
                 continue
 
     def parity_path(self, identity: ParityIdentity) -> Path:
-        """Where a share of parity lies."""
+        """The path of a share of parity."""
         return step_directory(self.root, identity.attempt.key) / parity_file_name(identity)
 
     def open_parity(self, identity: ParityIdentity, *, mend: bool = False) -> DurableFile:
@@ -195,7 +195,7 @@ class NodeLevel:
 
 @dataclass(slots=True)
 class Found:
-    """What lies on a node's storage.
+    """The files on a node's storage.
 
     Attributes:
         parts: whose header, footer and index are sound, and whose bases are there; of `local` and `partner`.
@@ -206,7 +206,7 @@ class Found:
         remarks: those of the lines that are about sound files in wrong places, or of others.
         unlisted: those about directories that could not be listed: what is in them is not known.
         unread: those about files that the storage does not let us read.
-        refused: those of the lines that say that a part is not signed with the key: it may be a forger's, or the only
+        refused: those of the lines that say that a part is not signed with the key: it may be forged, or the only
             one there is.
     """
 
@@ -295,7 +295,7 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
 
 
 def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: Found) -> bool:
-    """Whether a sound file lies where the library would have put it; somebody may have moved or copied it.
+    """True if a sound file lies where the library would have put it; somebody may have moved or copied it.
 
     What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is
     used as what it is. One of another lineage is not.
@@ -344,7 +344,7 @@ def file_problem(path: Path, signing: Signing | None, pace: Callable[[int], None
     """Read all of a part, base or parity file; what is wrong with it, or None.
 
     Args:
-        signing: what parts must be signed with; None: not checked. Bases are signed where they are referred to.
+        signing: keys for parts; None: not checked. Bases are covered by the parts that refer to them.
         pace: told of the bytes of every piece.
     """
     try:

@@ -47,7 +47,7 @@ class DirectoryOwner:
 
     Args:
         directory: created if missing.
-        who: what to tell a second job: job name, host, process.
+        who: the text for a second job: job name, host, process.
         permissions: as ``Config.permissions``.
 
     Raises:
@@ -123,7 +123,7 @@ class DirectoryOwner:
         return DirectoryInUseError(what, expected=expected, found=found, where=str(self.directory), todo=todo)
 
     def _holds(self, lock_fd: int) -> bool:
-        """Whether this one has the lock file that is open there."""
+        """True if this owner has the lock file that is open there."""
         with contextlib.suppress(OSError):
             return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.fstat(lock_fd))
         return False
@@ -168,7 +168,7 @@ class DirectoryOwner:
             )
 
     def _is_exchanged(self) -> bool:
-        """Whether the lock file that is open here is another one than that which has its name."""
+        """True if the lock file that is open here is not the one that has its name now."""
         with contextlib.suppress(OSError):  # whoever reads it says what is wrong
             return access.look(self._path).st_ino != os.fstat(self._fd).st_ino
         return False
@@ -189,7 +189,7 @@ class DirectoryOwner:
             pass  # nobody is known to have taken it over: the next commit will find out
 
     def _read(self) -> tuple[dict[str, str], dict[str, int]]:
-        """What the lock file says now, and the commits that its writer found; empty if that cannot be understood for
+        """The content of the lock file, and the commits that its writer found; empty if it cannot be understood for
         longer than it takes to be written.
         """
         try:
@@ -254,7 +254,7 @@ def open_lock_file(path: Path) -> int:
 
 
 def lock_record(data: bytes) -> dict[str, str]:
-    """What a lock file says, as texts that a terminal can show; {} if nothing that can be read."""
+    """The content of a lock file, as texts that a terminal can show; {} if it cannot be read."""
     try:
         document = parse_json(data)
     except (ValueError, RecursionError):
@@ -266,7 +266,7 @@ def lock_record(data: bytes) -> dict[str, str]:
 
 
 def _found_commits(data: bytes) -> dict[str, int]:
-    """What :func:`_newest_commits` found when the lock file was written; {} if nothing that can be read."""
+    """The result of :func:`_newest_commits` when the lock file was written; {} if it cannot be read."""
     try:
         found = parse_json(data)["found"]
         return {session: sequence for session, sequence in found.items() if type(sequence) is int}

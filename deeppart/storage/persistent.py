@@ -23,7 +23,7 @@ class PersistentLevel:
     Args:
         directory: the same directory on every rank.
         limit: bandwidth limit of this rank's writes, or None.
-        signing: what is written is signed with, and what is read must be; None for neither.
+        signing: the keys to sign with, and to check what is read; None for neither.
     """
 
     name = Level.PERSISTENT
@@ -42,7 +42,7 @@ class PersistentLevel:
         return DurableFile(self.part_path(attempt, rank), direct=True, limit=self._limit)
 
     def _check_mounted(self) -> None:
-        """Where the file system is not mounted (any more), nothing must be written into the empty mount point.
+        """Refuse to write if the file system is not mounted (any more): nothing must get into the empty mount point.
 
         Raises:
             StorageError: the lineage record is not there.
@@ -77,10 +77,10 @@ class PersistentLevel:
             access.remove(path)
             access.sync_directory(path.parent)
         except OSError as error:
-            raise storage_error("cannot take a commit back", error, path) from error
+            raise storage_error("cannot withdraw a commit", error, path) from error
 
     def may_be_committed(self, key: StepKey) -> bool:
-        """Whether a step has a manifest, or that cannot be told."""
+        """True if a step has a manifest, or if that cannot be found out."""
         try:
             return access.exists(step_directory(self.root, key) / MANIFEST_NAME)
         except OSError:

@@ -1,4 +1,4 @@
-"""Whether what a manifest names is there: cheaply, by length, header, footer and index of every part; no chunk."""
+"""The check that the files of a manifest exist: by length, header, footer and index of every part, without chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from deeppart.part import FileSource, PartReader, Signing
 
 
 def first_problem(directory: Path, manifest: Manifest, signing: Signing | None) -> str | None:
-    """Why a committed step cannot be restored from its directory, as far as that can be seen; None if it can."""
+    """The reason why a committed step cannot be restored from its directory, as far as that can be seen; None if it
+    can.
+    """
     for record in manifest.parts:
         problem, _ = part_problem(directory, manifest, record, signing)
         if problem is not None:
@@ -23,7 +25,7 @@ def first_problem(directory: Path, manifest: Manifest, signing: Signing | None) 
 def part_problem(
     directory: Path, manifest: Manifest, record: PartRecord, signing: Signing | None
 ) -> tuple[str | None, int]:
-    """What is wrong with one part, or None; and the length of its file.
+    """The fault of one part, or None; and the length of its file.
 
     The part is the one that the manifest names if its header says so and its index hashes to what the manifest says.
     The older files that it refers to must lie beside it, and be those that it names. With keys, its signature

@@ -1,4 +1,4 @@
-"""What a path is that was given for a checkpoint directory and is none; and what was meant."""
+"""Paths that were given for a checkpoint directory and are none, and what was meant."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 @dataclass(frozen=True, slots=True)
 class Mistaken:
-    """What a path is instead of a checkpoint directory.
+    """The kind of a path that is no checkpoint directory.
 
     Attributes:
         what: for messages: "this is the directory of one step".
-        todo: what was meant.
+        todo: the advice: what was probably meant.
         root: the checkpoint directory that it lies in, if it does.
         step: of that directory, which was meant; or None.
     """
@@ -36,7 +36,7 @@ class Mistaken:
 
 
 def recognize(path: Path) -> Mistaken | None:
-    """What was mistaken for a checkpoint directory; None for what may be one, and for what cannot be looked at."""
+    """The kind of a path that was mistaken for a checkpoint directory; None if it may be one, or cannot be read."""
     try:
         with storage_operation("stat", path):
             return _recognize(path.absolute())
@@ -84,7 +84,7 @@ def _file(path: Path) -> Mistaken:
     if path.suffix == ".safetensors":
         return Mistaken("this is a file of safetensors", "read it with safetensors.torch.load_file")
     if begins == _ZIP_MAGIC or path.suffix in (".pt", ".pth", ".ckpt", ".bin"):
-        return Mistaken("this is a file of torch.save, by its looks", "read it with torch.load")
+        return Mistaken("this looks like a file of torch.save", "read it with torch.load")
     return Mistaken("this is a file, not a checkpoint directory", "give the persistent_dir of the job")
 
 

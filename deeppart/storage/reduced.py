@@ -31,7 +31,7 @@ class ReducedRun:
     Attributes:
         session: of the run.
         since: UTC time of its start, ISO 8601.
-        lines: what was asked for, and what held.
+        lines: the protection that was asked for, and the one that held.
     """
 
     session: str
@@ -40,7 +40,7 @@ class ReducedRun:
 
 
 def reduced_runs(root: Path) -> list[ReducedRun]:
-    """What the file says, oldest first; nothing where there is no sound one."""
+    """The runs in the file, oldest first; none if there is no sound file."""
     try:
         document = parse_json(read_file(root / PROTECTION_NAME, _MOST_BYTES))
         if (document["format"], document["version"]) != (_FORMAT, _VERSION):

@@ -1,4 +1,4 @@
-"""Whether what was found wrong is only on its way out: jobs retire steps while others look at them.
+"""The check that missing or damaged files are only being retired: jobs retire steps while others read them.
 
 A step's manifest is removed before anything else of it, and a file that refers to others before those
 (:func:`deeppart.storage.steps.remove_step`). So whoever finds something damaged or missing asks here afterwards: where
@@ -17,12 +17,12 @@ MOST_LOOKS = 20
 
 
 def step_is_retired(directory: Path) -> bool:
-    """Whether a step that was committed is none any more: its manifest is gone."""
+    """True if a committed step is being retired: its manifest is gone."""
     return is_gone(directory / MANIFEST_NAME)
 
 
 def is_gone(path: Path) -> bool:
-    """Whether a file on a node, or a step directory, is not there any more; False where that cannot be told."""
+    """True if a file on a node, or a step directory, is gone; False if that cannot be found out."""
     try:
         access.look(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Spares: files of a retired step that the next checkpoint writes over (docs/decisions/0006).
+"""Recycled files: those of a retired step, over which the next checkpoint writes (docs/decisions/0006).
 
 They are written in place, so it matters who else may have the file. A session sets aside only files of directories that
 carry its own name, in a folder that does, too, and takes them from there alone. Second names of a file, bases, are
@@ -20,7 +20,7 @@ SPARES_NAME = ".spare"
 
 
 def spares_directory(root: Path, session: str) -> Path:
-    """Where a session keeps files of a level, below its root, that are not needed any more, and whose storage is."""
+    """The directory below a level's root in which a session keeps recycled files."""
     return root / f"{SPARES_NAME}-{session}"
 
 
@@ -33,7 +33,7 @@ def drop_foreign_spares(root: Path, session: str) -> None:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Whether a name is that of a part, a base or parity."""
+    """True if a name is that of a part, a base or parity."""
     parsed = parse_part_file_name(name) or parse_base_file_name(name)
     return parsed is not None or is_parity_file_name(name)
 
@@ -44,7 +44,7 @@ def in_order_of_removal(names: Iterable[str]) -> list[str]:
 
 
 def take_spare(spares: Path, name: Path) -> int | None:
-    """Give one of the spare files another name and open it; None if there is none. Ranks of a session may take them.
+    """Give one of the recycled files another name and open it; None if there is none. Ranks of a session may take them.
 
     What is not a file of this user's own (a link, a FIFO, a file of another) is not written to, and neither is a file
     that has yet another name: it is a base, which a newer step needs. Its names are looked at last, when nobody can
@@ -79,7 +79,7 @@ def drop_spares(spares: Path) -> None:
 
 
 def set_aside(path: Path, spares: Path) -> None:
-    """Make the checkpoint files of a step directory spare ones, in place of those that nobody has taken."""
+    """Recycle the checkpoint files of a step directory, in place of the recycled files that nobody has taken."""
     try:
         drop_spares(spares)
         with access.open_folder(path) as folder:

@@ -61,7 +61,7 @@ def list_steps(root: Path) -> dict[StepKey, Path]:
 
 
 def foreign_steps(root: Path) -> list[Path]:
-    """What is named like a step where anybody may make directories, and is not used for whose it is.
+    """Directories with names of steps that are not used because of their owner, where anybody may make directories.
 
     Raises:
         StorageError: the directory cannot be read.
@@ -70,7 +70,7 @@ def foreign_steps(root: Path) -> list[Path]:
 
 
 def own_and_foreign_steps(root: Path) -> tuple[dict[StepKey, Path], list[Path]]:
-    """What :func:`list_steps` and :func:`foreign_steps` give, of one look at the directory.
+    """The results of :func:`list_steps` and :func:`foreign_steps`, from one listing of the directory.
 
     Raises:
         StorageError: the directory cannot be read.

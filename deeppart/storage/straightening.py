@@ -26,7 +26,7 @@ def straighten(found: Found) -> list[str]:
     """Rename sound files that lie in wrong places, into the directory of their step where there is one.
 
     Args:
-        found: what lies on this node; other ranks of the node do not do this meanwhile.
+        found: the files on this node; other ranks of the node do not rename files meanwhile.
 
     Returns:
         A line about each that was renamed. Whoever wants to know what lies where has to look again.
@@ -78,7 +78,7 @@ def _places(found: Found) -> tuple[dict[Path, Path], set[Path]]:
 
 
 def _is_directory_of(directory: Path, other: Path) -> bool:
-    """Whether a directory is there, and whoever has made another one has made it."""
+    """True if a directory exists and has the same owner as another one."""
     try:
         return access.look(directory).st_uid == access.look(other).st_uid
     except OSError:

@@ -76,7 +76,9 @@ def a_part_can_be_begun_again(level: Level) -> None:
 
 
 def no_part_is_ever_replaced(level: Level) -> None:
-    """What has the name stays, and what was written for it is gone; another attempt at the step has another place."""
+    """Check that a file keeps its name and a second one for it is removed; another attempt at the step has another
+    place.
+    """
     path = level.part_path(attempt(1), 1)
     for content in (b"first", b"second"):
         file = level.open_part(attempt(1), 1)

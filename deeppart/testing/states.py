@@ -56,13 +56,13 @@ def array_bytes(data: Any) -> bytes:
 
 
 def difference(expected: Any, found: Any, *, path: str = "", ordered: bool = True) -> str | None:
-    """Where two states differ in structure, types or bits; None if nowhere.
+    """The first difference of two states in structure, types or bits; None if there is none.
 
     A tensor equals a Parameter with the same dtype, shape and bytes, an object what its ``state_dict()`` gives, and a
     namedtuple one of another class with the same name and fields: these are the liberties that ``load`` takes.
 
     Args:
-        ordered: whether the insertion order of dicts matters.
+        ordered: true if the insertion order of dicts matters.
     """
     here = path or "(root)"
     expected, found = _open(expected), _open(found)
@@ -96,7 +96,7 @@ def _open(item: Any) -> Any:
 
 
 def _shape(item: Any) -> Any:
-    """What a container or value is, apart from its contents."""
+    """The shape of a container or value, without its content."""
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return type(item).__name__, item._fields
     return type(item)

@@ -1,4 +1,4 @@
-"""Which levels, how often, which redundancy, compressed or not: what wastes least, and why.
+"""The choice of levels, cadence, redundancy and compression that wastes least, with the reasons.
 
 Candidates are compared by the model of :mod:`deeppart.plan.interval`, with stage times from
 :mod:`deeppart_simulator.timing.stages` and what survives from the restart planner. Of the candidates that waste at most
@@ -81,7 +81,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do, and why.
+    """The advice, with its reasons.
 
     Attributes:
         chosen: the advice.

@@ -26,7 +26,7 @@ _KINDS = {
 
 
 def reasons(advice: Advice) -> list[str]:
-    """Why, in sentences."""
+    """The reasons, in sentences."""
     chosen = advice.chosen
     lines = [_failures_line(chosen, kind) for kind in CLASSES if chosen.survival.rates_per_s[kind] > 0]
     waste = chosen.cadence.waste
@@ -111,7 +111,7 @@ def _level_line(choice: Choice, level: str) -> str:
 
 
 def _drain_line(chosen: Choice) -> str:
-    """What is written, and the share of the file system's time that it takes."""
+    """The bytes that are written, and the share of the file system's time that this takes."""
     if not chosen.drained_daily_bytes:
         return ""
     busy = chosen.complete_s[Level.PERSISTENT] / chosen.cadence.interval_s(Level.PERSISTENT)

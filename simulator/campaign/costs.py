@@ -1,4 +1,4 @@
-"""What each level costs a job and which failures need it: what the cadence is worked out from."""
+"""The cost of each level for a job, and the failures that need it: the input for the cadence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTHING = "none"
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """Which failures a job survives, and from where.
+    """The failures that a job survives, and the levels from which it does.
 
     Attributes:
         needs: failure class -> the cheapest level that survives it wherever it strikes; "none" where no level does.

@@ -43,7 +43,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the job is.
+    """The size of the job.
 
     Attributes:
         ranks, nodes: processes, and nodes that they run on.

@@ -34,7 +34,7 @@ class Summary:
     Attributes:
         seeds: how many runs.
         efficiency: useful training / wall time.
-        shares: where the wall time goes, as shares of it; training is split into useful, lost and slowed.
+        shares: how the wall time is spent, as shares of it; training is split into useful, lost and slowed.
         failures: class -> how many.
         recoveries: costliest level that was needed -> how many.
         checkpoints: level -> how many.

@@ -1,4 +1,4 @@
-"""What a campaign needs to know of its job, worked out once for each number of nodes that it comes to run on."""
+"""The data that a campaign needs about its job, computed once for each number of nodes on which it runs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .failures import Size, rates_per_s
 
 @dataclass(frozen=True, slots=True)
 class Cadences:
-    """How often a job checkpoints, for how long it runs, and what it does without a node.
+    """The cadence of a job's checkpoints, its length, and what it does without a node.
 
     Attributes:
         period_s: training from the end of one call to the next.
         every: level -> at every how many-th call; 0 or left out for never.
         keep: level -> how many steps stay there; 0 keeps all.
         wall_s: length of the run.
-        spares: nodes held ready.
-        elastic: whether training goes on with fewer nodes while none is ready; otherwise it waits for a repair.
+        spares: spare nodes.
+        elastic: true if training continues with fewer nodes while none is ready; otherwise it waits for a repair.
     """
 
     period_s: float
@@ -70,7 +70,7 @@ class World:
     """A job on some number of nodes.
 
     Attributes:
-        job, shares, times: what that means.
+        job, shares, times: the job, shares and times for that.
         speed: of training, 1 with all nodes.
         stages: stage -> seconds.
         local_s: encoding and writing the local part.

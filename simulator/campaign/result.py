@@ -10,14 +10,14 @@ BUCKETS = ("training", "blocked", "waiting", "down", "short of nodes", "restorin
 
 @dataclass(slots=True)
 class RunResult:
-    """What happened in one run. Times are in seconds.
+    """The figures of one simulated run. Times are in seconds.
 
     Attributes:
         seed: of its random numbers.
         wall_s: how long the run was.
         useful_s: training that was not lost, as seconds of the whole job.
         lost_s: training that had to be done again.
-        buckets: where the wall time went; adds up to ``wall_s``.
+        buckets: how the wall time was spent; adds up to ``wall_s``.
         slowed_s: training time lost because checkpoints worked in the background.
         failures: class -> how many struck the job.
         recoveries: costliest level that was needed -> how often; "none" for a start from nothing.

@@ -1,4 +1,4 @@
-"""Which checkpoints stay on which level: the rules of ``keep``, as the library follows them."""
+"""The checkpoints that stay on each level: the rules of ``keep``, as the library follows them."""
 
 from __future__ import annotations
 

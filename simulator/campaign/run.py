@@ -91,7 +91,7 @@ class _Run:
         )
 
     def result(self) -> RunResult:
-        """What happened until now; to be called once, at the end."""
+        """The figures of the run until now; to be called once, at the end."""
         # What is under way then has not been accounted yet.
         elapsed = self.env.now - self._since
         self._result.buckets[self._doing] += elapsed
@@ -295,7 +295,7 @@ class _Run:
     # --- growing back -------------------------------------------------------------------------------------------------
 
     def _worth_growing(self) -> bool:
-        """Whether nodes that are back make up for a restart until the next failure, which takes them in anyway."""
+        """True if repaired nodes are worth a restart, counted until the next failure, at which they join anyway."""
         if not self._cadences.elastic or not self._spares or not self._stored:
             return False
         usable = self._planned.usable(len(self._nodes) + len(self._spares))
@@ -337,7 +337,7 @@ class _Run:
         self._nodes.sort()
 
     def _fits(self) -> bool:
-        """Whether training can go on with these nodes; leaves out those that the layout has no use for."""
+        """True if training can continue with these nodes; leaves out those that the layout cannot use."""
         if not self._cadences.elastic:
             return len(self._nodes) == self._planned.nodes
         usable = self._planned.usable(len(self._nodes))

@@ -1,4 +1,4 @@
-"""What survives a failure, decided by the library's own restart planner.
+"""The files that survive a failure, decided by the library's own restart planner.
 
 A campaign knows which nodes' storage was lost since each checkpoint. The planner is asked about the parts that this
 concerns: those of the lost nodes, and all that could give them back (their partners, the members of their parity
@@ -43,7 +43,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What the planner chose.
+    """The choice of the planner.
 
     Attributes:
         stored: the checkpoint.
@@ -61,7 +61,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who protects whom among the nodes of a world, by their places in it.
+    """The places of copies and parity among the nodes of a world.
 
     Attributes:
         partner: per place, that of the node with its copies; empty without such a level, or with one node.
@@ -74,7 +74,7 @@ class Placement:
 
 @lru_cache(maxsize=64)
 def placement(nodes: tuple[int, ...], protection: Protection, domain_nodes: int) -> Placement:
-    """As the library places copies and parity.
+    """The places of copies and parity, as the library chooses them.
 
     Args:
         nodes: of the world.

@@ -34,7 +34,7 @@ from .options import (
 from .scale import describe_state, heading
 
 
-@click.command(short_help="Which levels, how often, which redundancy.")
+@click.command(short_help="Advise on levels, cadence and redundancy.")
 @common_options
 @ranks_option
 @click.option("--step-time", metavar="TIME", help="Length of a training step; calls are whole steps apart.")
@@ -43,7 +43,7 @@ from .scale import describe_state, heading
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="On all times between failures.",
+    help="Factor for all times between failures.",
 )
 @click.option(
     "--config",
@@ -95,7 +95,7 @@ def advise(
 
 
 def document(advice: Advice, config: str) -> dict[str, Any]:
-    """As JSON."""
+    """The advice as JSON."""
     job = advice.chosen.job
     return {
         "format": "deeppart-sim-advice",

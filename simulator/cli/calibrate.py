@@ -37,7 +37,7 @@ from .options import (
     show_default=True,
     help="The machine file to write.",
 )
-@click.option("--name", default="this machine", show_default=True, help="What to call it.")
+@click.option("--name", default="this machine", show_default=True, help="Name of the machine.")
 @click.option(
     "--ranks-per-node", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that will share a node."
 )
@@ -76,7 +76,7 @@ def calibrate(common: Common, directories: Directories, out: Path, name: str, ra
 
 
 def _draw(common: Common, ranks: int, out: Path) -> None:
-    """What a job on the machine just measured would do."""
+    """Draw what a job on the machine just measured would do."""
     job = make_job(replace(common, machine=str(out)), ranks, {"partner": False})
     if common.report_path is not None:
         write_page(common.report_path, job, Contents(), common.seed)

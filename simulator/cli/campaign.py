@@ -43,7 +43,7 @@ from .scale import describe_state, heading
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "nothing: from the beginning"}
 
 
-@click.command(short_help="A run of weeks with failures.")
+@click.command(short_help="Simulate a run of weeks with failures.")
 @common_options
 @ranks_option
 @click.option(
@@ -54,17 +54,17 @@ _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity", NOTHING: "n
     type=click.IntRange(min=1),
     default=10,
     show_default=True,
-    help="How many runs, one per seed.",
+    help="Number of runs, one per seed.",
 )
 @click.option("--every", metavar="TIME", help="Training between two calls, such as 10min; the best one if left out.")
 @click.option(
-    "--levels", metavar="LEVEL=N,...", help="At every how many-th call each level is written; the best if left out."
+    "--levels", metavar="LEVEL=N,...", help="Each level is written at every N-th call; the best N if left out."
 )
 @click.option(
-    "--spares", type=click.IntRange(min=0), help="Nodes held ready; as many as are mostly under repair if left out."
+    "--spares", type=click.IntRange(min=0), help="Spare nodes; if left out, as many as are usually under repair."
 )
-@click.option("--elastic", is_flag=True, help="Go on with fewer nodes while none is ready.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of drawn ones.")
+@click.option("--elastic", is_flag=True, help="Continue with fewer nodes while no spare node is ready.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Failures from a CSV file instead of random ones.")
 @job_options
 def campaign(
     common: Common,
@@ -166,7 +166,7 @@ def _read_levels(text: str, on: list[str]) -> dict[str, int]:
 
 
 def document(job: Job, cadences: Cadences, results: list[RunResult], summary: Summary) -> dict[str, Any]:
-    """As JSON."""
+    """The result as JSON."""
     return {
         "format": "deeppart-sim-campaign",
         "version": 1,

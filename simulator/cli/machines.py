@@ -16,7 +16,7 @@ from ..machine.record import Machine
 from .options import console, print_json, table
 
 
-@click.command(short_help="The machines that are known.")
+@click.command(short_help="List the known machines.")
 @click.argument("name", metavar="[FILE|PRESET]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def machines(name: str | None, as_json: bool) -> int:
@@ -46,7 +46,7 @@ def machines(name: str | None, as_json: bool) -> int:
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:
-    """As JSON, which has no infinity: what is unlimited is null."""
+    """The machine as JSON. JSON has no infinity: an unlimited value is null."""
     fields = {name: getattr(machine, name) for name in PLAIN}
     fields |= {name: asdict(getattr(machine, name)) for name in TABLES}
     fields["codecs"] = {dtype: asdict(codec) for dtype, codec in machine.codecs.items()}

@@ -1,4 +1,4 @@
-"""What the commands share: options, the job that they describe, and where results go."""
+"""Common parts of the commands: options, the job that they describe, and the output of results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Common:
     Attributes:
         state, source, machine: texts as given.
         seed: of everything that is random.
-        as_json: whether to print one JSON document.
+        as_json: true to print one JSON document.
         csv_path, report_path, png_path: files to write, or None.
     """
 
@@ -98,7 +98,7 @@ def common_options(function: F) -> F:
             default=DEFAULT_STATE,
             show_default=True,
             metavar="MODEL[:DTYPE][+OPTIMIZER][@LAYOUT]",
-            help="What the job holds; `deeppart-sim states` lists what there is.",
+            help="State of the job; `deeppart-sim states` lists the models.",
         ),
         click.option(
             "--from",
@@ -113,7 +113,7 @@ def common_options(function: F) -> F:
             default=DEFAULT_MACHINE,
             show_default=True,
             metavar="FILE|PRESET",
-            help="What it runs on; `deeppart-sim machines` lists the presets.",
+            help="Machine of the job; `deeppart-sim machines` lists the presets.",
         ),
         click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of random numbers."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
@@ -127,7 +127,7 @@ def common_options(function: F) -> F:
 
 
 def measuring_options(function: F) -> F:
-    """Where real checkpoints go that a command measures, as one argument ``directories``."""
+    """The directories for the real checkpoints that a command measures, as one argument ``directories``."""
 
     @functools.wraps(function)
     def wrapped(common: Common, local_dir: Path | None, persistent_dir: Path | None, **rest: Any) -> Any:
@@ -260,7 +260,7 @@ def counts(text: str, name: str) -> list[int]:
 
 
 def console() -> Console:
-    """Where tables go."""
+    """The console for tables."""
     found = Console(highlight=False)
     if not found.is_terminal:
         found.width = _UNLIMITED_COLUMNS
@@ -268,7 +268,7 @@ def console() -> Console:
 
 
 def status_console() -> Console:
-    """Where progress goes: not into what is piped on."""
+    """The console for progress: not in the output that is piped on."""
     return Console(stderr=True, highlight=False)
 
 

@@ -33,7 +33,7 @@ from .options import (
 _LADDER = "1,2,4,8,16,32,64,128,256,512,1024"
 
 
-@click.command(short_help="How one checkpoint scales with ranks.")
+@click.command(short_help="Show how one checkpoint scales with ranks.")
 @common_options
 @click.option("--ranks", default=_LADDER, show_default=True, metavar="N,N,...", help="Numbers of ranks.")
 @click.option(
@@ -66,14 +66,14 @@ def scale(common: Common, ranks: str, strategy: str, with_compression: bool, ser
 
 
 def heading(job: Job) -> str:
-    """What is simulated, in a line."""
+    """A line that says what is simulated."""
     state = job.state
     size = f"{state.name}: {show_bytes(state.nbytes)} in {len(state.tensors):,} leaves, {state.layout}"
     return f"{size}; on {job.machine.name}, {job.ranks_per_node} ranks per node"
 
 
 def document(job: Job, points: list[Point]) -> dict[str, Any]:
-    """As JSON."""
+    """The results as JSON."""
     return {
         "format": "deeppart-sim-scale",
         "version": 1,

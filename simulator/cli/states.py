@@ -16,7 +16,7 @@ from ..workload.states import OPTIMIZERS, State, read_state
 from .options import console, print_json, table
 
 
-@click.command(short_help="The states that are known.")
+@click.command(short_help="List the known states.")
 @click.argument("names", metavar="[STATE]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def states(names: tuple[str, ...], as_json: bool) -> int:

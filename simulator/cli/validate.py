@@ -33,11 +33,11 @@ from .options import (
 )
 
 
-@click.command(short_help="Predictions against real checkpoints, here.")
+@click.command(short_help="Compare predictions with real checkpoints.")
 @common_options
 @click.option("--ranks", default="1,2,4", show_default=True, metavar="N,N,...", help="Numbers of ranks.")
 @click.option(
-    "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="How often to calibrate and compare."
+    "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of calibrations and comparisons."
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
 @measuring_options

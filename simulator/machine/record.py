@@ -18,15 +18,15 @@ from deeppart.model.units import RATE_WORDS, SECONDS_WORDS, read_rate, read_seco
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field is: how it is read, and what it may be.
+    """The kind of a field: how it is read, and its possible values.
 
     Attributes:
         read: from a TOML value.
-        words: what is expected, for messages.
+        words: the expected value, for messages.
         least: smallest value.
-        above: whether ``least`` itself is too small.
+        above: true if ``least`` itself is too small.
         most: largest value; infinity where there is none.
-        endless: whether infinity is possible.
+        endless: true if infinity is possible.
     """
 
     read: Callable[[object], float]
@@ -72,7 +72,7 @@ def of(kind: Kind, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a rank does with its share in memory: the copy while training waits, and digests.
+    """The speed of a rank's memory: the copy while training waits, and digests.
 
     Attributes:
         copy: of one rank alone, from live tensors (on a GPU: from there to the host).
@@ -198,12 +198,12 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """What comes before a restore.
+    """The times before a restore.
 
     Attributes:
         detect: until a failure is noticed.
         relaunch: until the processes run again and have built the model.
-        replace: until a spare node has taken the place of a lost one, where there is one.
+        replace: until a spare node has replaced a lost one, if there is one.
         repair: until a lost node is back.
     """
 
@@ -243,7 +243,7 @@ class Machine:
     codecs: Mapping[str, Codec] = field(default_factory=lambda: MappingProxyType({}))
 
     def crowding(self, ranks_on_node: int) -> float:
-        """How many times longer computing takes where so many ranks share a node's cores."""
+        """The factor by which computing takes longer if so many ranks share a node's cores."""
         return max(1.0, ranks_on_node / self.cores)
 
     def encoding_threads(self, ranks_on_node: int) -> float:

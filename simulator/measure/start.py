@@ -26,7 +26,7 @@ TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """Where real checkpoints go.
+    """The directories for real checkpoints.
 
     Attributes:
         local: on the node's own storage.

@@ -91,7 +91,7 @@ class Validation:
 
     @property
     def met(self) -> bool:
-        """Whether both targets are."""
+        """True if both targets are met."""
         return self.median_error <= MEDIAN_TARGET and self.worst_error <= WORST_TARGET
 
 
@@ -150,7 +150,7 @@ def _comparison(ranks: int, save: SaveTask, what: str, found: Sequence[tuple[flo
 
 
 def predict(machine: Machine, ranks: int, save: SaveTask) -> dict[str, float]:
-    """What the simulator says to such checkpoints: blocked, local, persistent, in seconds."""
+    """The simulator's prediction for such checkpoints: blocked, local, persistent, in seconds."""
     state = read_state(f"tensors-{save.tensors}x{save.nbytes // save.tensors // 4 * 4}")
     job = Job(
         state=state,

@@ -72,7 +72,7 @@ def scaling_figure(points: Sequence[Point], job: Job) -> Figure:
 
 
 def campaign_figure(summary: Summary) -> Figure:
-    """Where the time goes, and where the job came back from."""
+    """A figure of how the time is spent, and of the levels from which the job was restored."""
     figure, (left, right) = _figure(2)
     shares = [(label, summary.shares[name], colour) for name, label, colour in _SHARES if summary.shares[name].most > 0]
     places = range(len(shares))
@@ -98,7 +98,7 @@ def campaign_figure(summary: Summary) -> Figure:
 
 
 def advice_figure(advice: Advice) -> Figure:
-    """What each candidate wastes, and for what."""
+    """A figure of what each candidate wastes, by cause."""
     figure, (axis,) = _figure(1)
     choices = advice.choices[:12]
     places = range(len(choices))
@@ -145,12 +145,12 @@ def _legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As a file, on white."""
+    """Write the figure to a file, on white."""
     figure.savefig(path, dpi=140, facecolor="white")
 
 
 def svg(figure: Figure) -> str:
-    """As an element of a page, without a background; the same figure, the same bytes."""
+    """The figure as an element of a page, without a background; the same figure gives the same bytes."""
     import matplotlib
 
     text = StringIO()

@@ -27,7 +27,7 @@ _SEEDS, _WALL_S = 3, 30 * 86400.0
 
 @dataclass(frozen=True)
 class Contents:
-    """What a command has worked out already; a page makes the rest for itself.
+    """The results that a command has already; a page computes the rest itself.
 
     Attributes:
         points: of a scaling study.

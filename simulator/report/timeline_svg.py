@@ -48,7 +48,7 @@ def timeline_svg(bars: Sequence[Bar]) -> str:
 
 
 def legend_html() -> str:
-    """What the colours mean."""
+    """A legend of the colours."""
     items = (f'<span><i style="background:{colour}"></i>{name}</span>' for name, colour in _COLOURS.items())
     return f'<p class="legend">{"".join(items)}</p>'
 

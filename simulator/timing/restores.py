@@ -1,4 +1,4 @@
-"""What coming back takes: reading the parts from where they are, and giving every rank what it needs."""
+"""The time of a restore: reading the parts from their sources, and giving every rank what it needs."""
 
 from __future__ import annotations
 

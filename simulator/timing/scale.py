@@ -1,4 +1,4 @@
-"""How a checkpoint scales: the same state on more and more ranks, by strategy and compression.
+"""The scaling of a checkpoint: the same state on more and more ranks, by strategy and compression.
 
 The efficiency of N ranks is the time on one rank / (N * the time on N); the speed-up compares with one rank that writes
 everything itself, on the same number of ranks, uncompressed: what ``torch.save`` on rank 0 does.
@@ -24,7 +24,7 @@ class Point:
     """One checkpoint of a study.
 
     Attributes:
-        ranks, nodes, strategy, compression: what it is of.
+        ranks, nodes, strategy, compression: the case.
         stages: stage -> seconds of the slowest rank or node.
         blocked_s: training waits for so long, where the rest is in the background.
         complete_s: level -> seconds until it is complete, where stages overlap.

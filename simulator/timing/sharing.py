@@ -1,4 +1,4 @@
-"""How long transfers take that share a bandwidth: processor sharing, in closed form.
+"""The time of transfers that share a bandwidth: processor sharing, in closed form.
 
 Everyone gets an equal part of the bandwidth, up to a limit of their own; whoever is done leaves their part to the
 others (L. Kleinrock, Queueing Systems, volume 2, 1976).
@@ -13,7 +13,7 @@ FloatArray = NDArray[np.float64]
 
 
 def finish_times(amounts: FloatArray, each: float, together: float) -> FloatArray:
-    """When each of several transfers is done that begin at the same time.
+    """The time at which each of several transfers ends that begin together.
 
     Args:
         amounts: float64[groups, members], bytes; every row shares a bandwidth of its own.

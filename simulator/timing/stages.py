@@ -1,4 +1,4 @@
-"""What each stage of one checkpoint takes, from the shares that the partitioner made and the machine's numbers.
+"""The time of each stage of one checkpoint, from the shares that the partitioner made and the machine's numbers.
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
 encoding, the part file on the node, copies, parity and the drain follow in the background. Times are those of the
@@ -29,7 +29,7 @@ COMPRESSIONS = ("none", "tensor", "auto")
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """Which levels a checkpoint goes to.
+    """The levels to which a checkpoint goes.
 
     Attributes:
         local: the nodes' own storage.
@@ -60,8 +60,8 @@ class Job:
     """A job on a machine.
 
     Attributes:
-        state: what it holds.
-        machine: what it runs on.
+        state: its state.
+        machine: the machine on which it runs.
         ranks: how many.
         ranks_per_node: on each node.
         strategy: of the partitioner.
@@ -127,7 +127,7 @@ class Times:
         encoded: float64[ranks], bytes of the parts.
         raw: float64[ranks], bytes of the shares.
         spans: most spans of a rank.
-        lazy: whether the copy is made in the background.
+        lazy: true if the copy is made in the background.
     """
 
     plan: float
@@ -247,7 +247,7 @@ def codec_of(job: Job, shares: Shares) -> tuple[float, float]:
 
 
 def _pays(job: Job, ratio: float, rate: float) -> bool:
-    """Whether encoding ends sooner than writing raw, at the last level that the checkpoint goes to."""
+    """True if encoding ends sooner than writing raw, at the last level to which the checkpoint goes."""
     each = _slowest_rate(job)
     return max(1 / rate, ratio / each) < 1 / each
 

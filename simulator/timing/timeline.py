@@ -1,4 +1,4 @@
-"""Who does what when during one checkpoint, node by node: for the picture of it."""
+"""The activities of all nodes during one checkpoint, for the picture of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """States that exist: the structure of a checkpoint, or of what a Python file builds.
 
-A checkpoint is asked by ``deeppart show --json``, in a process of its own, since only the library's upper rooms know
+A checkpoint is asked by ``deeppart show --json``, in a process of its own, since only the library's upper layers know
 how to read one. A Python file is run, as its owner would: one function of it builds a model (best on the meta device,
 where tensors take no memory) or any nesting of tensors. Tensors are known by what they can do, so that this module
 needs no torch.

@@ -1,4 +1,5 @@
-"""Who holds what: data, tensor, pipeline, expert parallelism and sharding, as groups of ranks with equal leaves.
+"""The leaves of each rank: data, tensor, pipeline, expert parallelism and sharding, as groups of ranks with equal
+leaves.
 
 Ranks are numbered as Megatron-LM numbers them: tensor parallelism fastest, then data, then pipeline parallelism.
 Data-parallel ranks that shard are next to each other, replicas of the shards further apart, as in hybrid sharding
@@ -20,14 +21,14 @@ KEYS = ("tp=N", "pp=N", "ep=N", "fsdp", "hsdp=N", "zero1")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model is spread over ranks; what is left over is data parallel.
+    """The layout of a model over ranks; the remaining ranks are data parallel.
 
     Attributes:
         tensor: ranks that divide each matrix.
         pipeline: stages that divide the layers.
         expert: data-parallel ranks that divide the experts of a layer.
         sharded: data-parallel ranks that divide every leaf: 1 for none, 0 for all of them.
-        optimizer_sharded: whether the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S.
+        optimizer_sharded: true if the optimizer's state is divided among all data-parallel ranks (ZeRO stage 1: S.
             Rajbhandari et al., ZeRO, SC 2020).
     """
 
@@ -106,7 +107,7 @@ class World:
             stage: of the pipeline.
             divided: by tensor parallelism.
             expert: which of the expert-parallel ranks; None for leaves outside experts.
-            optimizer: whether they are the optimizer's.
+            optimizer: true if they are the optimizer's.
 
         Returns:
             int64[groups, members], ascending within each row.

@@ -29,7 +29,7 @@ class Parameter:
         path: its name; components joined by dots, as in a module's ``state_dict()``.
         elements: how many numbers it has.
         layer: -1 before the first layer, the number of layers behind the last one.
-        divided: whether tensor parallelism divides it.
+        divided: true if tensor parallelism divides it.
         expert: its number among the experts of its layer, or None.
         rows: length of its first dimension; 0 for a vector, which has as many as elements.
     """
@@ -47,11 +47,11 @@ class Model:
     """A model by shapes.
 
     Attributes:
-        name: what it was asked for by.
+        name: the name by which it was asked for.
         parameters: in order.
         layers: how many layers a pipeline can divide.
         experts: per layer; 0 for a dense model.
-        source: where the shapes are from.
+        source: the source of the shapes.
     """
 
     name: str

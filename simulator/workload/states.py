@@ -58,11 +58,11 @@ class Tensor:
     """One leaf of the whole state, before any division.
 
     Attributes:
-        parameter: what it belongs to.
+        parameter: the parameter to which it belongs.
         path: in the state.
         dtype: torch's name.
         elements: how many.
-        optimizer: whether it is the optimizer's.
+        optimizer: true if it is the optimizer's.
     """
 
     parameter: Parameter
@@ -82,7 +82,7 @@ class Groups:
     """Groups of ranks that hold leaves of equal sizes: within a group the same bytes, from group to group others.
 
     Attributes:
-        leaves: what each group holds.
+        leaves: the leaves of each group.
         ranks: int64[groups, members].
         bytes_by_dtype: bytes of the leaves.
     """
@@ -94,7 +94,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """What each rank saves.
+    """The share of each rank.
 
     Attributes:
         nbytes: int64[ranks].
@@ -114,12 +114,12 @@ class State:
     """A state, on any number of ranks.
 
     Attributes:
-        name: what it was asked for by.
+        name: the name by which it was asked for.
         tensors: its leaves, before any division.
         layers: that a pipeline can divide.
         experts: per layer.
         layout: how it is spread.
-        source: where its shapes are from.
+        source: the source of its shapes.
         own: leaves that every rank has for itself, such as states of random number generators.
     """
 
@@ -146,7 +146,7 @@ class State:
         return sum(tensor.elements for tensor in self.tensors if not tensor.optimizer)
 
     def on(self, ranks: int) -> tuple[Groups, ...]:
-        """Who holds what, smaller groups first, which is the order in which they are shared out.
+        """The leaves of each group of ranks, smaller groups first: in this order they are partitioned.
 
         Raises:
             ConfigError: the layout does not fit that number of ranks.

@@ -62,7 +62,8 @@ def test_a_restore_of_an_older_one(tmp_path: Path) -> None:
     assert told(lambda: job(second, first, steps=(3, 4))) == []
     (line,) = told(lambda: job(first))
     assert restored == [None, 2, 2]
-    assert line.startswith("restored step 2; newer in the directory, but of no use as they are: step 3 (the signature")
+    told_first = "restored step 2; newer steps in the directory cannot be used as they are: step 3 (the signature"
+    assert line.startswith(told_first)
     assert ", step 4 (the signature" in line
 
 

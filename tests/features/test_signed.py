@@ -257,7 +257,8 @@ def test_keep_counts_signed_steps_only(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     forge_step(tmp_path, 2, lambda part: part.meta.update(more=1))
     with deeppart.Checkpointer(settings(tmp_path, keep={"persistent": 2})) as checkpointer:
-        with pytest.warns(deeppart.DeeppartWarning, match="newer in the directory, but of no use as they are: step 2"):
+        unusable = "newer steps in the directory cannot be used as they are: step 2"
+        with pytest.warns(deeppart.DeeppartWarning, match=unusable):
             checkpointer.restore(live())
         checkpointer.checkpoint(state(3), step=3).wait("persistent")
     assert {key.step for key in committed_steps(tmp_path / "ckpt")} >= {1, 3}

@@ -1,4 +1,4 @@
-"""What a calibration can be asked for, as it travels between processes."""
+"""The tasks of a calibration, as they travel between processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class SaveTask:
     Attributes:
         nbytes: of the state, which every rank holds alike.
         tensors: how many, of equal length.
-        local: whether there is a local level.
-        persistent: whether checkpoints go to the persistent level.
+        local: true if there is a local level.
+        persistent: true if checkpoints go to the persistent level.
         rounds: checkpoints that count.
         flush_bandwidth: of the node, in bytes per second, or None; see ``Config``.
         capture: "eager" or "lazy"; see ``Config``.
-        restore: whether to measure coming back, too.
+        restore: true to measure restores too.
     """
 
     nbytes: int
@@ -56,7 +56,7 @@ class Tasks:
 
 
 def tasks_json(tasks: Tasks) -> str:
-    """As text."""
+    """The tasks as JSON text."""
     return json.dumps(asdict(tasks))
 
 

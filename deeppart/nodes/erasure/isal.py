@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL:
             tried.append(f"{name}: {error}")
     raise ConfigError(
         "the parity level needs Intel's ISA-L, which is not installed",
-        expected="the wheel of pyeclib, which brings it along, or libisal on the library path",
+        expected="the wheel of pyeclib, which contains it, or libisal on the library path",
         found="; ".join(tried) or "neither",
         todo="pip install pyeclib (or the system's libisal2), or switch the parity level off",
     )

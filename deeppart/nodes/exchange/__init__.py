@@ -1,4 +1,4 @@
-"""What goes between nodes in the background: copies of parts, parity, and what rebuilds from them.
+"""Background exchange between nodes: copies of parts, parity, and rebuilding parts from them.
 
 Everything here is an operation (:mod:`deeppart.comm.base`): advanced by a thread, or by the training thread where the
 MPI library wants that. Ranks that take part in several exchanges do them in the same order everywhere, so that the

@@ -24,7 +24,7 @@ class Arena:
     """One stretch of memory, handed out piece by piece; it grows to the most that was ever needed at a time.
 
     Whoever takes pieces gives them back when nothing is under way in them any more. Memory of an exchange that was
-    given up is not handed out again: what was under way may still arrive.
+    given up is not handed out again: late messages may still arrive.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def reserve_together(comm: Comm, arena: Arena, lengths: Sequence[int]) -> Operat
         raise NoExchangeMemoryError(
             "there is no memory for an exchange between nodes",
             expected=f"{sum(lengths)} bytes" if problem else "memory on every rank",
-            found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none: it says so",
+            found=f"{type(problem).__name__}: {problem}" if problem else "another rank has none, and reports it",
             todo="leave more memory free beside training; the next checkpoint tries again",
         ) from problem
 

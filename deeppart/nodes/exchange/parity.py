@@ -183,7 +183,7 @@ class _Row:
         self.going: list[Operation[None]] = []
 
     def keep_in(self, memory: list[Bytes] | None, length: int) -> None:
-        """Where the parity that this member keeps goes: memory of its file, or a buffer."""
+        """The place for the parity that this member keeps: memory of its file, or a buffer."""
         self.in_place = memory is not None
         self.kept = [block[:length] for block in self._kept] if memory is None else memory
 
@@ -338,13 +338,15 @@ class _Encoding:
         return digest.digest()
 
     def _compare(self, row: _Row) -> None:
-        """What was encoded of this member's blocks is what it has digested: memory of a file is anybody's to change."""
+        """Check that the encoded bytes of this member's blocks are the digested ones: others can change the memory of
+        a file.
+        """
         for i, digest in row.sent.items():
             if self._mine is not None and self._source is not None and row.encoded[i].tobytes() != digest:
                 self._lose_source(_changed(self._mine, "other bytes on the rank that encodes them"))
 
     def _compare_all(self) -> None:
-        """What was sent is the part as it was written, or as it was when it was checked."""
+        """Check that what was sent is the part as it was written, or as it was when it was checked."""
         if self._mine is not None and self._source is not None and self._digest.hexdigest() != self._mine.digest:
             self._lose_source(_changed(self._mine, self._digest.hexdigest()))
 
@@ -359,7 +361,7 @@ class _Encoding:
             self._lose_file(as_error(error, _UNWRITABLE))
 
     def _row_memory(self) -> list[Bytes] | None:
-        """Where what this member keeps of a row can be computed, if the file has memory for it."""
+        """The memory in which this member's parity of a row can be computed, if the file has memory for it."""
         try:
             return None if self._writer is None else self._writer.row_memory()
         except Exception as error:
@@ -375,7 +377,7 @@ class _Encoding:
         return block
 
     def _lose_source(self, error: DeeppartError) -> None:
-        """What is sent from now on is not what it should be; the level fails in the commit round."""
+        """Note that the bytes sent from now on are wrong; the level then fails in the commit round."""
         self._problems.append(error)
         self.close()
         self._source = None

@@ -25,7 +25,7 @@ from deeppart.storage.rate import RateLimit
 #: One message; measured fastest between processes of one machine (docs/benchmarks.md).
 BLOCK_BYTES = 8 << 20
 _IN_FLIGHT = 2
-#: Room for the names of as many bases as a part may have.
+#: Space for the names of as many bases as a part may have.
 _HEAD_BYTES = 8192
 _HEAD_TAG, _DATA_TAG = 0, 1
 _UNREADABLE, _UNWRITABLE = "a part file could not be read", "a copy could not be written"
@@ -212,7 +212,7 @@ class _Sink:
             self._fail(as_error(error, _UNWRITABLE))
 
     def memory(self, offset: int, length: int) -> Bytes | None:
-        """Where a block can be received, if the file has memory for it."""
+        """The memory in which a block can be received, if the file has memory for it."""
         if self._failed or self.file is None:
             return None
         try:

@@ -128,7 +128,7 @@ class _Input:
 
 
 def _recipe(wanted: Wanted, entry: ParitySet) -> list[_Step] | str:
-    """How every block of a part is computed; or why one cannot be."""
+    """The way to compute every block of a part; or the reason why one cannot be computed."""
     stripes, lost = entry.stripes, wanted.rebuild.identity.place
     k = stripes.data_blocks
     steps = []

@@ -28,7 +28,7 @@ Bits = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)
 class ParitySet:
-    """What is known of one parity set.
+    """The known files of one parity set.
 
     Attributes:
         identity: of the set; its place does not matter.
@@ -81,7 +81,7 @@ class ParitySet:
         return None
 
     def is_empty(self, kind: str, place: int, row: int, index: int) -> bool:
-        """Whether a block lies behind the end of its part: zeros, for which nobody need be asked."""
+        """True if a block lies behind the end of its part: zeros, for which nobody need be asked."""
         return kind == "data" and not self.stripes.filled(row, index, self.identity.members[place].nbytes)
 
 
@@ -99,7 +99,7 @@ class SetFiles:
         self._readers: dict[str, ParityReader] = {}
 
     def mine(self, piece: Piece) -> bool:
-        """Whether this rank reads it."""
+        """True if this rank reads it."""
         return holder_of(piece) == self._rank
 
     def _open(self, piece: Piece) -> Blocks:
@@ -166,7 +166,7 @@ def _learn_digests(text: bytes, sets: dict[str, ParitySet]) -> None:
 
 
 def _check_pieces(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
-    """Which blocks of the files that this rank reads are good."""
+    """The good blocks of the files that this rank reads."""
     heads: list[Any] = []
     tables: list[bytes] = []
     for name, entry in sets.items():

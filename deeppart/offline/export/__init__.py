@@ -1,4 +1,4 @@
-"""The exporting room: a committed checkpoint as one file that needs no deeppart to be read. One process, no MPI."""
+"""Export: a committed checkpoint as one file that can be read without deeppart. One process, no MPI."""
 
 from deeppart.offline.export.archive import Exported, export
 

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was exported.
+    """The result of an export.
 
     Attributes:
         path: the archive.
@@ -291,7 +291,7 @@ def _check_repeats(checkpoint: OpenCheckpoint, leaves: set[int]) -> None:
 
 
 def _as_os_error(error: OSError | RuntimeError | ValueError) -> OSError:
-    """What h5py raised, with the number of the error that HDF5 names in the text."""
+    """The exception of h5py as an ``OSError``, with the error number that HDF5 names in the text."""
     named = re.search(r"errno = (\d+)", str(error))
     if isinstance(error, OSError) and (error.errno or not named):
         return error

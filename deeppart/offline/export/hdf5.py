@@ -1,4 +1,4 @@
-"""How leaves, values and keys of a state are told in HDF5 (docs/commands.md, export), without losing a bit.
+"""The form of leaves, values and keys of a state in HDF5 (docs/commands.md, export), without losing a bit.
 
 HDF5 has no types for bfloat16, float8 and numpy's wide texts and times. bfloat16 is described to it as the float that
 it is, so that any HDF5 reader gets numbers; float8 and float4 are stored as the bytes they are; the others as opaque
@@ -131,7 +131,7 @@ def _as_numbers(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether HDF5 holds such a value exactly: its strings end at NUL and hold no lone surrogates."""
+    """True if HDF5 can store such a value exactly: its strings end at NUL and have no lone surrogates."""
     kind = type(value)
     if kind is int:
         return bool(-_INT64_LIMIT <= value < _INT64_LIMIT)

@@ -1,4 +1,4 @@
-"""The inspecting room: what checkpoints on storage are, told in frozen records. The commands only print these.
+"""Inspection of checkpoints on storage. The results are frozen records, which the commands print.
 
 One process, no MPI; nothing here takes part in a running job, and only :mod:`~deeppart.offline.inspect.pruning` changes
 anything on storage. ``listing``, ``ownership`` and ``pruning`` work without torch, which takes seconds to import.

@@ -1,4 +1,4 @@
-"""Which steps to verify, and their manifests."""
+"""The steps to verify, and their manifests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Subject:
 
     Attributes:
         directory: the step's directory.
-        key: what its name says.
+        key: from its name.
         manifest: None if there is no sound one.
-        error: why there is none; None if it was never committed.
-        signing: what it must be signed with; None: not checked.
+        error: the reason why there is none; None if it was never committed.
+        signing: the keys; it must be signed with one of them. None: not checked.
     """
 
     directory: Path
@@ -41,12 +41,12 @@ class Subject:
 def choose_steps(
     root: Path, step: int | None = None, *, every: bool = False, signing: Signing | None = None
 ) -> list[Subject]:
-    """What to verify: one step, every step directory, or by default the newest commit, sound or not.
+    """The steps to verify: one step, every step directory, or by default the newest commit, sound or not.
 
     Of a step that there are several attempts at, all of them.
 
     Args:
-        signing: what they must be signed with; None: not checked.
+        signing: the keys; they must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: there is no such step.

@@ -1,4 +1,4 @@
-"""What one checkpoint holds: its tree of leaves, and which parts hold the bytes of each.
+"""The content of one checkpoint: its tree of leaves, and the parts with the bytes of each.
 
 Paths, types and small values come from the manifest; where the bytes are comes from the parts' indexes, of which a
 damaged one is noted and passed over. No chunk is read.
@@ -142,7 +142,7 @@ def read_contents(
     Args:
         step: which one; None for the newest whose manifest is sound.
         keys: globs over leaf paths as in :func:`deeppart.load`; empty for everything.
-        signing: what it must be signed with; None: not checked.
+        signing: the keys; it must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: no such checkpoint.
@@ -219,10 +219,10 @@ class _Describing:
         return holdings
 
     def node(self, saved: SavedNode, path: KeyPath, covered: bool = False) -> Node | None:
-        """What was saved at a path, less what the globs leave out; None if that is all of it.
+        """The saved node at a path, without what the globs leave out; None if that is all of it.
 
         Args:
-            covered: whether a container above it is.
+            covered: true if a container above it is.
         """
         text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
         if not covered and (is_leaf or path):
@@ -250,7 +250,7 @@ class _Describing:
         return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
 
     def _trees_below(self, path: KeyPath) -> list[tuple[int, OwnTree]]:
-        """What ranks have under keys of a dict that the others need not have."""
+        """The trees that ranks have under keys of a dict that the other ranks need not have."""
         return [
             (rank, tree)
             for rank, own in self._own.items()
@@ -259,7 +259,7 @@ class _Describing:
         ]
 
     def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
-        """What stands apart on one rank."""
+        """The trees that are apart on one rank."""
         self._rank = rank
         try:
             return self.node(tree.node, tree.path, covered)
@@ -275,7 +275,7 @@ class _Describing:
         return Leaf(path, kind, {rank: kind}, tied, tuple(holdings))
 
     def _covers_items(self, path: str, found: Value) -> bool:
-        """Whether the globs cover some items of a run, which is then shown as a whole."""
+        """True if the globs cover some items of a run, which is then shown as a whole."""
         below = [pattern for pattern in self._patterns if may_match_below(path, pattern)]
         held = [found.value] if found.per_rank is None else list(found.per_rank.values())
         inside = (each for value in held if below and run_kind(value) is not None for each in paths_inside(value))

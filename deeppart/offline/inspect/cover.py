@@ -1,4 +1,4 @@
-"""Whether spans cover leaves exactly once, and where they do not. Pure arithmetic."""
+"""The check that spans cover leaves exactly once, and the places where they do not. Pure arithmetic."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ class PersistentStep:
     """A step directory on the persistent level.
 
     Attributes:
-        key: what its name says.
+        key: from its name.
         state: COMPLETE, UNFINISHED_STATE, DAMAGED or NEWER.
-        reasons: why it is not complete.
+        reasons: the reasons why it is not complete.
         manifest: None where there is no sound one.
         parts: ranks whose part is there and is the right one; of an unfinished step, ranks whose file is there.
         nbytes: length of all part files in the directory.
-        refused: whether the manifest is damaged in this only, that it is not signed with one of the keys.
+        refused: true if the only fault of the manifest is that it is not signed with one of the keys.
     """
 
     key: StepKey
@@ -56,7 +56,7 @@ class PersistentStep:
 
     @property
     def is_committed(self) -> bool:
-        """Whether it has a manifest, of whatever quality."""
+        """True if it has a manifest, sound or not."""
         return self.state != UNFINISHED_STATE
 
 
@@ -64,7 +64,7 @@ def examine(root: Path, signing: Signing | None = None) -> list[PersistentStep]:
     """Every step directory of a persistent directory, by ascending step, less what is retired meanwhile.
 
     Args:
-        signing: what manifests and parts must be signed with; None: not checked.
+        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
 
     Raises:
         StorageError: the directory cannot be listed.

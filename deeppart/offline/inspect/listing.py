@@ -1,4 +1,4 @@
-"""What is in a checkpoint directory and, if asked, on node-local storage: which steps, whole or why not.
+"""The steps in a checkpoint directory and, if asked, on node-local storage, complete or with the reason why not.
 
 Cheap: manifests, and the lengths, headers, footers and indexes of parts are read; no chunk is. "Complete" means that
 every part is there and is the one that the manifest names, and so are the older files that it refers to. That the bytes
@@ -33,7 +33,7 @@ RECOVERABLE = "recoverable"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where parts of a step were found.
+    """A directory in which parts of a step were found.
 
     Attributes:
         level: "persistent", "local", "partner" or "parity".
@@ -53,14 +53,14 @@ class StepSummary:
     Attributes:
         key: which attempt; without its session where nothing tells it.
         state: COMPLETE, RECOVERABLE, UNFINISHED_STATE, DAMAGED or NEWER.
-        reasons: why it is not complete on the persistent level.
+        reasons: the reasons why it is not complete on the persistent level.
         attempt: None where neither a sound manifest nor a node-local part tells.
         created: UTC time of the commit, ISO 8601; None if it was not committed.
         library: name and version of the writer, or None.
         nbytes: length of its part files.
         raw_bytes: length before encoding; None without a sound manifest.
         referenced_bytes: bytes of it that lie in older files beside its own; None without a sound manifest.
-        places: where its parts are.
+        places: the places of its parts.
         reduced: lines about protection that was asked for and could not be given when it was saved.
         suspect: leaves that ranks may not have held alike when it was saved.
     """
@@ -85,7 +85,7 @@ class StepSummary:
 
     @property
     def is_restorable(self) -> bool:
-        """Whether every part is somewhere."""
+        """True if every part is at some level."""
         return self.state in (COMPLETE, RECOVERABLE)
 
     def found(self, level: str) -> set[int]:
@@ -95,7 +95,7 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is there.
+    """The steps of a directory.
 
     Attributes:
         lineage: of the directory, or None where it has no record.
@@ -115,7 +115,7 @@ def list_directory(root: Path, local_dirs: Sequence[Path] = (), signing: Signing
 
     Args:
         local_dirs: values of ``local_dir`` on the nodes, as seen from here.
-        signing: what manifests and parts must be signed with; None: not checked.
+        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
 
     Raises:
         RestoreError: there is no such directory.
@@ -182,14 +182,14 @@ def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
 
 
 def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> Found:
-    """What a lineage has under a node-local directory."""
+    """The files of a lineage under a node-local directory."""
     if lineage is None:
         return Found(problems=[f"{directory}: not searched, because DIR has no lineage of its own to match it with"])
     return stock_of(directory, lineage, signing)
 
 
 class _OnNodes:
-    """What the node-local directories hold together, each taken for a node."""
+    """The files of all node-local directories together; each directory counts as a node."""
 
     def __init__(self, stocks: Sequence[tuple[Path, Found]]) -> None:
         self._stocks = stocks
@@ -204,7 +204,7 @@ class _OnNodes:
         self.attempts = self._stock.attempts()
 
     def lacks_nearly_all(self, attempt: Attempt) -> bool:
-        """Whether so many parts are on no node that it is pointless to look for each."""
+        """True if so many parts are on no node that it is useless to look for each."""
         return self._stock.is_hopeless(attempt)
 
     def sources(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> dict[int, Source]:
@@ -217,7 +217,7 @@ class _OnNodes:
         return found
 
     def places(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> list[Place]:
-        """Which parts lie where, and whose share of parity, by level and directory."""
+        """The parts at each level and in each directory, and the owners of shares of parity."""
         places = []
         for level in NODE_FOLDERS:
             for directory, found in self._stocks:
@@ -250,7 +250,7 @@ def _summaries(root: Path, step: int, entries: Sequence[PersistentStep], local: 
         attempt = entry.manifest.attempt if entry.manifest is not None else None
         if attempt is None and entry.state == UNFINISHED_STATE:
             # Its own files cannot be restored from, but those of the same attempt on nodes can. In the older layout,
-            # most likely the drain of the newest attempt was cut short.
+            # most likely the flush of the newest attempt was cut short.
             attempt = next((each for each in reversed(rest) if entry.key.may_hold(each)), None)
         summaries.append(_summary(root, entry.key, attempt, entry, local))
         rest = [other for other in rest if other != attempt]

@@ -1,4 +1,4 @@
-"""Which leaves bytes belong to: from places in part files to names that people know."""
+"""The leaves to which bytes belong: from places in part files to names that people know."""
 
 from __future__ import annotations
 

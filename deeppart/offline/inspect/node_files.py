@@ -25,7 +25,7 @@ class NodeDamage:
     Attributes:
         directory: the node-local directory that was given.
         path: the file.
-        message: what is wrong.
+        message: the fault.
     """
 
     directory: Path
@@ -35,11 +35,11 @@ class NodeDamage:
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """What node-local directories hold, every byte of it read.
+    """The files in node-local directories, after every byte of them was read.
 
     Attributes:
         stocks: per directory, what can be opened.
-        damage: what is not sound.
+        damage: the files that are not sound.
         files, nbytes: how much was read.
         remarks: lines about files in wrong places, and directories without any of this lineage.
         unread: lines about directories that could not be looked at: what is in them may be sound or not.
@@ -82,7 +82,7 @@ def lineage_on_nodes(root: Path) -> str:
 
 
 def stock_of(directory: Path, lineage: str, signing: Signing | None) -> Found:
-    """What a lineage has under a node-local directory that somebody has named, who may have mistyped it."""
+    """The files of a lineage under a node-local directory that a person has named, who may have mistyped it."""
     found = Found()
     try:
         names = access.directories_in(directory)
@@ -107,7 +107,7 @@ def verify_nodes(
     """Read everything that a lineage has under node-local directories.
 
     Args:
-        signing: what parts must be signed with; None: not checked.
+        signing: the keys; parts must be signed with one of them. None: not checked.
         step: only this one; None for all.
         advance: told of every few bytes done.
     """
@@ -159,6 +159,6 @@ def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:
 
 
 def _is_of(path: Path, step: int | None) -> bool:
-    """Whether a file lies in a directory of a step; None for any."""
+    """True if a file lies in a directory of a step; None for any."""
     key = parse_step_directory_name(path.parent.name)
     return step is None or (key is not None and key.step == step)

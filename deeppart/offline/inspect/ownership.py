@@ -33,7 +33,7 @@ class Owner:
     """The job that took a directory last.
 
     Attributes:
-        running: whether it still holds the lock; None where the file system cannot tell.
+        running: true if it still holds the lock; None where the file system cannot tell.
         who: job name, process and host.
         since: UTC time at which it took the directory, ISO 8601.
         session: 32 hex digits naming this run of the job.
@@ -46,7 +46,7 @@ class Owner:
 
 
 def read_owner(root: Path) -> Owner | None:
-    """Who owns a checkpoint directory; None if no job has ever taken it.
+    """The owner of a checkpoint directory; None if no job has ever taken it.
 
     Where no job holds the lock it is shared with us for the microseconds between two system calls.
     """

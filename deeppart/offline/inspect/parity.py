@@ -1,4 +1,4 @@
-"""Whether parity is of the parts that lie there: a share may be sound in itself, and of other bytes.
+"""The comparison of parity with the parts on nodes: a share may be sound in itself, but made of other bytes.
 
 A parity file holds the digests of all blocks that it was computed of. Such a share gives nothing back, and nothing in
 it says so.
@@ -80,7 +80,7 @@ def _digest(source: FileSource, stripes: Stripes, row: int, block: int, nbytes: 
 
 
 def _first_wrong(reader: ParityReader, keeper: int, place: int, digests: _Digests) -> str | None:
-    """Where a share and a member's part first differ."""
+    """The first place at which a share and a member's part differ."""
     stripes = reader.stripes
     for index in range(stripes.tolerate):
         stripe = stripes.kept_stripe(keeper, index)
@@ -105,7 +105,7 @@ def parts_without_parity(parity: Sequence[StoredParity], parts: Sequence[StoredP
             if member.part is not None:
                 members.setdefault((share.identity.attempt, member.part), set()).add(member.index_digest)
     return [
-        f"{part.path}: sound, but not as it was when its parity was computed, which does not protect it: the next "
+        f"{part.path}: sound, but changed since its parity was computed, which does not protect it: the next "
         "checkpoint is protected again"
         for part in parts
         if part.level == Level.LOCAL

@@ -23,7 +23,7 @@ class OpenPart:
     """A part whose header, footer, index and document are sound and are those the manifest names.
 
     Attributes:
-        record: what the manifest says of it.
+        record: the entry of the manifest.
         source: the open file.
         reader: index, spans and chunks.
         own: its rank's own leaves and values.
@@ -41,7 +41,7 @@ class StepFiles:
     Args:
         directory: the step's directory.
         manifest: of the step.
-        signing: what the parts must be signed with; None: not checked.
+        signing: the keys; the parts must be signed with one of them. None: not checked.
 
     Attributes:
         directory, manifest: as given.

@@ -1,4 +1,4 @@
-"""What a restore would do, without doing it: which step, every part from where, and why not a newer one."""
+"""The plan of a restore, without doing it: the step, the source of every part, and the reason against newer steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RestorePlan:
 
     Attributes:
         candidate: the step that would be restored; None if none can be.
-        reads: who would read which part from where.
+        reads: the rank and the source for each part.
         outlook: the other candidates, and the steps that cannot be recovered, with the reasons.
         problems: lines about files that were found and are passed over.
     """
@@ -55,7 +55,7 @@ def plan_here(
 
     Args:
         ranks: of the job that would restore; None for as many as saved the step. They are spread over the nodes evenly.
-        signing: what manifests and parts must be signed with; None: not checked.
+        signing: the keys; manifests and parts must be signed with one of them. None: not checked.
     """
     stocks = [take_stock(directory, lineage, signing) for directory in local_dirs]
     inventory = _take(SingleComm(), (0,), None, root, lineage, 60.0, signing)

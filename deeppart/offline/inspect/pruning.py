@@ -26,7 +26,7 @@ from deeppart.storage.steps import list_steps, remove_step, step_directory
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which steps to remove.
+    """The selection of steps to remove.
 
     Attributes:
         keep: committed steps other than the ``keep`` complete ones committed last, and none committed later than those.
@@ -43,11 +43,11 @@ class Selection:
 
     @property
     def wants_committed(self) -> bool:
-        """Whether it can select committed steps at all."""
+        """True if it can select committed steps."""
         return self.keep is not None or self.after is not None or self.before is not None
 
     def has_number(self, step: int) -> bool:
-        """Whether a step number is between ``after`` and ``before``."""
+        """True if a step number is between ``after`` and ``before``."""
         return (self.after is None or step > self.after) and (self.before is None or step < self.before)
 
 
@@ -59,7 +59,7 @@ class Removal:
         key: which attempt at which step.
         state: as of ``deeppart ls``; None where it is on node-local storage only.
         nbytes: length of its part files on the persistent level.
-        directories: what is removed: its directory on the persistent level, and on node-local storage.
+        directories: the directories to remove: on the persistent level, and on node-local storage.
     """
 
     key: StepKey
@@ -70,7 +70,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What a selection comes to.
+    """The plan that follows from a selection.
 
     Attributes:
         remove: by ascending step.
@@ -92,7 +92,7 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What was done.
+    """The result of a prune.
 
     Attributes:
         removed: steps that are gone.
@@ -112,7 +112,7 @@ def plan_prune(
 
     Args:
         local_dirs: node-local directories, from which the same steps are removed.
-        signing: what steps must be signed with to count as complete; None: not checked.
+        signing: the keys; steps must be signed with one of them to count as complete. None: not checked.
 
     Raises:
         RestoreError: there is no such directory.
@@ -156,7 +156,7 @@ def _refusal(root: Path, lost: Sequence[int], uncounted: Mapping[StepKey, str]) 
 
 
 def _uncounted(root: Path, steps: Sequence[PersistentStep]) -> dict[StepKey, str]:
-    """Steps that may be a forger's, or that a job of this user would not use -> why they do not count."""
+    """Steps that may be forged, or that a job of this user would not use -> the reason why they do not count."""
     found = dict.fromkeys(_of_others(root, steps), "another user has made it, in a directory where anybody may")
     found |= {entry.key: entry.reasons[0] for entry in steps if entry.refused}
     manifests = [(entry.key, entry.manifest) for entry in steps if entry.manifest is not None]
@@ -190,7 +190,9 @@ def _lines(uncounted: Mapping[StepKey, str]) -> list[str]:
 def _goes_too(
     key: StepKey, selection: Selection, chosen: Iterable[PersistentStep], stay: Iterable[PersistentStep]
 ) -> bool:
-    """Whether a directory on node-local storage goes: with the committed steps of its number, unless its own stays."""
+    """True if a directory on node-local storage is removed: with the committed steps of its number, unless its own
+    stays.
+    """
     if any(entry.is_committed and entry.key == key for entry in stay):
         return False
     if any(entry.manifest is not None and key.may_hold(entry.manifest.attempt) for entry in stay):
@@ -248,7 +250,9 @@ def _choose(
 def _older_than_kept(
     root: Path, steps: Sequence[PersistentStep], counted: Collection[StepKey], keep: int
 ) -> set[StepKey]:
-    """What was committed before the ``keep`` complete ones committed last, in the order of ``Config.keep``."""
+    """The steps that were committed before the ``keep`` complete ones committed last, in the order of
+    ``Config.keep``.
+    """
     found = [
         CommittedStep(entry.key, step_directory(root, entry.key), entry.manifest)
         for entry in steps

@@ -51,12 +51,12 @@ _TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What became of one damaged file.
+    """The result for one damaged file.
 
     Attributes:
         path: the file.
-        source: where its bytes were taken from; None if it could not be repaired.
-        problem: why not; None if it could.
+        source: the source of its bytes; None if it could not be repaired.
+        problem: the reason why not; None if it could be repaired.
     """
 
     path: Path
@@ -69,9 +69,9 @@ class Repairer:
 
     Args:
         root: the persistent directory.
-        nodes: what was found on nodes, and is damaged there.
+        nodes: the files on nodes, with the damaged ones.
         damaged: files on the persistent level that are damaged or missing.
-        signing: what a copy must be signed with to be used; None: not checked.
+        signing: the keys; a copy must be signed with one of them to be used. None: not checked.
 
     Raises:
         StorageError: the directory cannot be read.
@@ -161,7 +161,7 @@ class Repairer:
         )
 
     def _attempt_of(self, path: Path, world_size: int) -> Attempt:
-        """Which checkpoint a file belongs to, by where it lies."""
+        """The checkpoint to which a file belongs, according to the directory in which it lies."""
         for _, found in self._nodes.stocks:
             for part in found.parts:
                 if part.path == str(path):
@@ -243,7 +243,7 @@ class Repairer:
         return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, self._signing)
 
     def _record(self, attempt: Attempt, rank: int) -> PartRecord | None:
-        """What a manifest says of a part, if there is one of this attempt."""
+        """The manifest's entry about a part, if there is a manifest of this attempt."""
         manifest = self._manifests.get(attempt)
         return manifest.parts[rank] if manifest is not None else None
 
@@ -362,5 +362,5 @@ def _order(path: Path) -> int:
 
 
 def _are_one(path: Path, other: Path) -> bool:
-    """Whether two names are of one file."""
+    """True if two names belong to one file."""
     return access.exists(path) and os.path.samestat(access.look(path), access.look(other))

@@ -51,11 +51,11 @@ class Damage:
             footer do not hold, or an older file that it refers to is missing; "chunk": a digest of some bytes of a
             part does not hold, or they cannot be read; "digest": that of the whole file does not hold; "cover": the
             parts do not hold every byte exactly once.
-        message: what was found, for people.
+        message: the finding, for people.
         file: name of the file in the step directory, or None.
         rank: of the part, or None.
         start, stop: the bytes of the file concerned; None for all of it.
-        leaves: what cannot be had because of it.
+        leaves: the leaves that cannot be restored because of it.
     """
 
     kind: str
@@ -69,14 +69,14 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verifying one step found.
+    """The result of verifying one step.
 
     Attributes:
-        key: what the name of its directory says.
+        key: from the name of its directory.
         state: SOUND, DAMAGED, UNFINISHED_STATE, NEWER or REMOVED.
         parts: number of parts that the manifest names.
         nbytes: bytes of them and of their bases that were read.
-        raw_bytes: what they are decoded.
+        raw_bytes: their length after decoding.
         damage: everything that is wrong.
         manifest: of the step; None where there is no sound one.
     """
@@ -106,7 +106,7 @@ class Verdict:
 
     @property
     def is_only_parts(self) -> bool:
-        """Whether all that is wrong is wrong with single part files, which other copies may replace."""
+        """True if only single part files are damaged, which other copies may replace."""
         kinds = {damage.kind for damage in self.damage}
         return self.manifest is not None and (kinds <= {"part", "chunk", "digest"} or self._cover_follows(kinds))
 
@@ -225,7 +225,7 @@ class _Checking:
         return gone
 
     def _leaves(self, part: OpenPart, chunk: int) -> tuple[DamagedLeaf, ...]:
-        """What lies in a chunk."""
+        """The pieces of leaves in a chunk."""
         first, last = part.reader.raw_starts[chunk : chunk + 2].tolist()
         return self._names_of(part).in_raw_range(part.reader.spans, first, last, part.record.rank)
 
@@ -239,7 +239,7 @@ class _Checking:
             return self._names
 
     def _document(self, part: OpenPart) -> None:
-        """What the part says of leaves and values must be what the manifest says."""
+        """Check that the part describes leaves and values as the manifest does."""
         structure, own = self._files.structure, part.own
         wrong = False
         try:

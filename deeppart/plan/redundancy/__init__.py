@@ -1,4 +1,6 @@
-"""Which node holds what for which other node, and how parity is laid out. Pure: no torch, MPI, clock or file."""
+"""The nodes that store copies and parity for each other, and the layout of parity. Pure: no torch, MPI, clock or
+file.
+"""
 
 from deeppart.plan.redundancy.placement import Copy, Member, ParitySet, parity_sets, partner_copies
 from deeppart.plan.redundancy.stripes import Stripes, block_bytes_for

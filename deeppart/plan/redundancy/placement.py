@@ -1,4 +1,4 @@
-"""Who sends which part to whom: partner copies and parity sets, for parts that lie on nodes.
+"""The senders and receivers of parts: partner copies and parity sets, for parts that lie on nodes.
 
 At a save, the parts on a node are those of its ranks. After a restore on another number of ranks, a node may hold any
 parts, and the same functions place their copies.

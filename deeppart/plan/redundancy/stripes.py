@@ -1,4 +1,4 @@
-"""How the parts of a parity set are cut into stripes, and which member holds which block of parity.
+"""The stripes into which the parts of a parity set are cut, and the member for each block of parity.
 
 A set has G members, of which m may be lost; k = G - m. Each part is cut into rows of k blocks. In every row there are
 G stripes; stripe s takes block i of its row from member (s + m + i) mod G, for i = 0 .. k-1, and the m blocks of
@@ -26,7 +26,7 @@ MOST_BLOCK_BYTES = 4 << 20
 #: Memory for blocks that encoding may take, in bytes.
 MEMORY_BYTES = 64 << 20
 _BLOCK_STEP_BYTES = 64 << 10
-#: The code works over bytes, in the field of 256 elements, which has room for so many members.
+#: The code works over bytes, in the field of 256 elements, which is enough for so many members.
 MOST_MEMBERS = 255
 
 
@@ -69,11 +69,11 @@ class Stripes:
         return min(self.block_bytes, -(-each // ALIGNMENT) * ALIGNMENT)
 
     def start(self, row: int, block: int) -> int:
-        """Where a block begins in its part, in bytes."""
+        """The first byte of a block in its part."""
         return row * self.data_blocks * self.block_bytes + block * self.length(row)
 
     def parity_start(self, row: int, index: int) -> int:
-        """Where parity block ``index`` of a row begins in a member's parity, in bytes."""
+        """The first byte of parity block ``index`` of a row in a member's parity."""
         return row * self.tolerate * self.block_bytes + index * self.length(row)
 
     @property
@@ -98,11 +98,11 @@ class Stripes:
         return (member - index) % self.members
 
     def filled(self, row: int, block: int, part_bytes: int) -> int:
-        """How many bytes of a block its part has; the rest counts as zeros."""
+        """The number of bytes of a block that its part has; the rest counts as zeros."""
         return max(0, min(self.length(row), part_bytes - self.start(row, block)))
 
     def can_rebuild(self, lost: int, data: Collection[int], parity: Collection[int]) -> bool:
-        """Whether a member's part can be computed.
+        """True if a member's part can be computed.
 
         Args:
             data: members whose parts are there (parts of length 0 always are).

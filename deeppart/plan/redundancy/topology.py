@@ -1,4 +1,4 @@
-"""Which nodes protect each other: the partner of each node, and the parity groups.
+"""The partner of each node, and the parity groups.
 
 Nodes that share a *domain* (a switch, a rack) may fail together, so partners and the members of a group are taken
 from different domains as far as there are enough of them. With one domain, or one per node, this is the plain ring.

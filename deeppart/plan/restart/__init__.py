@@ -1,4 +1,4 @@
-"""What survives a failure, and the plan to come back from it. Pure: no torch, MPI, clock or file."""
+"""The inventory after a failure, and the plan to restore from it. Pure: no torch, MPI, clock or file."""
 
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.plan.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey

@@ -1,4 +1,4 @@
-"""What survives: parts and parity found on every node, and the checkpoints that were committed. Pure records."""
+"""The inventory after a failure: parts and parity found on every node, and the committed checkpoints. Pure records."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Committed:
     Attributes:
         attempt: which checkpoint.
         directory: its step directory.
-        parts: what its manifest says of each part, in rank order.
+        parts: the entries of its manifest, in rank order.
         created: UTC time of the commit, ISO 8601, as its manifest says.
     """
 

@@ -69,7 +69,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a restart can do.
+    """The candidates of a restart.
 
     Attributes:
         candidates: recoverable attempts, best first.
@@ -174,7 +174,7 @@ def assign(candidate: Candidate, ranks: int) -> tuple[Read, ...]:
             idlest[id(source.readers)] = [(load[rank], rank) for rank in source.readers]
             heapify(idlest[id(source.readers)])
         reader = _idlest(idlest[id(source.readers)], load)
-        # The rank that will own the part's per-rank leaves spares a message.
+        # The rank that will own the part's per-rank leaves saves a message.
         if part < ranks and load[part] == load[reader] and _contains(source.readers, part):
             reader = part
         load[reader] += source.nbytes
@@ -191,7 +191,7 @@ def _idlest(heap: list[tuple[int, int]], load: list[int]) -> int:
 
 
 def _contains(ranks: tuple[int, ...], rank: int) -> bool:
-    """Whether a rank is among ascending ranks."""
+    """True if a rank is among ascending ranks."""
     place = bisect_left(ranks, rank)
     return place < len(ranks) and ranks[place] == rank
 

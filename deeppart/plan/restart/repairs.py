@@ -1,4 +1,4 @@
-"""What has to be done so that a restored step is as well protected again as its levels ask for. Pure.
+"""The work after a restore so that the step is protected again as its levels ask for. Pure.
 
 Every part gets a home: a node that holds a file of it. Where the job has as many ranks as saved the step, that is the
 node of the rank of the same number; otherwise a node that has the part already, or the one whose rank has just read
@@ -64,14 +64,14 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class Healing:
-    """What to do, in this order.
+    """The repairs to make, in this order.
 
     Attributes:
         writes: parts that no node has go from memory to storage.
         moves: parts that their home lacks go there.
         copies: parts go to the partner of their home, if that does not have them.
         encodes: parity sets to be computed.
-        lacks_parity: whether there should be some, and cannot: parts refer to other files.
+        lacks_parity: true if there should be parity and cannot be: parts refer to other files.
     """
 
     writes: tuple[Write, ...]
@@ -96,11 +96,11 @@ class Healing:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How parts should be protected.
+    """The protection that parts should have.
 
     Attributes:
         nodes: of the job.
-        partner: whether every part should be on two nodes.
+        partner: true if every part should be on two nodes.
         group_size: of the parity groups; 0 for no parity.
         tolerate: nodes of each group that may be lost.
     """

@@ -1,4 +1,4 @@
-"""Where each part of an attempt can be had: files on nodes, a rebuild from parity, the persistent level. Pure.
+"""The sources of each part of an attempt: files on nodes, a rebuild from parity, the persistent level. Pure.
 
 Which bytes are the right ones is settled here too. Files of one attempt and part that differ in the digest of their
 index contradict each other, unless they hold the same bytes, encoded in two ways: the manifest names both then, and
@@ -37,7 +37,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """How a part is computed from others of its parity set.
+    """A plan to compute a part from others of its parity set.
 
     Attributes:
         identity: the set; its ``place`` is the part's.
@@ -60,7 +60,7 @@ class Source:
         path: the file; for parity, a name of the set.
         readers: ranks that can read it, ascending; one tuple for all parts that the same ranks can read.
         nbytes: length of the file.
-        index_digest: what the part's index must hash to.
+        index_digest: the required digest of the part's index.
         rebuild: for parity: how.
         bases: names of the files beside it in which chunks of it lie, of files on nodes.
         misplaced: it may be read, and is not counted on to stay: see :class:`StoredPart`.
@@ -77,12 +77,12 @@ class Source:
 
     @property
     def location(self) -> Location:
-        """Which file it is: others on other nodes may have the same path."""
+        """The node and path of the file: files on other nodes may have the same path."""
         return Location(self.readers[0], self.path)
 
     @property
     def is_on_a_node(self) -> bool:
-        """Whether it is a file on some node's storage."""
+        """True if it is a file on some node's storage."""
         return self.level in (Level.LOCAL, Level.PARTNER)
 
 
@@ -92,7 +92,7 @@ class Finding:
 
     Attributes:
         sources: cheapest first; may be empty.
-        remarks: what was found and cannot be used, with the reason; for messages.
+        remarks: files that were found and cannot be used, with the reason; for messages.
         contradictions: those of the remarks that say that files contradict each other.
     """
 
@@ -137,7 +137,7 @@ class Stock:
     """The files of all nodes, by attempt.
 
     Args:
-        inventory: what was found.
+        inventory: the files found.
     """
 
     def __init__(self, inventory: Inventory) -> None:
@@ -171,7 +171,7 @@ class Stock:
         return sorted(known, key=lambda a: (a.step, a.session, a.sequence))
 
     def is_committed(self, attempt: Attempt) -> bool:
-        """Whether there is a manifest."""
+        """True if there is a manifest."""
         return attempt in self._committed
 
     def known_parts(self, attempt: Attempt) -> set[int]:
@@ -182,7 +182,7 @@ class Stock:
         return known
 
     def is_hopeless(self, attempt: Attempt) -> bool:
-        """Whether nearly nothing is left of an attempt that was never committed, if it ever was more.
+        """True if nearly nothing is left of an attempt that was never committed, or never complete.
 
         A single file, by its header one of 16 million, is no reason to look for the others one by one.
         """
@@ -200,13 +200,13 @@ class Stock:
         return committed is not None, created, max(files, default=0.0), attempt.sequence
 
     def was_complete(self, attempt: Attempt) -> bool:
-        """Whether the attempt was complete at some level once. Copies and parity are made of complete ones only."""
+        """True if the attempt was complete at some level once. Copies and parity are made of complete ones only."""
         copies = (each for files in self._parts.get(attempt, {}).values() for each in files)
         encoded = bool(self._parity.get(attempt))
         return self.is_committed(attempt) or encoded or any(each.file.level == Level.PARTNER for each in copies)
 
     def findings(self, attempt: Attempt) -> list[Finding]:
-        """What there is of every part, in part order."""
+        """The files found for every part, in part order."""
         placed = self._parts.get(attempt, {})
         encoded: dict[int, list[_Encoded]] = {}
         for identity, shares in self._parity.get(attempt, {}).items():
@@ -274,7 +274,7 @@ def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
     """Digests of indexes of the same bytes, where no manifest names them; none if something contradicts them.
 
     Args:
-        encoded: what parity was computed of. It decides between files, and what is left of it between its sets.
+        encoded: the files from which parity was computed. They decide between files, and between sets of parity.
     """
     contents: dict[str, set[str]] = {}
     for each in files:
@@ -286,7 +286,7 @@ def _agreeing(files: Sequence[_Placed], encoded: set[str]) -> frozenset[str]:
 
 
 def lacking(rebuild: Rebuild) -> str | None:
-    """Why a part cannot be computed from the files of its set, or None if it can."""
+    """The reason why a part cannot be computed from the files of its set, or None if it can."""
     identity = rebuild.identity
     stripes = Stripes(len(identity.members), identity.tolerate, identity.block_bytes, identity.longest_bytes)
     data = {piece.place for piece in rebuild.data}

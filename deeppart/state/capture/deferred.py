@@ -45,7 +45,7 @@ class Guard:
     Attributes:
         path: of the leaf.
         alias: shares version counter and storage with the tensor that was captured, whatever becomes of that.
-        version: what the counter was.
+        version: the counter at the call.
         owner, owner_version: likewise of the optimizer's tensor, where that is another one: tensors over one memory
             need not share a counter. None: it is the same.
         holders: the leaf's storage, or the array itself and the storage in which it lies.
@@ -61,17 +61,17 @@ class Guard:
     owner_version: int = 0
 
     def stands(self) -> bool:
-        """Whether the leaf's memory is where it was."""
+        """True if the leaf's memory is where it was."""
         return tuple(map(place_of, self.holders)) == self.places
 
     def problem(self) -> str | None:
-        """What has happened to the leaf, or None."""
+        """The error of the leaf, or None."""
         if not self.stands():
             return f"memory that was freed or replaced: {readable(self.path)}"
         return f"writes to {readable(self.path)}" if self.written() else None
 
     def written(self) -> bool:
-        """Whether torch has counted a write to it."""
+        """True if torch has counted a write to it."""
         if self.owner is not None and self.owner._version != self.owner_version:
             return True
         return bool(self.alias._version != self.version)
@@ -81,7 +81,7 @@ class Samples:
     """Some bytes of what is to be copied, to be looked for in the copies.
 
     Args:
-        copies: what is to be copied.
+        copies: the copies to make.
         turn: decides the places.
     """
 
@@ -109,13 +109,13 @@ class DeferredCopy:
     """Work that several threads can share.
 
     Args:
-        copies: what is to be copied.
+        copies: the copies to make.
         guards: leaf number -> what must not change.
         sample: a fingerprint of elements on devices of what must not change.
         turn: decides which bytes are sampled.
         where: for messages.
         timeout: seconds that anyone waits for copies in the hands of another thread.
-        trailing: what else is to be read while nothing changes.
+        trailing: further reading to do while nothing changes.
 
     Attributes:
         held_s: seconds for which others were held back.
@@ -151,12 +151,12 @@ class DeferredCopy:
 
     @property
     def done(self) -> bool:
-        """Whether all copies have been made and checked."""
+        """True if all copies have been made and checked."""
         return self._done.is_set()
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more can come to be known of it."""
+        """True if nothing more can become known of it."""
         return self._done.is_set() and not self._later
 
     @property
@@ -203,7 +203,7 @@ class DeferredCopy:
         return self._error
 
     def look_again(self) -> CheckpointError | None:
-        """What is wrong with the copies, or None; the first call after the last copy decides.
+        """The error of the copies, or None; the first call after the last copy decides.
 
         An operation that was writing to a tensor when its copy was made has ended by now, and was counted then.
         """

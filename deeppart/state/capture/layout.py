@@ -1,4 +1,4 @@
-"""How one rank's share lies in memory and in its part file: segments laid end to end, cut into chunks.
+"""The layout of one rank's share in memory and in its part file: segments laid end to end, cut into chunks.
 
 Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its segments one after another:
 larger element sizes first, so that every segment is aligned without padding, then shared before per-rank, then what is
@@ -55,7 +55,7 @@ class ShareLayout:
 
 
 def leaf_specs(types: Sequence[LeafType], paths: Sequence[str], numbers: Iterable[int]) -> list[LeafSpec]:
-    """What the partitioner is given: the replicated leaves that have bytes."""
+    """The input of the partitioner: the replicated leaves that have bytes."""
     return [LeafSpec(paths[i], types[i].nbytes, types[i].itemsize) for i in numbers]
 
 

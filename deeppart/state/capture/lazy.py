@@ -69,7 +69,7 @@ class LazyCapture:
         """The leaves of the share that can wait, with the tensor that an optimizer has of each.
 
         Args:
-            owned: what :meth:`owned` returned.
+            owned: the result of :meth:`owned`.
         """
         self._tell()
         found: dict[int, torch.Tensor] = {}
@@ -98,10 +98,10 @@ class LazyCapture:
         """The copies that are left, to be made in the background.
 
         Args:
-            later: what :meth:`later` returned. copies: what the capture plan left.
+            later: the result of :meth:`later`. copies: the copies that the capture plan left.
             turn: decides which elements are sampled.
             where: for messages.
-            trailing: what else is to be read in the background.
+            trailing: further reading to do in the background.
         """
         guards = {leaf: _guard(flat, leaf, owner) for leaf, owner in later.items()}
         on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
@@ -150,7 +150,7 @@ class LazyCapture:
 
 
 def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
-    """What holds a leaf's memory, and tells if it was written to."""
+    """An object that holds a leaf's memory, and notices writes to it."""
     data, memory = flat.data[leaf], flat.memory
     is_other = isinstance(data, torch.Tensor) and data is not owner
     alias = data.detach() if is_other else owner.detach()

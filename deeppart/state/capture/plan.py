@@ -121,7 +121,7 @@ class CallCopy:
 
 
 class CapturePlan:
-    """Where every segment goes in a staging buffer; made once per layout and buffer, used at every checkpoint.
+    """The places of all segments in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
     What lies flat in host memory is copied by address with the C library's ``memmove``: it touches no tensor object,
     and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and
@@ -167,7 +167,7 @@ class CapturePlan:
         self._leaves = sorted(set(layout.segments["leaf"].tolist()))
 
     def fits(self, staged: torch.Tensor) -> bool:
-        """Whether the plan was made for this buffer."""
+        """True if the plan was made for this buffer."""
         return self._place == (staged.data_ptr(), staged.numel())
 
     def copy(self, flat: FlatState, later: Collection[int] = ()) -> list[HostCopy | CallCopy]:

@@ -1,1 +1,1 @@
-"""Which leaves are the same on every rank: digests, turns, what was compared when."""
+"""The comparison of leaves between ranks: digests, turns, and when each leaf was compared."""

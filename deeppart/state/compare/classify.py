@@ -1,4 +1,4 @@
-"""Which leaves are the same on every rank, and which must be saved per rank.
+"""The replicated leaves, and those that must be saved per rank.
 
 Saving a leaf of one rank for all is only right while all ranks hold the same bytes; getting this wrong loses state
 silently. So nothing is assumed: the ranks compare fingerprints (:mod:`deeppart.state.compare.comparing`) in the
@@ -45,7 +45,7 @@ DIGESTS = ("structure", "types", "values", *COMPARED, TRAILING, UNREAD)
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """What :meth:`Classifier.classify` found.
+    """The result of :meth:`Classifier.classify`.
 
     Attributes:
         per_rank: paths of leaves and values that are found to differ for the first time, and were not alike before.
@@ -93,7 +93,7 @@ class Classifier:
 
     @property
     def lacks(self) -> bool:
-        """Whether this rank cannot say what the last checkpoint has left to compare."""
+        """True if this rank cannot say what is left to compare from the last checkpoint."""
         return self._trailing is not None and self._trailing.lacks
 
     def close(self) -> None:
@@ -173,7 +173,9 @@ class Classifier:
         return trailing
 
     def _count(self, layout: Layout, turn: int, unread_alike: bool, trailing: TrailingSlices | None) -> None:
-        """What was compared at a turn goes on record; with something still to be read, its slices only with that."""
+        """Record what was compared at a turn; if something is still to be read, its slices are recorded only with
+        that.
+        """
         found = layout.comparison
         read = [number for number in found.full if number not in found.unread] if unread_alike else []
         layout.record.in_full([*found.small, *read], turn)
@@ -184,7 +186,7 @@ class Classifier:
             self._trailing, self._trailed = trailing, in_part
 
     def _count_trailing(self, layout: Layout) -> None:
-        """What trailed was the same on all ranks."""
+        """Record that what trailed was the same on all ranks."""
         if self._trailing is not None and self._trailed is not None:
             layout.record.in_part(*self._trailed, self._trailing.turn)
         self._trailing = self._trailed = None
@@ -204,7 +206,7 @@ class Classifier:
         has hit one may have hit others, where nothing was compared this time.
 
         Args:
-            fresh: whether the structure is new on some rank: everything is then compared in full.
+            fresh: true if the structure is new on some rank: everything is then compared in full.
 
         Raises:
             LeafMismatchError: ``replicated="all"`` and leaves differ in shape or dtype.
@@ -283,7 +285,7 @@ class Classifier:
         return self._unequal(comparison.by_leaf(flat, turn), layout.shared[0], what) & ~layout.per_rank
 
     def _comparable(self, flat: FlatState, index: int) -> Encoded:
-        """What is compared of a value: its encoding, or that of its entries in canonical order."""
+        """The comparable form of a value: its encoding, or that of its entries in canonical order."""
         return in_order(flat.values[index].value) if index in self.known.unordered else self.values[index]
 
     def _unequal_values(self, flat: FlatState, what: str) -> Flags:
@@ -312,7 +314,7 @@ class Classifier:
         now: tuple[int, int],
         what: str,
     ) -> Classified:
-        """What is new, with the ranks and the checkpoints that it concerns (collective).
+        """The new differences, with the ranks and the checkpoints that they concern (collective).
 
         A leaf of another type than before is news of its own, unless checkpoints are suspect for it.
 
@@ -321,7 +323,7 @@ class Classifier:
         """
         layout = self.known
         turns, retyped = known
-        # A leaf that was alike on all ranks is known to all of them, or it begins anew: the least decides.
+        # A leaf that was alike on all ranks is known to all of them, or its history starts over: the least decides.
         own_view = (2 * turns + ((turns != NEVER) & ~retyped))[: layout.shared[0]]
         least: npt.NDArray[np.int64] = -finish(self._comm, self._comm.maximum(-own_view), what, self._timeout)
         least = np.append(least, np.full(len(turns) - len(least), 2 * NEVER, dtype=np.int64))
@@ -363,7 +365,9 @@ class Classifier:
         layout.untie(np.flatnonzero(self._unequal(digests, layout.shared[0], what)).tolist())
 
     def _unequal(self, digests: npt.NDArray[np.int64], shared: int, what: str) -> Flags:
-        """Which of the first ``shared`` digests differ between ranks (collective); no other rank has the others."""
+        """The places of those of the first ``shared`` digests that differ between ranks (collective); no other rank
+        has the others.
+        """
         found: Flags = np.zeros(len(digests), dtype=np.bool_)
         found[:shared] = unequal(self._comm, digests[:shared], what, self._timeout)
         return found

@@ -1,4 +1,4 @@
-"""When each leaf was last compared in full, and which checkpoints are *suspect* when ranks turn out to differ.
+"""The time at which each leaf was last compared in full, and the *suspect* checkpoints if ranks are found to differ.
 
 Counted in turns, the calls of one session at which ranks have compared their states: unlike steps they only grow.
 """
@@ -102,7 +102,7 @@ class _Run:
     count: int = 1
 
     def take(self, turn: int, step: int) -> bool:
-        """Whether a call goes on from here; then it is taken in."""
+        """True if a call continues the series; then it is added."""
         last_turn, last_step = self.turn + self.turns * (self.count - 1), self.step + self.steps * (self.count - 1)
         if self.count == 1:
             self.turns, self.steps = turn - last_turn, step - last_step
@@ -159,7 +159,7 @@ class Calls:
         return next((step for _, step in self._all.between(turn - 1, turn + 1)), None)
 
     def interval(self, after: int, before: int, before_step: int) -> Interval | None:
-        """What lies between two turns; None if no checkpoint does."""
+        """The checkpoints between two turns; None if there is none."""
         steps = tuple(step for _, step in self._saved.between(after, before))
         if not steps:
             return None

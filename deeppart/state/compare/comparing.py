@@ -1,4 +1,4 @@
-"""What is compared how: the digests by which ranks find out whether they hold a leaf alike.
+"""The digests by which ranks find out whether they have the same bytes of a leaf.
 
 Which leaves are compared at all is the business of :mod:`deeppart.state.compare.classify`; here stands what each of
 them costs and proves:
@@ -119,7 +119,7 @@ class Comparison:
 
     @property
     def orders(self) -> Digests:
-        """How each large leaf lies in memory."""
+        """The memory order of each large leaf."""
         return self.ways // _ORDERS
 
     @property
@@ -133,13 +133,15 @@ class Comparison:
         return self.ways & _TRAILS
 
     def trailing(self, flat: FlatState, turn: int, owned: Mapping[int, torch.Tensor]) -> TrailingSlices | None:
-        """What is still to be read for a turn at which :meth:`digests` were alike; None if nothing is."""
+        """The reading that is left for a turn at which :meth:`digests` were equal; None if nothing is."""
         if not len(self._turns_later.numbers):
             return None
         return TrailingSlices(self._turns_later, turn, flat, owned)
 
     def by_leaf(self, flat: FlatState, turn: int) -> Digests:
-        """What :meth:`digests` compares and what trails, leaf by leaf; 0 for leaves that are not compared."""
+        """The digests that :meth:`digests` compares and those that trail, leaf by leaf; 0 for leaves that are not
+        compared.
+        """
         found = np.zeros(len(self._types), dtype=np.int64)
         for number in self.small:
             found[number] = full_digest(flat.data[number])
@@ -209,5 +211,5 @@ class Comparison:
 
 
 def is_on_device(data: object) -> bool:
-    """Whether a leaf is read where it is, by the device that it is on."""
+    """True if a leaf is read by the device on which it is."""
     return isinstance(data, torch.Tensor) and not data.is_cpu

@@ -1,4 +1,4 @@
-"""What is derived from a state's structure so that ranks can compare it leaf by leaf; kept while that stands."""
+"""Data derived from a state's structure, so that ranks can compare it leaf by leaf; kept while the structure stays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STRICTNESS = (ALL, AUTO, VERIFY, NONE)
 
 @dataclass(slots=True)
 class Layout:
-    """What is derived from a state's structure, kept while the structure stands.
+    """Data derived from a state's structure, kept while the structure stays.
 
     Attributes:
         tokens, token_types, pointers, orders: of the state this was made from.
@@ -40,9 +40,9 @@ class Layout:
         aliases: of ``own_aliases`` those that all ranks have, once they have compared.
         structure_digest: fingerprint of containers and keys, equal on all ranks of a sound job.
         type_digests: fingerprint of each leaf's type and ties.
-        per_rank, per_rank_values: what the ranks found to differ.
+        per_rank, per_rank_values: the leaves and values that the ranks found to differ.
         unordered: values that are dicts whose entries only stand in another order on some ranks: no difference.
-        comparison: what compares the leaves while they are held to be replicated.
+        comparison: compares the leaves while they count as replicated.
         record: when all of each leaf was last compared.
         arrays: paths of the leaves.
         shared: how many of the arrays and values are in the structure that all ranks share. Those that follow are rank
@@ -125,7 +125,7 @@ class Layout:
         return owners
 
     def stands_for(self, flat: FlatState, replication: Replication) -> bool:
-        """Whether all of this still holds for a state, but the order of its dicts, which is taken over."""
+        """True if all of this still holds for a state, except the order of its dicts, which is taken over."""
         # the same objects where the template fitted
         if flat.tokens is not self.tokens and flat.tokens != self.tokens:
             return False

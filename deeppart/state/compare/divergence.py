@@ -29,7 +29,7 @@ class Divergence:
         path: of the leaf.
         groups: the ranks that hold the same bytes, largest group first; empty where that was not found out.
         interval: the checkpoints since then: one rank's bytes, or a mixture, for all. None if there are none.
-        healed: whether the difference is gone again.
+        healed: true if the ranks are equal again.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Divergence:
 
     @property
     def ranks(self) -> str:
-        """Who differs from whom."""
+        """A text that says which ranks differ from which."""
         if self.healed:
             return "ranks differed for a while, and hold the same bytes again"
         if not self.groups:
@@ -63,7 +63,7 @@ class Divergence:
 def find_groups(
     flat: FlatState, leaves: Sequence[int], gather: Callable[[bytes], list[bytes]]
 ) -> list[tuple[tuple[int, ...], ...]]:
-    """Which ranks hold the same bytes of each leaf (collective); leaves must be the same on every rank.
+    """The groups of ranks that have the same bytes of each leaf (collective); leaves must be the same on every rank.
 
     Args:
         gather: a message of this rank -> the messages of all ranks.

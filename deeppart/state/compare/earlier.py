@@ -1,4 +1,4 @@
-"""What is remembered of leaves whose structure does not stand any more: when all of each was last compared."""
+"""The memory of leaves whose structure has changed since: when all of each was last compared."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Earlier:
         """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new.
 
         Args:
-            fresh: whether the structure is new on some rank.
+            fresh: true if the structure is new on some rank.
         """
         known, per_rank = _turns(layout), layout.per_rank[layout.owners()]
         retyped = np.zeros(len(layout.types), dtype=np.bool_)

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class TensorIdentity:
-    """What is known of a tensor object and its storage.
+    """The identity of a tensor object and its storage.
 
     Args:
         tensor: strided, with a storage.
@@ -29,7 +29,7 @@ class TensorIdentity:
         self._storage = StorageWeakRef(tensor.untyped_storage())
 
     def is_of(self, tensor: object) -> bool:
-        """Whether this is that tensor, with the storage that it had."""
+        """True if this is that tensor, with the storage that it had."""
         if id(tensor) != self._id or not isinstance(tensor, torch.Tensor):
             return False
         return bool(tensor.untyped_storage()._cdata == self._storage.cdata)

@@ -1,4 +1,4 @@
-"""Which tensors only an optimizer changes, and a word before it does.
+"""The tensors that only an optimizer changes, and a call before it changes them.
 
 torch tells of every ``step()`` of every optimizer before it begins (``register_optimizer_step_pre_hook``). What an
 optimizer has in its parameter groups and its state changes there and nowhere else, as a rule; whoever relies on it has
@@ -104,7 +104,7 @@ class OwnedTensors:
 
 
 class _Found:
-    """Which of an optimizer's tensors are large. Keeps none of them alive."""
+    """The large tensors of an optimizer. Keeps none of them alive."""
 
     def __init__(self, items: list[Any], large: list[torch.Tensor]) -> None:
         places = {id(item): place for place, item in enumerate(items)}
@@ -124,7 +124,7 @@ class _Found:
 
 
 def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
-    """Whether an optimizer's tensor has all of a leaf at its address, in a storage that is nobody else's.
+    """True if an optimizer's tensor has all of a leaf at its address, in a storage that nobody else has.
 
     Parameters may be views of one flat buffer: who writes to that advances a version counter that nobody here knows of.
 
@@ -151,7 +151,7 @@ def _known_optimizers(flat: FlatState) -> Iterable[Optimizer]:
 
 
 def _gives_word(optimizer: Optimizer) -> bool:
-    """Whether a step begins with the hook: torch's wrapper is around it, and not only said to be.
+    """True if a step really begins with the hook: torch's wrapper is around it.
 
     ``functools.wraps`` copies the mark from the step of another class; a schedule of the learning rate puts a step of
     its own, which calls the one of the class, before the instance.
@@ -168,7 +168,7 @@ def _tensors_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _items_of(optimizer: Optimizer) -> list[Any]:
-    """What an optimizer has in its parameter groups and its state."""
+    """The tensors in an optimizer's parameter groups and its state."""
     items: list[Any] = []
     for group in optimizer.param_groups:
         items += group["params"]

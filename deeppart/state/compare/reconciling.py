@@ -1,4 +1,4 @@
-"""Where the structures of the ranks' states differ, and whether they may.
+"""The differences between the structures of the ranks' states, and the check that they are allowed.
 
 Only asked when the ranks' fingerprints of the structure differ. Rank 0 tells all others what it has; each finds where
 it has something else; all hear of it, and cut their states at the same places. What is there is saved per rank.
@@ -34,9 +34,9 @@ class Difference:
     """A place where a rank has something else than rank 0.
 
     Attributes:
-        path: where.
-        allowed: whether it may be saved per rank.
-        text: what is different, for people.
+        path: its path.
+        allowed: true if it may be saved per rank.
+        text: the difference, for people.
     """
 
     path: Path
@@ -46,10 +46,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What :func:`reconcile` found.
+    """The result of :func:`reconcile`.
 
     Attributes:
-        cuts: where each rank saves what it has.
+        cuts: the places at which each rank saves its own.
         noticed: paths among them that nobody has said to be per rank.
     """
 
@@ -81,7 +81,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
             found="; ".join(refused[:6]) + (f" ... ({len(refused)} in all)" if len(refused) > 6 else ""),
             where=f"reported to rank {comm.rank}",
             todo="give every rank the same keys, with None where one has nothing (shapes, dtypes and the lengths of "
-            'lists may differ); or say that what is there is per rank: replicated={"the/path/*": "none"}',
+            'lists may differ); or declare what is there per rank: replicated={"the/path/*": "none"}',
         )
     paths = {exact(path): path for entries in everyone for path in (decode_path(each[0], what) for each in entries)}
     cuts = {key: path for key, path in paths.items() if not any(key[:end] in paths for end in range(len(key)))}
@@ -113,7 +113,7 @@ def _describe(node: Node) -> list[Any]:
 
 
 def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:
-    """Where this rank has something else than rank 0."""
+    """The paths at which this rank's state differs from rank 0's."""
     if _APART in (reference[0], mine[0]):
         return
     if reference[0] == mine[0] and len(mine) == 1:
@@ -152,13 +152,15 @@ def _key_differences(
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
-    """Whether an OrderedDict has the keys of rank 0's, in another order."""
+    """True if an OrderedDict has the keys of rank 0's, in another order."""
     theirs, ours = ([json.dumps(key) for key, item in items if item[0] != _APART] for items in (reference, mine))
     return theirs != ours and sorted(theirs) == sorted(ours)
 
 
 def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
-    """What is saved per rank without being told to: lists of another length, and None where others have something."""
+    """True if an item is saved per rank without being told to: lists of another length, and None while others have
+    something.
+    """
     kinds = {one[0].removeprefix(_RUN), other[0].removeprefix(_RUN)}
     if len(kinds) == 1:  # two lists or tuples of other lengths, or one of few values and one of many
         return kinds <= {"list", "tuple"} or all(_RUN in each[0] or _holds_values(each) for each in (one, other))
@@ -166,12 +168,12 @@ def _may_differ(one: list[Any], other: list[Any], path: Path) -> bool:
 
 
 def _holds_values(described: list[Any]) -> bool:
-    """Whether a dict holds nothing but small values."""
+    """True if a dict has only small values."""
     return described[0] in DICTS and all(_is_plain(item) for _, item in described[1])
 
 
 def _is_plain(described: list[Any]) -> bool:
-    """Whether there is nothing but small values in it, to any depth."""
+    """True if it has only small values, to any depth."""
     kind = described[0]
     if kind in ("list", "tuple"):
         return all(map(_is_plain, described[1]))

@@ -29,7 +29,7 @@ from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a digest was computed of."""
+    """The object of which a digest was computed."""
 
     tensor: TensorIdentity
     place: tuple[Any, ...]
@@ -95,7 +95,7 @@ class Remembered:
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Which elements of its storage a tensor has, and what its counter says."""
+    """The elements of its storage that a tensor has, and its version counter."""
     return (
         tensor._version,
         tensor.data_ptr(),
@@ -112,7 +112,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _counts_all(tensor: torch.Tensor) -> bool:
-    """Whether all writers that torch knows of advance the counter: none on a device, in numpy or in other processes."""
+    """True if all writers that torch knows of advance the counter: none on a device, in numpy or in other processes."""
     if not tensor.is_cpu or not _is_plain(tensor):
         return False
     storage = tensor.untyped_storage()

@@ -62,7 +62,7 @@ class TrailingSlices:
         self.spoiled: tuple[Path, ...] = ()
 
     def work(self) -> list[Callable[[], None]]:
-        """What is to be done, in parts that any thread may call, once each."""
+        """The work to do, in parts that any thread may call, once each."""
         self.begun = True
         width = self._turns.widths
         batches = (np.cumsum(width) // _BATCH_BYTES).astype(np.int64)
@@ -97,14 +97,14 @@ class TrailingSlices:
                 self._settled, self._aliases, self._versions = True, [], []
 
     def drop(self) -> None:
-        """What has not been read by now will not be the same any more."""
+        """Give up what has not been read by now: it may change from here on."""
         with self._guard:
             if not self._checked:
                 self._dropped, self._holders, self._aliases, self._versions = True, [], [], []
 
     @property
     def lacks(self) -> bool:
-        """Whether there is no outcome; called when there should be one."""
+        """True if there is no outcome; called when there should be one."""
         self.settle()
         with self._guard:
             return self._dropped or not self._checked or self._left > 0

@@ -1,4 +1,4 @@
-"""Which tensors an optimizer has been seen to write to since the last checkpoint.
+"""The tensors to which an optimizer was seen to write since the last checkpoint.
 
 That an optimizer has a tensor in its parameter groups or in its state does not say that it changes it: the parameter
 may be frozen or get no gradients, the tensor may be somebody else's. So its first step after each checkpoint is
@@ -40,7 +40,7 @@ class _Owned:
         tensor: by which it is known again.
         parameter_id: of the parameter that it belongs to, which may be itself.
         key: its key in the parameter's state; None for the parameter.
-        address: where it was when it was seen to be written to.
+        address: its address when it was seen to be written to.
         version: of its counter, before the step; later, at the last checkpoint.
         words: of it, before the step; None where the version counter tells.
     """
@@ -54,7 +54,7 @@ class _Owned:
 
 
 class _Watched:
-    """What is known of one optimizer."""
+    """The state of one watched optimizer."""
 
     def __init__(self) -> None:
         self.armed = True

@@ -90,12 +90,12 @@ class Turns:
         return -(-self._lengths // TURNS)
 
     def _slices(self, turn: int) -> tuple[Digests, Digests]:
-        """Where each leaf's slice begins and ends, in bytes."""
+        """The beginning and the end of each leaf's slice, in bytes."""
         begins = np.minimum(slice_of(turn) * self.widths, self._lengths)
         return begins, np.minimum(begins + self.widths, self._lengths)
 
     def _places(self, turn: int) -> Digests:
-        """Where the words of each leaf begin, in bytes, as rows."""
+        """The first bytes of the words of each leaf, as rows."""
         spacing = self._lengths[:, None] / PLACES
         places = ((np.arange(PLACES) + fraction(turn)) * spacing).astype(np.int64)
         return np.minimum(places, self._lengths[:, None] - _WORD_BYTES)
@@ -109,12 +109,12 @@ def _digests(octets: memoryview, begins: Digests, ends: Digests, words: Digests)
 
 
 def slice_of(turn: int) -> int:
-    """Which of the :data:`TURNS` slices of each leaf is compared at a turn."""
+    """The slice, of the :data:`TURNS` slices of each leaf, that is compared at a turn."""
     return turn * _STRIDE % TURNS
 
 
 def memory_order(data: Any) -> int:
-    """How a leaf lies in host memory: the same number for the same order of dimensions; 0 where there are gaps.
+    """A number for how a leaf lies in host memory: the same for the same order of dimensions; 0 if there are gaps.
 
     Not 0 only if the leaf's bytes are exactly what lies from its address on, each once, in some order.
     """

@@ -1,4 +1,4 @@
-"""What stands apart from the structure that all ranks share: the subtrees that each rank has saved for itself.
+"""Subtrees apart from the structure that all ranks share: each rank has saved them for itself.
 
 The shared structure has a mark in their place in a list, and nothing in a dict, whose other keys the ranks share. Each
 part's document says what its rank has there. A rank's state is both together (:func:`of_rank`).
@@ -23,12 +23,12 @@ from deeppart.state.tree.paths import Path, id_key, readable
 
 @dataclass(frozen=True, slots=True)
 class OwnTree:
-    """What one rank has at a path that stands apart.
+    """The subtree of one rank at a path that is apart.
 
     Attributes:
-        path: where.
+        path: its path.
         place: of a dict's key, how many keys come before it in insertion order; None in other containers.
-        node: what is there, its leaves numbered from the number of shared leaves on.
+        node: the node there; its leaves are numbered from the number of shared leaves on.
     """
 
     path: Path
@@ -40,7 +40,7 @@ def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
     """The JSON form of what stands apart on this rank.
 
     Args:
-        first: what to add to the numbers of arrays and of values.
+        first: to be added to the numbers of arrays and of values.
     """
     return [
         [encode_path(each.path), each.place, encode_tree(each.node, first)]
@@ -87,8 +87,8 @@ def of_rank(
     """The structure of one rank's state.
 
     Args:
-        structure: what all ranks share.
-        trees: what stands apart on the rank.
+        structure: the structure that all ranks share.
+        trees: the trees that are apart on the rank.
         types: of the rank's own leaves; those of ``trees`` follow the shared ones in number.
         values: numbers of the rank's own values, likewise.
         aliases: leaves of ``trees`` that share memory.

@@ -198,7 +198,7 @@ def decode_path(encoded: list[Encoded], where: str) -> Path:
 
 
 def check_nesting(tree: SavedNode) -> None:
-    """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much room when written out.
+    """Refuse a tree that is nested more deeply than a state may be, or whose paths take too much memory.
 
     What walks the tree later may then do so by recursion, and write out its paths: a single long key above many leaves
     would make far more text of a small file.

@@ -27,7 +27,7 @@ def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
     """The JSON form of a live tree.
 
     Args:
-        first: what to add to the numbers of arrays and of values.
+        first: to be added to the numbers of arrays and of values.
     """
     if isinstance(root, ArrayLeaf):
         return ["a", root.index + first[0]]

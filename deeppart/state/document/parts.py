@@ -34,14 +34,14 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What stands apart on one rank (:mod:`deeppart.state.document.apart`).
+    """The items that are apart on one rank (:mod:`deeppart.state.document.apart`).
 
     Attributes:
         trees: JSON form of the trees.
         first: numbers, on this rank, of the first array and the first value that stand apart.
-        shift: what to add to these numbers in files: they follow those that are rank 0's.
+        shift: to be added to these numbers in files: they follow those of rank 0's.
         rank0: paths of what is rank 0's.
-        anywhere: whether anything stands apart on any rank.
+        anywhere: true if anything stands apart on any rank.
     """
 
     trees: list[Any]
@@ -53,7 +53,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class PartDocument:
-    """What one rank's part says beside its bytes.
+    """The document of one rank's part, without its bytes.
 
     Attributes:
         tree: JSON form of the tree that all ranks share.
@@ -61,9 +61,9 @@ class PartDocument:
         aliases: leaves that share memory.
         per_rank, per_rank_values: which leaves and values are this rank's own.
         values: encoded values, of this checkpoint.
-        with_structure: whether this is rank 0, which carries the structure.
+        with_structure: true if this is rank 0, which carries the structure.
         compared: for the manifest, the replicated leaves that were last compared in full before this step.
-        own: what stands apart on this rank.
+        own: the items that are apart on this rank.
     """
 
     tree: Any
@@ -133,13 +133,13 @@ class PartDocument:
 
 @dataclass(frozen=True, slots=True)
 class OwnDocument:
-    """What a part says of its rank's own leaves and values, decoded.
+    """The description of a rank's own leaves and values in its part, decoded.
 
     Attributes:
         types: leaf number -> type.
         values: value number -> decoded value.
         structure: the structure, in rank 0's part.
-        trees: what stands apart on this rank.
+        trees: the trees that are apart on this rank.
         aliases: leaves of ``trees`` that share memory.
     """
 
@@ -194,7 +194,7 @@ def decode_meta(meta: bytes, where: str, *, with_structure: bool = True) -> OwnD
     """Read a part's JSON document.
 
     Args:
-        with_structure: whether the structure that rank 0's holds is wanted too.
+        with_structure: true if the structure in rank 0's part is wanted too.
 
     Raises:
         CorruptFileError: not one that :meth:`PartDocument.meta` makes.

@@ -1,4 +1,4 @@
-"""What a state looked like when it was saved: the records of its structure document.
+"""The records of a structure document: the state as it was when it was saved.
 
 The document is written once per checkpoint, into rank 0's part and into the manifest, and described in docs/format.md
 (:mod:`deeppart.state.document.encoding` writes it, :mod:`deeppart.state.document.decoding` reads it).
@@ -92,7 +92,7 @@ class Structure:
         values: encoded value per value number; None for the per-rank ones.
         per_rank_values: bool per value.
         rank0: paths of what is rank 0's, whatever the others held.
-        has_apart: whether ranks have saved anything outside the structure that they share.
+        has_apart: true if ranks have saved anything outside the structure that they share.
         shared: number of leaves before those that stand apart on one rank, if this is the structure of its state.
     """
 

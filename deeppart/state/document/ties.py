@@ -59,7 +59,7 @@ def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int6
 
 
 def _reaches(flat: FlatState, types: list[LeafType]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[int]]:
-    """Where each leaf begins in memory, and how far it reaches; and which leaves are not flat."""
+    """The first address of each leaf in memory, its length there, and the leaves that are not flat."""
     starts = np.array(flat.pointers, dtype=np.int64)
     lengths = np.fromiter((kind.nbytes for kind in types), dtype=np.int64, count=len(types))
     ragged = [index for index, data in enumerate(flat.data) if not is_flat(data)]
@@ -114,7 +114,7 @@ def _add_twins(aliases: dict[int, Alias], ragged: dict[int, Array], types: list[
 
 
 def _is_lazy(data: Array) -> bool:
-    """Whether the elements are not as they lie in memory (conjugated or negated on reading)."""
+    """True if the elements are not as they lie in memory (conjugated or negated on reading)."""
     return isinstance(data, torch.Tensor) and (data.is_conj() or data.is_neg())
 
 

@@ -22,7 +22,7 @@ class Unit:
     """A container that is restored as a whole or not at all.
 
     Attributes:
-        path: where it is.
+        path: its path.
         arrays, values: numbers of the leaves and values in it.
     """
 

@@ -48,7 +48,7 @@ def gather_memory(sources: npt.NDArray[np.int64], length: int) -> npt.NDArray[np
 
 
 def gather_ranges(sources: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
-    """What lies from each address on, one after the other; None if some of it is not mapped."""
+    """The bytes from each address on, one after the other; None if some of it is not mapped."""
     found = np.empty(int(lengths.sum()), dtype=np.uint8)
     return found if _gather(found.ctypes.data, np.stack([sources, lengths], axis=1)) else None
 

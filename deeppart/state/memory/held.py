@@ -80,7 +80,7 @@ class HeldMemory:
         return lacking
 
     def stands(self, leaf: int) -> bool:
-        """Whether a leaf's memory is where it was."""
+        """True if a leaf's memory is where it was."""
         return place_of(self.holders[leaf]) == (self.bases[leaf], self.lengths[leaf])
 
     def moved(self, leaves: Sequence[int]) -> list[int]:
@@ -109,7 +109,7 @@ def without_memory(alias: torch.Tensor) -> torch.Tensor:
 
 
 class Extents:
-    """How far leaves reach in memory: computed once, except for leaves that are not contiguous.
+    """The extents of leaves in memory: computed once, except for leaves that are not contiguous.
 
     Args:
         data: tensors and arrays by leaf number.
@@ -143,7 +143,7 @@ def _reach(item: Any) -> int:
 
 
 def array_lacks_memory(found: npt.NDArray[Any]) -> tuple[int, int] | None:
-    """Whether an array reaches beyond the memory of what it was made from, as far as numpy can tell.
+    """True if an array reaches beyond the memory of what it was made from, as far as numpy can tell.
 
     That is an array whose memory was resized away under its views, or a tensor that has been given other memory since
     ``numpy()``. What came by way of a buffer, dlpack or an address cannot be told.

@@ -1,4 +1,4 @@
-"""What the caller most likely meant, when a live state and a checkpoint do not fit each other.
+"""Advice for the caller when a live state and a checkpoint do not fit each other.
 
 The usual causes: one of them is nested one level deeper, or was saved from a wrapper that puts a prefix before the
 names of its parameters. Both trees are walked along the keys that they share, down to the first such place.
@@ -30,7 +30,7 @@ _Inner = SavedBranch | Branch
 
 
 def advice(saved: SavedNode, live: Node) -> str | None:
-    """What to do so that the live state fits the checkpoint, or None where no usual cause is recognized."""
+    """An action that makes the live state fit the checkpoint, or None if no usual cause is recognized."""
     found = _advice(saved, live, ())
     if found is None and (exchanged := exchanged_optimizers(saved, live)):
         return (
@@ -69,7 +69,8 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
 
 
 def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], path: Path = ()) -> list[Path]:
-    """Where the live state has what ``state_dict()`` of an optimizer gave, and more comes back than reaches it.
+    """Paths at which the live state has the result of an optimizer's ``state_dict()``, and more comes back than
+    reaches it.
 
     The dict is not the optimizer's. If that has stepped, their tensors are the same; what is created in the dict stays
     there, and so do settings such as the learning rate.
@@ -105,7 +106,7 @@ def _values_differ(saved: SavedNode, live: Node, values: Sequence[Any]) -> bool:
 
 
 def unreached_notice(paths: list[Path]) -> str:
-    """What to do about :func:`unreached_optimizers`."""
+    """A notice about :func:`unreached_optimizers`."""
     names = ", ".join(map(readable, paths))
     return (
         f"what optimizer.state_dict() gave was filled at {names}, but the optimizer does not know of it: not of its "
@@ -149,7 +150,7 @@ def _goes_by(optimizer: torch.optim.Optimizer) -> set[str]:
 
 
 def exchanged_notice(lines: list[str]) -> str:
-    """What to think of :func:`exchanged_optimizers`."""
+    """A notice about :func:`exchanged_optimizers`."""
     return (
         f"an optimizer is of another class than the one that was saved ({'; '.join(lines)}): its settings and its "
         "state are the saved one's now. If that is not meant, leave it out of the state that is restored"
@@ -186,7 +187,7 @@ def _bare(names: set[str]) -> set[str]:
 
 
 def _infixes(names: set[str]) -> str:
-    """Which wrappers have put something into names, somewhere."""
+    """The names of wrappers that are somewhere inside the keys."""
     words = {word for name in names for word in name.split(".")}
     return " and ".join(f"'{word}.' ({_INFIXES[word]})" for word in _INFIXES if word in words) or "nothing of the kind"
 
@@ -204,7 +205,7 @@ def _alike(outer: _Inner, wanted: Any) -> Key | None:
 
 
 def _overlap(one: set[str], other: set[str]) -> bool:
-    """Whether most of the names are the same."""
+    """True if most of the names are the same."""
     return bool(one) and 2 * len(one & other) > max(len(one), len(other))
 
 
@@ -215,7 +216,7 @@ def _as_dict(node: Any) -> _Inner | None:
 
 
 def _inside(node: Any) -> Any:
-    """What an object's ``state_dict()`` gives."""
+    """The result of an object's ``state_dict()``."""
     while isinstance(node, (SavedBranch, Branch)) and node.kind == "object":
         node = node.children[0]
     return node
@@ -236,7 +237,7 @@ def _some(node: _Inner) -> str:
 
 
 def _call(node: _Inner, inside: Key | None) -> str:
-    """How to call restore with a dict of these keys."""
+    """The call of restore with a dict of these keys, as text."""
     items = [f'"{key}": {key if str(key).isidentifier() else "..."}' for key in node.keys[:_MOST_KEYS]]
     items += ["..."] if len(node.keys) > _MOST_KEYS else []
     as_what = "" if inside is None else f", with the live one as {str(inside)!r}"

@@ -18,7 +18,7 @@ from deeppart.state.tree.runs import same_leaf_value
 
 
 def fill(live: Any, saved: Any) -> Any:
-    """What is to stand where ``live`` does for ``saved`` to be there: ``live`` itself, where it can change."""
+    """The object to put in the place of ``live`` so that ``saved`` is there: ``live`` itself, if it can change."""
     if not _takes(live, saved):
         return saved
     if isinstance(live, tuple):
@@ -64,14 +64,14 @@ def places(live: Any, saved: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def same_where_fixed(live: Any, saved: Any) -> bool:
-    """Whether nothing would change that is in tuples alone."""
+    """True if nothing would change that is only in tuples."""
     if not isinstance(saved, tuple) or not isinstance(live, tuple) or not holds_containers(saved):
         return _takes(live, saved) if type(saved) in CONTAINERS - {tuple} else same_leaf_value(saved, live)
     return len(live) == len(saved) and all(map(same_where_fixed, live, saved))
 
 
 def holds_containers(container: Any) -> bool:
-    """Whether a run is a nested one."""
+    """True if a run is a nested one."""
     return not CONTAINERS.isdisjoint(map(type, _items(container)))
 
 
@@ -108,7 +108,7 @@ def _fill_level(level: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _filled_item(live: Any, saved: Any) -> Any:
-    """As :func:`fill`; but a tuple of small values is not compared."""
+    """Like :func:`fill`, but a tuple of small values is not compared."""
     return saved if type(saved) is tuple and not holds_containers(saved) else fill(live, saved)
 
 
@@ -124,7 +124,7 @@ def _put(live: Any, contents: Any) -> None:
 
 
 def _takes(live: Any, saved: Any) -> bool:
-    """Whether a live container can hold what a saved one does."""
+    """True if a live container can hold what a saved one does."""
     kind = type(saved)
     return kind in CONTAINERS and (type(live) is kind if kind in SEQUENCES else type(live) in TABLES)
 
@@ -138,7 +138,7 @@ def _rows(containers: Iterable[Any]) -> list[Any]:
 
 
 def _live_items(live: Any, saved: Any) -> Iterable[Any]:
-    """What a live container has in the places of the saved items, None where it has nothing; a sequence as it is."""
+    """The live items in the places of the saved items, None where there is nothing; a sequence as it is."""
     return map(live.get, saved) if isinstance(live, dict) else live
 
 

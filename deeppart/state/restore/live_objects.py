@@ -1,4 +1,4 @@
-"""What a live module or optimizer cannot take is found out before anything is touched."""
+"""Checks of live modules and optimizers: what they cannot take is found out before anything is touched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
 
 
 def _wrapping(saved: Sequence[object], live: Sequence[object]) -> str:
-    """What to do where one of two modules is the other one in a wrapper, such as DistributedDataParallel; else ""."""
+    """Advice if one of two modules is the other one in a wrapper, such as DistributedDataParallel; else ""."""
     if prefix := _prefix(live, saved):
         return f"the live module is wrapped, its names begin with {prefix!r}: put the module inside it into the state"
     if prefix := _prefix(saved, live):
@@ -50,7 +50,7 @@ def _wrapping(saved: Sequence[object], live: Sequence[object]) -> str:
 
 
 def _prefix(names: Sequence[object], inner: Sequence[object]) -> str:
-    """What all names begin with that are otherwise those of an inner module; "" where they are not."""
+    """The prefix of all names that are otherwise those of an inner module; "" if there is none."""
     first = str(inner[0]) if inner else ""
     for name in map(str, names):
         prefix = name.removesuffix(first)

@@ -70,7 +70,7 @@ class _Matching:
             self._node(saved, live, path, fixed)
 
     def _rank0(self, saved: SavedNode, live: Node, path: Path) -> None:
-        """What is rank 0's may be of another structure here: then it takes the place of what is here."""
+        """Match an item of rank 0's; if it has another structure here, it replaces the live item."""
         if _has_object(live):
             self._target.with_objects.add(exact(path))
         before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects
@@ -178,7 +178,7 @@ class _Matching:
             )
 
     def _check_run(self, live: Any, saved: Any, path: Path) -> None:
-        """As :meth:`_check_shared`, for all live containers in a run."""
+        """Like :meth:`_check_shared`, for all live containers in a run."""
         if self._objects:
             return
         pairs = list(places(live, saved))
@@ -190,7 +190,7 @@ class _Matching:
             self._check_shared(content, container, path)
 
     def _same_values(self, one: Any, other: Any) -> bool:
-        """Whether two saved trees, or containers within runs, hold the same keys and values (arrays: check_ties)."""
+        """True if two saved trees, or containers within runs, hold the same keys and values (arrays: check_ties)."""
         if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
             mine = {id_key(key): child for key, child in zip(one.keys, one.children, strict=True)}
             theirs = {id_key(key): child for key, child in zip(other.keys, other.children, strict=True)}
@@ -206,7 +206,7 @@ class _Matching:
         return a is b or (a is not DROPPED and b is not DROPPED and same_leaf_value(a, b))
 
     def _contents(self, saved: Any) -> Any:
-        """What a saved tree of values holds; DROPPED if there is anything else in it, or a value is not restored."""
+        """The content of a saved tree of values; DROPPED if it has anything else, or if a value is not restored."""
         if isinstance(saved, SavedValue):
             return self._target.values[saved.index]
         if not isinstance(saved, SavedBranch):

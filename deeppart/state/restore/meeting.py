@@ -17,7 +17,7 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
-    """Whether the live state has nothing yet where an array or container was saved, so that one is created.
+    """True if the live state has nothing yet in the place of a saved array or container, so that one is created.
 
     That is None; or a number where an array of one element was saved: a best loss begins as 1e9, and is a tensor later.
     """
@@ -64,7 +64,7 @@ def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, No
 
 
 def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
-    """Whether a value is to replace another, and there is no more to it: the usual case, answered at little cost."""
+    """True if a value simply replaces another one: the usual case, answered at little cost."""
     return (
         type(saved) is SavedValue
         and type(live) is ValueLeaf
@@ -74,12 +74,12 @@ def both_plain(saved: SavedNode, live: Node, values: list[Any]) -> bool:
 
 
 def only_values(live: Branch, start: int) -> bool:
-    """Whether what a live list has beyond ``start`` are small values: the list is then cut to its saved length."""
+    """True if a live list has only small values beyond ``start``: the list is then cut to its saved length."""
     return all(isinstance(child, ValueLeaf) and run_kind(child.value) is None for child in live.children[start:])
 
 
 def _is_plain(live: Node) -> bool:
-    """Whether there is nothing in it but small values, to any depth."""
+    """True if it has only small values, to any depth."""
     if isinstance(live, Branch):
         return live.kind in RUN_KINDS and all(map(_is_plain, live.children))
     return isinstance(live, ValueLeaf)

@@ -230,7 +230,7 @@ _LOADING = ("load_state_dict", "_load_from_state_dict", "state_dict", "_save_to_
 
 
 def _is_in_place(module: torch.nn.Module) -> bool:
-    """Whether loading would only copy every parameter and buffer onto itself."""
+    """True if loading would only copy every parameter and buffer onto itself."""
     for child in module.modules():
         kind = type(child)
         if (
@@ -247,7 +247,7 @@ def _is_in_place(module: torch.nn.Module) -> bool:
 def _undo_casts(optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
     """torch casts optimizer state to its parameter's dtype on loading; the checkpoint's dtype is the exact one.
 
-    It makes anew what is in containers, too, and of a text it makes another one.
+    It also makes new containers, and of a text it makes another one.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]

@@ -82,7 +82,7 @@ def conflicting(live: Mapping[int, Array], wanted: Mapping[int, Array]) -> list[
 
     Args:
         live: leaves that share memory.
-        wanted: what is to be written to each of them.
+        wanted: the bytes to write to each of them.
     """
     before = {number: _copy(data) for number, data in live.items()}
     try:

@@ -28,11 +28,11 @@ class Piece:
 
 
 def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[Piece]]:
-    """What each chunk of a part holds.
+    """The pieces of leaves in each chunk of a part.
 
     Args:
         spans: the part's span table.
-        raw_starts: where each chunk begins in the raw stream, and its end (chunks + 1 values).
+        raw_starts: first byte of each chunk in the raw stream, and its end (chunks + 1 values).
     """
     pieces: list[list[Piece]] = [[] for _ in range(len(raw_starts) - 1)]
     bounds = raw_starts.tolist()
@@ -64,7 +64,7 @@ class Scatter:
         self._flat: dict[int, Bytes | None] = {}
 
     def wants(self, leaf: int) -> bool:
-        """Whether the leaf is to be filled."""
+        """True if the leaf is to be filled."""
         return leaf in self._arrays
 
     def direct(self, pieces: list[Piece]) -> Bytes | None:
@@ -149,7 +149,7 @@ def check_places(
     Args:
         own_types: of the leaves that the part's rank saved for itself.
         spans: the part's span table.
-        raw_starts: where each chunk begins in the raw stream, and its end (chunks + 1 values).
+        raw_starts: first byte of each chunk in the raw stream, and its end (chunks + 1 values).
         per_rank: per chunk, whether it is marked as holding bytes of this rank alone.
 
     Raises:

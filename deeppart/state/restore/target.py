@@ -1,4 +1,4 @@
-"""Where saved leaves go when they are restored into a live state."""
+"""The targets of saved leaves in a live state."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ DROPPED = _Dropped()
 
 @dataclass(slots=True)
 class Target:
-    """Where saved leaves go.
+    """The target of saved leaves.
 
     Attributes:
-        structure: what was saved.
+        structure: the saved structure.
         types: type of each leaf as this rank is to receive it.
         values: decoded value per value number, or DROPPED.
         live: leaf number -> the live tensor or array it is written into; the others are created.
         tied: leaf numbers whose live array is a view of another live one, just as when they were saved.
         mistied: leaf number -> of what it is a live view, otherwise than it was saved; and the error that says so.
         dropped: leaf numbers that are not restored.
-        replaced: paths of what is rank 0's and does not fit what the live state has there: it is created anew.
+        replaced: paths of rank 0's items that do not fit the live state there: they are created again.
         with_objects: paths of what is rank 0's and, in the live state, has objects with a ``state_dict()``.
     """
 
@@ -57,7 +57,7 @@ class Target:
 
 
 def place_of(target: Target, index: int) -> Alias:
-    """Where a saved leaf's elements lie; an owner's in itself."""
+    """The place of a saved leaf's elements; that of an owner is in itself."""
     alias = target.structure.aliases.get(index)
     return Alias(index, 0, contiguous_strides(target.types[index].shape)) if alias is None else alias
 

@@ -47,12 +47,12 @@ def check_ties(target: Target, flat: FlatState, places: dict[int, int]) -> None:
 
 
 def _reads_as(data: Array) -> tuple[bool, bool]:
-    """Whether a leaf is its memory conjugated or negated (``z.conj()``, ``z.conj().imag``)."""
+    """True if a leaf is its memory conjugated or negated (``z.conj()``, ``z.conj().imag``)."""
     return (data.is_conj(), data.is_neg()) if isinstance(data, torch.Tensor) else (False, False)
 
 
 def _tied_alike(target: Target, saved: int, owner: int, live: Alias) -> bool:
-    """Whether saved leaf ``saved`` is the view of saved leaf ``owner`` that ``live`` is of its live one."""
+    """True if saved leaf ``saved`` is the view of saved leaf ``owner`` that ``live`` is of its live one."""
     one, other = place_of(target, saved), place_of(target, owner)
     shape = target.types[owner].shape
     if one.owner != other.owner or _steps(shape, other.strides) != _steps(shape, contiguous_strides(shape)):

@@ -180,7 +180,7 @@ def _text(data: bytes) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be left to JSON as it is (lone surrogates cannot: see ``values.py``)."""
+    """True if it can be left to JSON as it is (lone surrogates cannot: see ``values.py``)."""
     if text.isascii():
         return True
     try:

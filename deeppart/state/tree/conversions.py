@@ -1,4 +1,4 @@
-"""What to save in place of a value that cannot be stored, for the types that people put into a state most often.
+"""Conversions for values that cannot be stored, for the types that people put into a state most often.
 
 Types are known by their names: nothing is imported for the sake of an error.
 """
@@ -55,7 +55,7 @@ def class_names(value: object) -> set[str]:
 
 
 def known_conversion(value: object) -> str | None:
-    """What to do about a value that cannot be stored, by the table; it is called ``x`` there."""
+    """A conversion for a value that cannot be stored, from the table; the value is called ``x`` there."""
     names = class_names(value)
     return next((todo for known, todo in CONVERSIONS if not names.isdisjoint(known)), None)
 

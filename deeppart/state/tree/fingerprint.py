@@ -208,7 +208,7 @@ def _bytes_at(addresses: Numbers, count: int) -> npt.NDArray[np.uint8]:
 
 
 def fraction(turn: int) -> float:
-    """Where the samples begin, from 0 to 1: in time close to every place."""
+    """The begin of the samples, from 0 to 1: over time, they come near to every place."""
     return (turn * _ROTATION % (1 << 64)) / (1 << 64)
 
 

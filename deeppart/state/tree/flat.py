@@ -44,8 +44,8 @@ class Branch:
         kind: "dict", "odict", "counter", "list", "tuple", "namedtuple" or "object".
         container: the live container; for "object" the live object.
         keys: dict keys in canonical order, field names of a namedtuple, otherwise indices; () for an object.
-        children: what lies under the keys, in the same order; for an object its state_dict() alone.
-        path: where it is.
+        children: the nodes under the keys, in the same order; for an object its state_dict() alone.
+        path: its path.
     """
 
     kind: str
@@ -60,9 +60,9 @@ class Apart:
     """Something that is no part of the structure that all ranks share.
 
     Attributes:
-        path: where it is.
-        mine: whether every rank saves what it has here; otherwise rank 0's is saved for all.
-        node: what this rank has here; None on the other ranks if it is rank 0's.
+        path: its path.
+        mine: true if every rank saves its own; otherwise rank 0's is saved for all.
+        node: the node of this rank; None on the other ranks if it is rank 0's.
         place: of a dict's key, how many come before it in insertion order; None in other containers.
     """
 
@@ -77,13 +77,13 @@ Node = Branch | ArrayLeaf | ValueLeaf | Apart
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Where a state is cut into what all ranks share and what stands apart.
+    """The places at which a state is cut into what all ranks share and what is apart.
 
     Attributes:
         mine: paths where every rank saves what it has.
         rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
-        leads: whether this is rank 0.
-        splits: whether what is at a path has to be taken apart, because not all below it is treated alike.
+        leads: true if this is rank 0.
+        splits: true if the item at a path must be divided, because not all below it is treated alike.
     """
 
     mine: frozenset[ExactPath] = frozenset()
@@ -92,7 +92,7 @@ class Cuts:
     splits: Callable[[Path], bool] | None = None
 
     def may_be_run(self, path: Path, levels: int) -> bool:
-        """Whether a run of so many levels may stay in one piece at a path. A flat one always may."""
+        """True if a run of so many levels may stay in one piece at a path. A flat one always may."""
         return levels == 1 or self.splits is None or not self.splits(path)
 
 
@@ -110,11 +110,11 @@ class FlatState:
             strides of one that is not contiguous: by them it may hold other elements of the same memory.
         pointers: memory address of each array.
         unresolved: tensors, by number, of which ``data`` has a copy: conjugated or negated on reading.
-        memory: what keeps the bytes at these addresses.
+        memory: the objects that keep the bytes at these addresses.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
         ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
             of the keys that all ranks share.
-        apart: what is not in the structure that all ranks share; rank 0's first, then what is this rank's own. Their
+        apart: items outside the structure that all ranks share; rank 0's first, then this rank's own. Their
             leaves follow those of the shared structure, in this order.
         shared: how many arrays, values and tokens are in the structure that all ranks share.
         common: how many arrays and values are there or rank 0's.
@@ -144,7 +144,7 @@ class FlatState:
         return self._objects
 
     def sizes(self) -> tuple[int, int, int]:
-        """How many arrays, values and tokens there are."""
+        """The numbers of arrays, values and tokens."""
         return len(self.arrays), len(self.values), len(self.tokens)
 
 

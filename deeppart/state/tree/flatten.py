@@ -54,7 +54,7 @@ def flatten(
         live: the leaves are to be written to: a lazily conjugated or negated tensor stays the live one. Otherwise its
             leaf holds a copy of the elements as they read.
         state_dicts: id of an object -> what its ``state_dict()`` has returned already.
-        cuts: where to; None for nowhere.
+        cuts: the places to cut at; None for none.
 
     Raises:
         UnsupportedLeafError: something in the state cannot be stored; the message names its path and type.
@@ -290,7 +290,7 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
 
 
 def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:
-    """As :func:`note_tensor`, for a numpy array."""
+    """Like :func:`note_tensor`, for a numpy array."""
     check_array(found, readable(path))
     flat.types += (found.dtype, found.shape, NUMPY, bool(found.flags.c_contiguous) or found.strides)
     flat.pointers.append(found.ctypes.data)

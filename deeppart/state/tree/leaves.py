@@ -38,7 +38,7 @@ _ALLOWED_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True, slots=True)
 class LeafType:
-    """What one leaf is, apart from its path and bytes.
+    """The type of one leaf, without its path and bytes.
 
     Attributes:
         kind: "torch" or "numpy".
@@ -109,7 +109,7 @@ class LeafType:
 
 
 def _is_possible_shape(shape: tuple[int, ...], itemsize: int) -> bool:
-    """Whether an array can have this shape. An empty one too has strides that must be numbers."""
+    """True if an array can have this shape. An empty one too has strides that must be numbers."""
     nbytes = itemsize
     for length in shape:
         if type(length) is not int or length < 0:
@@ -191,7 +191,7 @@ def check_array(array: npt.NDArray[Any], where: str) -> None:
 
 
 def overlaps_itself(data: Array) -> bool:
-    """Whether several elements may lie at one address, as in an expanded tensor: writing to it would be ambiguous."""
+    """True if several elements may lie at one address, as in an expanded tensor: writing to it would be ambiguous."""
     strides = data.stride() if isinstance(data, torch.Tensor) else [step // data.itemsize for step in data.strides]
     reach = 0
     for stride, length in sorted((abs(stride), length) for stride, length in zip(strides, data.shape, strict=True)):
@@ -226,14 +226,14 @@ def new_array(kind: LeafType) -> Array:
 
 
 def is_flat(data: Array) -> bool:
-    """Whether the elements lie in memory in C order without gaps, as stored (no pending conjugation)."""
+    """True if the elements lie in memory in C order without gaps, as stored (no pending conjugation)."""
     if isinstance(data, torch.Tensor):
         return data.is_contiguous() and not data.is_conj() and not data.is_neg()
     return bool(data.flags.c_contiguous)
 
 
 def lies_flat_on_host(data: Array) -> bool:
-    """Whether the stored bytes are what lies at the leaf's address in this process."""
+    """True if the stored bytes are what lies at the leaf's address in this process."""
     return (not isinstance(data, torch.Tensor) or data.is_cpu) and is_flat(data)
 
 
@@ -251,8 +251,8 @@ class HostMemory:
     Unlike ``Tensor.numpy()`` this leaves no mark on a tensor: a storage that numpy has seen can never be resized again.
 
     Args:
-        start, nbytes: where.
-        keep: what owns the memory; it lives as long as an array made of this.
+        start, nbytes: the range.
+        keep: the owner of the memory; it lives as long as an array made from this.
     """
 
     def __init__(self, start: int, nbytes: int, keep: object = None) -> None:

@@ -15,7 +15,7 @@ KIND_NAMES = {"odict": "OrderedDict", "counter": "Counter"}
 
 
 class Naming:
-    """What the user has been told so far."""
+    """The names that the user has been told so far."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()

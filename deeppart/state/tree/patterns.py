@@ -18,12 +18,12 @@ _WILDCARD = re.compile(r"[*?\[]")
 
 
 def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> bool:
-    """Whether any of the globs covers what is at a readable path, and everything below that if it is a container.
+    """True if any of the globs covers what is at a readable path, and everything below that if it is a container.
 
     False of what only lies below a container that is covered: whoever walks a tree asks at every container.
 
     Args:
-        container: whether a container is there, or may be on another rank; otherwise ``/*`` is no more than it says.
+        container: true if a container is there, or may be on another rank; otherwise ``/*`` has no special meaning.
     """
     return any(
         fnmatch.fnmatchcase(path, pattern)
@@ -33,6 +33,6 @@ def covers(path: str, patterns: Iterable[str], *, container: bool = True) -> boo
 
 
 def may_match_below(path: str, pattern: str) -> bool:
-    """Whether a glob may match a path that lies below another; never False where it does."""
+    """True if a glob may match a path that lies below another; never False where it does."""
     literal = _WILDCARD.split(pattern, maxsplit=1)[0]
     return literal.startswith(path) or path.startswith(literal) or path == "(root)"

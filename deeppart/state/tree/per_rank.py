@@ -1,4 +1,4 @@
-"""What a restore does with leaves that each rank saved for itself when the world size has changed."""
+"""The ways in which a restore treats per-rank leaves if the world size has changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _MOST_NAMES = 12
 
 
 def refusal_of(per_rank: object) -> ConfigError | None:
-    """Why something is no way to deal with per-rank leaves, or None; to be asked before anything depends on it."""
+    """The reason why something is not a way to treat per-rank leaves, or None; to be asked before anything depends on
+    it.
+    """
     if callable(per_rank) or (isinstance(per_rank, str) and per_rank in (STRICT, DROP, RANK0)):
         return None
     return ConfigError(
@@ -31,7 +33,7 @@ def refusal_of(per_rank: object) -> ConfigError | None:
 
 
 def way_of(per_rank: PerRank) -> str:
-    """Which of the ways this is; STRICT for what is none."""
+    """The name of the way; STRICT if it is none."""
     if callable(per_rank):
         return MAP
     return per_rank if refusal_of(per_rank) is None else STRICT
@@ -57,7 +59,9 @@ def strict_error(names: Sequence[str], saved_by: int, ranks: int, step: int) -> 
 
 
 def dropped_notice(names: Sequence[str], saved_by: int, ranks: int, step: int) -> str:
-    """What a restore with ``per_rank="drop"`` has left as it was; arguments as of :func:`strict_error`."""
+    """A notice of the leaves that a restore with ``per_rank="drop"`` has left alone; arguments as of
+    :func:`strict_error`.
+    """
     return (
         f'restored step {step} of {saved_by} ranks on {ranks} with per_rank="drop": these hold what they held '
         f"before, None in a list that lacked them, while what is beside them was restored: {_listed(names)}"

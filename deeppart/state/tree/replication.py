@@ -1,4 +1,4 @@
-"""What the user knows of his leaves: which are replicated, by globs over their paths (``Config.replicated``).
+"""The modes of ``Config.replicated``: which leaves are replicated, by globs over their paths.
 
 The first pattern that covers a leaf (:mod:`deeppart.state.tree.patterns`) decides; where none does, leaves are compared
 ("auto").
@@ -37,7 +37,7 @@ class Replication:
 
     @property
     def has_rank0(self) -> bool:
-        """Whether anything is rank 0's alone."""
+        """True if anything is saved by rank 0 for all."""
         return any(mode == RANK0 for _, mode in self._rules)
 
     def mode(self, path: Path) -> str:
@@ -52,7 +52,7 @@ class Replication:
         return AUTO
 
     def is_rank0(self, path: Path, container: bool) -> bool:
-        """Whether what is at a path, and everything below it if it is a container, is rank 0's."""
+        """True if what is at a path, and everything below it if it is a container, is rank 0's."""
         if self.mode(path) != RANK0:
             return False
         places = _places(path)
@@ -64,7 +64,7 @@ class Replication:
         return True
 
     def splits(self, path: Path) -> bool:
-        """Whether something below a path may be treated in another way than the rest there."""
+        """True if something below a path may be treated differently from the rest there."""
         places = _places(path)
         for pattern, _ in self._rules:
             if _hits(pattern, places):

@@ -57,7 +57,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def run_levels(item: object) -> int:
-    """How many containers are inside each other in a run, it included; 0 for what is no run."""
+    """The number of containers inside each other in a run, it included; 0 if it is no run."""
     kind = type(item)
     if kind not in CONTAINERS:
         return 0
@@ -70,12 +70,12 @@ def run_levels(item: object) -> int:
 
 
 def is_run(item: object) -> bool:
-    """Whether a container is saved as one value."""
+    """True if a container is saved as one value."""
     return run_levels(item) > 0
 
 
 def _plain_levels(item: Any) -> int:
-    """How many containers are inside each other in one that holds nothing but small values in the end; 0 otherwise."""
+    """The number of containers inside each other in one that has only small values in the end; 0 otherwise."""
     level = [next(iter(_items(item)))]  # what holds tensors often shows it in the first row
     if type(level[0]) in CONTAINERS and _inner(level) is None:
         return 0
@@ -173,7 +173,7 @@ def _raise_unsupported(value: Any, where: str) -> None:
 
 
 def same_leaf_value(one: Any, other: Any) -> bool:
-    """Whether two leaves hold the same, to the last bit; dicts in the same order."""
+    """True if two leaves hold the same, to the last bit; dicts in the same order."""
     if run_kind(one) is None:
         return run_kind(other) is None and same_value(one, other)
     if type(one) is not type(other):
@@ -182,7 +182,7 @@ def same_leaf_value(one: Any, other: Any) -> bool:
 
 
 def describe_leaf_value(value: Any) -> str:
-    """What a leaf holds in at most 80 characters."""
+    """The content of a leaf in at most 80 characters."""
     kind = run_kind(value)
     if kind is None:
         return describe_value(value)

@@ -44,7 +44,7 @@ class Template:
         self.cuts: Cuts | None = None
 
     def flatten(self, state: Any) -> FlatState:
-        """As :func:`deeppart.state.tree.flatten.flatten`; what it returns holds until the next call or :meth:`clear`.
+        """Like :func:`deeppart.state.tree.flatten.flatten`; its result is valid until the next call or :meth:`clear`.
 
         When the structure is that of the last call, ``tokens``, ``types`` and ``orders`` are the same objects as then.
 
@@ -84,7 +84,7 @@ class Template:
         self._fill = self._filler(flat.root, {})
 
     def _fill_later(self) -> bool:
-        """What stands apart, in the order of its leaves."""
+        """The items that are apart, in the order of their leaves."""
         return all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0]))
 
     def _hold(self, flat: FlatState) -> bool:
@@ -199,7 +199,7 @@ class Template:
 
 
 def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
-    """What a node was made of; notes what objects' ``state_dict()`` have returned."""
+    """The live item of a node; notes the results of objects' ``state_dict()``."""
     if isinstance(node, ArrayLeaf):
         return flat.data[node.index]
     if isinstance(node, ValueLeaf):
@@ -278,7 +278,7 @@ def _run_test(branch: Branch, cuts: Cuts | None) -> Callable[[Any], bool] | None
 
 
 def _holds_values(node: Node) -> bool:
-    """Whether there is nothing but values in containers that a run may have."""
+    """True if there are only values, in containers that a run may have."""
     if isinstance(node, Branch):
         return node.kind in RUN_KINDS and all(map(_holds_values, node.children))
     return isinstance(node, ValueLeaf)

@@ -51,12 +51,12 @@ _DTYPES = {str(item).removeprefix("torch."): item for item in vars(torch).values
 
 
 def is_value(value: object) -> bool:
-    """Whether this is one of the small values that :func:`encode_value` takes (tuples are containers, not values)."""
+    """True if this is one of the small values that :func:`encode_value` takes (tuples are containers, not values)."""
     return is_value_type(type(value))
 
 
 def is_value_type(kind: type) -> bool:
-    """Whether objects of this type are small values."""
+    """True if objects of this type are small values."""
     return kind in _VALUE_TYPES or (issubclass(kind, np.generic) and kind.__module__ == np.__name__)
 
 
@@ -143,7 +143,7 @@ def _decode_list(encoded: list[Any], where: str) -> Any:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two small values are one and the same, to the last bit: -0.0 is not 0.0, True is not 1."""
+    """True if two small values are one and the same, to the last bit: -0.0 is not 0.0, True is not 1."""
     return type(one) is type(other) and json.dumps(encode_value(one, "")) == json.dumps(encode_value(other, ""))
 
 

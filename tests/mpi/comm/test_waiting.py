@@ -64,7 +64,7 @@ def test_a_missing_rank_is_named_and_the_channel_says_it_is_broken(comm: Comm, o
         assert time.monotonic() - began >= 1.0
         named = caught.value.summary.partition(" for ")[2]
         assert re.search(rf"\b{comm.size - 1}\b", named), "on a busy machine others may be late as well"
-        with pytest.raises(CommError, match="can no longer talk"):
+        with pytest.raises(CommError, match="can no longer communicate"):
             finish(own_channel, own_channel.allgather(b""), "save(step=5)", 1.0)
     assert do(comm, comm.allgather(b"the other channel works")) == [b"the other channel works"] * comm.size
 

@@ -44,7 +44,6 @@ def test_who_this_process_is() -> None:
 @needs_root
 def test_another_effective_user_is_noticed_and_so_is_the_return() -> None:
     """As root that becomes a user for a while, in one process."""
-
     returned, text = told_by(STRANGER, lambda: (who().uid, TEAM in who().groups), groups=(TEAM,))
     assert returned and text == str((STRANGER, True)), text
     before = who()

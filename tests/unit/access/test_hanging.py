@@ -99,7 +99,7 @@ def test_no_room_says_what_hangs(tmp_path: Path) -> None:
     with checkpointer(tmp_path, timeout=2.0) as ck, StorageFaults(tmp_path / "persistent") as storage:
         storage.hang(0, 6.0, only=("fsync",))
         pending = ck.checkpoint(STATE, 1)
-        with pytest.raises(CheckpointError, match=r"no room after 1\.6 s; fsync of .* has not returned"):
+        with pytest.raises(CheckpointError, match=r"the pipeline was full for 1\.6 s; fsync of .* has not returned"):
             for step in range(2, 20):
                 ck.checkpoint(STATE, step)
         pending.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 import deeppart
 from tests.unit.cli_support import call, call_json, manifest_path, part_path, save
 
-ON_NODES = "on nodes there may be more: --local DIR, with the local_dir of the job, looks there too"
+ON_NODES = "there may be more on nodes: use --local DIR, with the local_dir of the job"
 
 
 def test_complete_steps(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_empty_directory(tmp_path: Path) -> None:
 
 def test_local_is_named_where_it_could_tell_more(tmp_path: Path) -> None:
     root, local = tmp_path / "ckpt", tmp_path / "local"
-    assert "only on nodes are not in DIR: --local" in " ".join(call("ls", "--help").split())
+    assert "only on nodes are not in DIR. Use --local" in " ".join(call("ls", "--help").split())
     save(root, 1, 2, local_dir=local)
     assert ON_NODES not in call("ls", root), "nothing is missing"
     manifest_path(root, 1).unlink()

@@ -38,7 +38,7 @@ def test_after_its_timeout_the_ranks_that_are_missing_are_named_and_the_channel_
     with pytest.raises(PeerTimeoutError, match=r"commit of step 3: waited 10\.5 s for rank 1"):
         drive.advance(10.5)
     assert isinstance(comm.broken, PeerTimeoutError)
-    with pytest.raises(CommError, match="can no longer talk to each other"):
+    with pytest.raises(CommError, match="can no longer communicate with each other"):
         Drive(comm, steps(True), "the next one", 10.0).advance(0.0)
 
 
