@@ -21,7 +21,7 @@ def shared(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "shared"
     directory.mkdir()
     directory.chmod(0o1777)
-    yield directory
+    return directory
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,10 +37,8 @@ def test_descriptors_are_given_back(root: Path) -> None:
     for _ in range(20):
         read(root / "step" / "part")
         for operation in operations(root / "step" / "missing").values():
-            try:
+            with contextlib.suppress(OSError):
                 operation()
-            except OSError:
-                pass
         if access.exists(root / "step" / "other"):
             access.remove(root / "step" / "other")
     assert opened() == before
@@ -137,7 +136,7 @@ def is_open(descriptor: int, identity: tuple[int, int]) -> bool:
 
 @pytest.fixture
 def held_root(root: Path) -> Iterator[guards.Held]:
-    yield guards.held(str(root), PERSISTENT)
+    return guards.held(str(root), PERSISTENT)
 
 
 def test_a_directory_is_opened_once_as_long_as_its_path_leads_there(root: Path, held_root: guards.Held) -> None:

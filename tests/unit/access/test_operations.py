@@ -71,7 +71,7 @@ def test_what_is_there(root: Path) -> None:
 def test_what_cannot_be_told_is_no_answer(root: Path, ask: Callable[[Path], object]) -> None:
     with StorageFaults(root) as faults:
         faults.refuse(0, errno.EIO, only=("stat",))
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught:
             ask(root / "step" / "part")
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(root / "step" / "part"))
     with pytest.raises(OSError, match="too long"):

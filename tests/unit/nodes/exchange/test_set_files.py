@@ -95,7 +95,7 @@ def test_blocks_behind_the_end_are_nobodys(rebuild: Rebuild) -> None:
 
 def test_blocks_of_parts_end_in_zeros(rebuild: Rebuild, files: SetFiles) -> None:
     entry, read = entry_of(rebuild), {0: b"", 1: b""}
-    for place in read:
+    for place in tuple(read):
         for row in range(STRIPES.rows):
             for index in range(K):
                 room = np.full(STRIPES.block_bytes, 0xAA, dtype=np.uint8)
