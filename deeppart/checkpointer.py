@@ -31,15 +31,15 @@ from deeppart.recovery.live import refusal_of_state
 from deeppart.recovery.recover import recover, take_inventory
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
-from deeppart.save.foreground import Saver
 from deeppart.save.job import Job
+from deeppart.save.saver import Saver
 from deeppart.save.transfer import Staged
 from deeppart.session.end import close_at_the_end
+from deeppart.session.healing import rebuild_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
 from deeppart.session.open import open_session
-from deeppart.session.rebuilding import rebuild_redundancy
-from deeppart.session.telling import not_drained, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
+from deeppart.session.restore_warnings import not_drained, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
     cadence_for,
@@ -48,8 +48,8 @@ from deeppart.session.wiring import (
     scrubber_for,
     suspicions_for,
 )
+from deeppart.state.capture.copying import Staging
 from deeppart.state.capture.deferred import DeferredCopy
-from deeppart.state.capture.plan import Staging
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 

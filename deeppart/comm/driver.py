@@ -10,7 +10,7 @@ import time
 from typing import Any, TypeVar
 
 from deeppart.comm.base import Comm, Operation
-from deeppart.comm.foreground import ForegroundRound, advance_all, put
+from deeppart.comm.queued import ForegroundRound, advance_all, put
 from deeppart.comm.waiting import finish
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Waiting for an operation's end.
 
-What else the training thread has to advance goes on meanwhile (:mod:`deeppart.comm.foreground`).
+What else the training thread has to advance goes on meanwhile (:mod:`deeppart.comm.queued`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from typing import TypeVar
 
 from deeppart.comm.base import Comm, Drive, Operation, rank_names
-from deeppart.comm.foreground import advance_all
+from deeppart.comm.queued import advance_all
 from deeppart.errors import WaitingNotice, warn_now
 
 T = TypeVar("T")

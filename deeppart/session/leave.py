@@ -22,7 +22,7 @@ from deeppart.pending import Pending
 from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
 from deeppart.session.record import Session
-from deeppart.state.capture.plan import Staging
+from deeppart.state.capture.copying import Staging
 
 #: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the
 #: end of the process, ranks that may never come, because there was an error.

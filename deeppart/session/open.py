@@ -21,7 +21,7 @@ from deeppart.part import Signing
 from deeppart.session.directories import guard_directories, open_levels, shared_directories
 from deeppart.session.handshake import take_persistent
 from deeppart.session.record import Session
-from deeppart.session.start_notices import tell_copy, tell_foreign, tell_protection
+from deeppart.session.start_warnings import tell_copy, tell_foreign, tell_protection
 from deeppart.session.topology import compare_settings
 from deeppart.storage.key_files import read_key_files
 from deeppart.storage.persistent import PersistentLevel

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeppart.errors import StorageError
+from deeppart.errors import FormatError, StorageError
 from deeppart.part import is_hex32
 from deeppart.part.json_text import parse_json
 from deeppart.storage.small_files import read_file, write_file
@@ -46,7 +46,7 @@ def reduced_runs(root: Path) -> list[ReducedRun]:
         if (document["format"], document["version"]) != (_FORMAT, _VERSION):
             return []
         return [_run(record) for record in document["runs"]]
-    except (OSError, StorageError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, StorageError, FormatError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

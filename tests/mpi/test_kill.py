@@ -21,7 +21,7 @@ STAGES = {
     "naming the persistent part": ("deeppart.storage.files.DurableFile", "commit", 1, "part-"),
     "naming the manifest": ("deeppart.storage.files.DurableFile", "commit", 1, "manifest"),
     "retiring": ("deeppart.storage.persistent.PersistentLevel", "remove", 1, ""),
-    "capturing": ("deeppart.state.capture.plan.CapturePlan", "copy", 1, ""),
+    "capturing": ("deeppart.state.capture.copying.CapturePlan", "copy", 1, ""),
     "restoring": ("deeppart.recovery.distribute._Flight", "__init__", 2, ""),
 }
 

@@ -22,7 +22,7 @@ from deeppart.recovery import apply, documents, matching, overlapping, recover
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
 from deeppart.save import complete, pipeline, protect, write
-from deeppart.save import foreground as saving_module
+from deeppart.save import saver as saving_module
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Opened
 from deeppart.save.lease import StagingLease

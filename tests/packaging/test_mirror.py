@@ -1,9 +1,9 @@
 """tests/ mirrors the packages: the tests of a module are found by its name, and a test file's module by its own.
 
-The rule (CONTRIBUTING.md): tests of ``deeppart/state/capture/plan.py`` are in
-``tests/unit/state/capture/test_plan.py``, those of ``simulator/timing/stages.py`` in
+The rule (CONTRIBUTING.md): tests of ``deeppart/state/capture/copying.py`` are in
+``tests/unit/state/capture/test_copying.py``, those of ``simulator/timing/stages.py`` in
 ``tests/simulator/timing/test_stages.py``. What only runs between ranks is in ``tests/mpi/`` under the same name.
-Further files may add a topic to the name: ``test_plan_<topic>.py``.
+Further files may add a topic to the name: ``test_copying_<topic>.py``.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ def test_every_exception_is_one() -> None:
 @pytest.mark.parametrize(
     ("files", "lacking", "left"),
     [
-        (["tests/unit/state/capture/test_plan.py", "tests/unit/test_gc.py"], 0, 0),
-        (["tests/mpi/state/capture/test_plan.py", "tests/mpi/test_a_feature.py", "tests/unit/test_gc.py"], 0, 0),
-        (["tests/unit/state/capture/test_plan_of_devices.py", "tests/unit/test_gc.py"], 1, 0),
+        (["tests/unit/state/capture/test_copying.py", "tests/unit/test_gc.py"], 0, 0),
+        (["tests/mpi/state/capture/test_copying.py", "tests/mpi/test_a_feature.py", "tests/unit/test_gc.py"], 0, 0),
+        (["tests/unit/state/capture/test_copying_of_devices.py", "tests/unit/test_gc.py"], 1, 0),
         (["tests/unit/test_capture.py", "tests/unit/test_gc.py"], 1, 1),
         (["tests/unit/state/test_captures.py"], 2, 1),
         (["tests/mpi/state/test_other.py", "tests/simulator/test_gc.py"], 2, 2),
     ],
 )
 def test_what_breaks_the_rule_is_noticed(tmp_path: Path, files: list[str], lacking: int, left: int) -> None:
-    for name in ("deeppart/__init__.py", "deeppart/_gc.py", "deeppart/state/capture/plan.py", *files):
+    for name in ("deeppart/__init__.py", "deeppart/_gc.py", "deeppart/state/capture/copying.py", *files):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert (len(untested(tmp_path)), len(homeless(tmp_path))) == (lacking, left)

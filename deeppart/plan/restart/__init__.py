@@ -1,8 +1,8 @@
 """The inventory after a failure, and the plan to restore from it. Pure: no torch, MPI, clock or file."""
 
+from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.plan.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
-from deeppart.plan.restart.repairs import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.sources import Piece, Rebuild, Source, Stock
 
 __all__ = [

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import CheckpointError
-from deeppart.state.capture.plan import CallCopy, HostCopy
+from deeppart.state.capture.copying import CallCopy, HostCopy
 from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.memory.careful import copy_memory, gather_memory
 from deeppart.state.memory.held import Holder, place_of, without_memory

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from deeppart.errors import LazyCaptureNotice, warn_caller
+from deeppart.state.capture.copying import CallCopy, HostCopy
 from deeppart.state.capture.deferred import DeferredCopy, Guard
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.capture.plan import CallCopy, HostCopy
 from deeppart.state.compare.owners import OwnedTensors, holds_alone
 from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.memory.held import place_of

@@ -12,9 +12,9 @@ from typing import Any
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.counterparts import both_plain, is_lacking, meet, only_values
 from deeppart.state.restore.filling import places, same_where_fixed
 from deeppart.state.restore.live_objects import check_object, some
-from deeppart.state.restore.meeting import both_plain, is_lacking, meet, only_values
 from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ValueLeaf

@@ -12,8 +12,8 @@ import torch
 
 from deeppart.errors import StateError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
-from deeppart.state.restore.meeting import both_plain, is_lacking, meet
 from deeppart.state.restore.target import DROPPED, Target
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row

@@ -48,8 +48,8 @@ STAGES: dict[str, Stage] = {
     "opening: level opened": Stage(
         "deeppart.session.directories.NodeLevel.__init__", "open", after=True, needs="local"
     ),
-    "comparing states": Stage("deeppart.save.foreground.Saver.agree"),
-    "capturing": Stage("deeppart.state.capture.plan.CapturePlan.copy"),
+    "comparing states": Stage("deeppart.save.saver.Saver.agree"),
+    "capturing": Stage("deeppart.state.capture.copying.CapturePlan.copy"),
     "local part: writing": Stage(f"{_FILE}.write", level="local", needs="local"),
     "local part: before its name": Stage(f"{_FILE}.commit", level="local", needs="local"),
     "local part: after its name": Stage(f"{_FILE}.commit", level="local", after=True, needs="local"),

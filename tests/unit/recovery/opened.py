@@ -19,7 +19,7 @@ from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.matching import Matched, match
 from deeppart.recovery.recover import Recovered, recover, take_inventory
 from deeppart.recovery.saved import SavedStep, saved_step
-from deeppart.state.capture.plan import Staging
+from deeppart.state.capture.copying import Staging
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.parts import Own, PartDocument, decode_meta

@@ -13,8 +13,8 @@ import deeppart
 from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, DeeppartError, UnsupportedLeafError
 from deeppart.save.agreed import Agreed, Call
-from deeppart.save.foreground import Saver
-from deeppart.state.capture.plan import Staging
+from deeppart.save.saver import Saver
+from deeppart.state.capture.copying import Staging
 from deeppart.state.tree.flat import FlatState
 
 PERSISTENT = frozenset({"persistent"})

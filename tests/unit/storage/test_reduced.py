@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import deeppart
 from deeppart.storage.reduced import PROTECTION_NAME, note_protection, reduced_runs
 
 FIRST, SECOND, THIRD = "1" * 32, "2" * 32, "3" * 32
@@ -55,3 +56,16 @@ def test_a_file_that_says_nothing_stops_nobody_and_is_begun_anew(tmp_path: Path,
     (tmp_path / PROTECTION_NAME).write_text(text)
     assert reduced_runs(tmp_path) == [] and not note_protection(tmp_path, SECOND, LESS)
     assert sessions(tmp_path) == [(SECOND, LESS)]
+
+
+@pytest.mark.parametrize("kind", ["a directory", "a link", "too long"])
+def test_what_is_no_file_of_ours_stops_nobody(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / PROTECTION_NAME
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a link":
+        path.symlink_to("/etc/hostname")
+    else:
+        path.write_bytes(b" " * ((1 << 20) + 1))
+    assert reduced_runs(tmp_path) == []
+    deeppart.Checkpointer(deeppart.Config(str(tmp_path))).close()

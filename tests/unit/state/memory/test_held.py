@@ -322,13 +322,13 @@ def test_a_state_dict_that_frees_a_leaf_before_it(tmp_path: Path, capture: str, 
 def test_a_leaf_that_another_thread_frees_before_it_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: str
 ) -> None:
-    from deeppart.save import foreground
+    from deeppart.save.saver import Saver
 
     victim = nn.Parameter(torch.zeros(2_000_000))
     state = {"a": victim, "optimizer": torch.optim.SGD([victim], 0.1)}
-    agree = foreground.Saver.agree
+    agree = Saver.agree
 
-    def freeing(saver: foreground.Saver, *args: Any, **named: Any) -> Any:
+    def freeing(saver: Saver, *args: Any, **named: Any) -> Any:
         agreed = agree(saver, *args, **named)
         other = threading.Thread(target=freed, args=(victim,))
         other.start()
@@ -337,7 +337,7 @@ def test_a_leaf_that_another_thread_frees_before_it_is_copied(
 
     with deeppart.Checkpointer(config(tmp_path, capture=capture)) as ck:
         ck.checkpoint(state, 1).wait("persistent", 30)
-        monkeypatch.setattr(foreground.Saver, "agree", freeing)
+        monkeypatch.setattr(Saver, "agree", freeing)
         with pytest.raises(CheckpointError, match=r"freed or replaced(.|\n)*\ba\b"):
             ck.checkpoint(state, 2).wait("persistent", 30)
     assert deeppart.load(tmp_path / "ckpt", 1)["a"].shape == (2_000_000,)

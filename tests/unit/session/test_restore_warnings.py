@@ -15,7 +15,7 @@ from deeppart.errors import DeeppartWarning, SuspectStepWarning
 from deeppart.model import Attempt, SuspectLeaf, Suspicion
 from deeppart.plan.restart import Committed, Inventory
 from deeppart.session.record import Session
-from deeppart.session.telling import tell_restored, tell_suspects, warn_unfinished, warn_unsaved
+from deeppart.session.restore_warnings import tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.storage.suspects import write_suspicion
 
 SESSION = "5" * 32

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from deeppart.model import Attempt
 from deeppart.plan.redundancy import Nodes
 from deeppart.plan.restart import Candidate, Inventory, survey
-from deeppart.plan.restart.repairs import Encode, Healing, Transfer, Wish, Write, plan_healing
+from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from tests.unit.plan.restart.records import attempt, committed, copied, inventory, parts_left, protected, share, shares
 
 NODES = Nodes.of((0, 1, 2, 3))

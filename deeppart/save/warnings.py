@@ -16,7 +16,7 @@ from deeppart.state.tree.replication import Replication
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
 
 
-class Telling:
+class Warnings:
     """Tells the user, each thing once. Used by the training thread alone."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import warnings
 
 from deeppart.comm import SingleComm
 from deeppart.errors import DeeppartWarning, PerRankNotice, ReplicaDivergenceWarning, warns_at_the_end
-from deeppart.save.telling import Telling
+from deeppart.save.warnings import Warnings
 from deeppart.state.compare.classify import Classified
 from deeppart.state.compare.compared import Interval
 from deeppart.state.compare.divergence import Divergence
@@ -15,26 +15,26 @@ from deeppart.state.tree.replication import Replication
 WHAT = "checkpoint(step=9)"
 
 
-def said(telling: Telling, found: Classified, noticed: tuple[str, ...] = ()) -> list[warnings.WarningMessage]:
+def said(rank0: Warnings, found: Classified, noticed: tuple[str, ...] = ()) -> list[warnings.WarningMessage]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warns_at_the_end(telling.differences)(found, noticed, WHAT)
+        warns_at_the_end(rank0.differences)(found, noticed, WHAT)
     return caught
 
 
 def test_leaves_that_are_each_ranks_own_are_told_once() -> None:
-    telling = Telling()
-    (told,) = said(telling, Classified(("rng", "seen/0"), ()), ("lists",))
+    rank0 = Warnings()
+    (told,) = said(rank0, Classified(("rng", "seen/0"), ()), ("lists",))
     assert told.category is PerRankNotice
     assert "saved per rank from now on: lists, rng, seen/0" in str(told.message)
-    assert said(telling, Classified(("rng",), ())) == []
-    (told,) = said(telling, Classified(("rng", "other"), ()))
+    assert said(rank0, Classified(("rng",), ())) == []
+    (told,) = said(rank0, Classified(("rng", "other"), ()))
     assert str(told.message).endswith("from now on: other")
 
 
 def test_leaves_that_have_come_to_differ_name_the_pattern_that_would_allow_it() -> None:
     found = Classified((), (Divergence("replay/3/rows", ((0, 2), (1,))),))
-    (told,) = said(Telling(), found)
+    (told,) = said(Warnings(), found)
     text = str(told.message)
     assert told.category is ReplicaDivergenceWarning and text.startswith(WHAT)
     assert "replicated={'replay/*/rows': 'none', '*': 'auto'}" in text
@@ -44,14 +44,14 @@ def test_leaves_that_have_come_to_differ_name_the_pattern_that_would_allow_it() 
 
 def test_earlier_steps_are_called_suspect_where_there_are_any() -> None:
     interval = Interval(3, 8, 3, 9, (4, 5, 6, 7, 8))
-    (told,) = said(Telling(), Classified((), (Divergence("w", ((0,), (1,)), interval),)))
+    (told,) = said(Warnings(), Classified((), (Divergence("w", ((0,), (1,)), interval),)))
     assert "Earlier steps are suspect" in str(told.message)
 
 
 def test_patterns_that_match_nothing_are_told_once() -> None:
-    rules, telling = Replication({"replay/*": "none", "w": "all", "*": "auto"}), Telling()
+    rules, rank0 = Replication({"replay/*": "none", "w": "all", "*": "auto"}), Warnings()
     rules.mode(("w",))
-    ask = warns_at_the_end(lambda: telling.patterns(SingleComm(), rules, WHAT, 20.0))
+    ask = warns_at_the_end(lambda: rank0.patterns(SingleComm(), rules, WHAT, 20.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ask()

@@ -13,7 +13,7 @@ import torch
 
 import deeppart
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
-from deeppart.state.restore.meeting import both_plain, inside_object, is_lacking, meet, only_values
+from deeppart.state.restore.counterparts import both_plain, inside_object, is_lacking, meet, only_values
 from deeppart.state.restore.target import decode_values
 from deeppart.state.tree.flat import ArrayLeaf, Branch, Node, ValueLeaf
 from deeppart.state.tree.flatten import flatten

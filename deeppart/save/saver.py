@@ -19,12 +19,12 @@ from deeppart.errors import CheckpointError, DeeppartError, RanksDisagreeError, 
 from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES
 from deeppart.save.agreed import Agreed, Call, CapturedShare
-from deeppart.save.planning import plan_share
-from deeppart.save.telling import Telling
+from deeppart.save.sharing import plan_share
 from deeppart.save.transfer import Staged
+from deeppart.save.warnings import Warnings
+from deeppart.state.capture.copying import CapturePlan, Staging, staging_bytes
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.lazy import LazyCapture
-from deeppart.state.capture.plan import CapturePlan, Staging, staging_bytes
 from deeppart.state.compare.classify import DIGESTS, Classifier
 from deeppart.state.compare.comparing import UNREAD
 from deeppart.state.compare.divergence import Divergence
@@ -67,7 +67,7 @@ class Saver:
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())
         self._noticed: tuple[str, ...] = ()
-        self._telling = Telling()
+        self._warnings = Warnings()
         self._staging = staging
         #: Or why it could not be planned, also before the first plan: it is planned anew at the next checkpoint then.
         self._share: ShareLayout | str = ""
@@ -254,7 +254,7 @@ class Saver:
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)
-        self._telling.patterns(self._comm, self._classifier.replication, *within)
+        self._warnings.patterns(self._comm, self._classifier.replication, *within)
         layout = self._classifier.known
         all_tell = self._has_own_cuts() or any(rank0)
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell)
@@ -266,7 +266,7 @@ class Saver:
         if self._comm.rank == 0:
             noticed, self._noticed = self._noticed, ()
             # Last: where warnings are errors, the others are not left waiting.
-            self._telling.differences(found, noticed, what)
+            self._warnings.differences(found, noticed, what)
         return found.diverged
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
