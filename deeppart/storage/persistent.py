@@ -26,7 +26,7 @@ class PersistentLevel:
         signing: the keys to sign with, and to check what is read; None for neither.
     """
 
-    name = Level.PERSISTENT
+    name: str = Level.PERSISTENT
 
     def __init__(self, directory: Path, limit: RateLimit | None = None, signing: Signing | None = None) -> None:
         self.root, self.signing = directory, signing

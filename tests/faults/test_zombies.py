@@ -8,6 +8,7 @@ numbers. Then the first one is woken up, and does all it can.
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib
 import importlib.util
 import os
@@ -27,7 +28,6 @@ import deeppart
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.listing import list_directory
 from deeppart.offline.inspect.verifying import verify
-from deeppart.storage import owner as owner_module
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.storage.steps import parse_step_directory_name
 
@@ -182,7 +182,7 @@ def locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         def no_locks(*arguments: Any) -> None:
             raise OSError(errno.ENOLCK, "no locks here")
 
-        monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
+        monkeypatch.setattr(fcntl, "flock", no_locks)
     return str(request.param)
 
 

@@ -46,7 +46,9 @@ class Extra(torch.nn.Linear):
         super().__init__(2, 2)
         self.note: Any = None
         self.seen = 0
-        self.register_load_state_dict_post_hook(lambda module, keys: setattr(module, "seen", module.seen + 1))
+        torch.nn.Module.register_load_state_dict_post_hook(
+            self, lambda module, keys: setattr(module, "seen", module.seen + 1)
+        )
 
     def get_extra_state(self) -> Any:
         return {"note": self.note}
@@ -56,7 +58,8 @@ class Extra(torch.nn.Linear):
 
 
 def test_modules_with_extra_state_and_hooks_get_their_load(tmp_path: Path) -> None:
-    model, live = torch.nn.ModuleDict({"e": Extra()}), torch.nn.ModuleDict({"e": Extra()})
+    model: Any = torch.nn.ModuleDict({"e": Extra()})
+    live: Any = torch.nn.ModuleDict({"e": Extra()})
     model["e"].note = ["remember", 3]
     weight = live["e"].weight
     save_and_restore(tmp_path, [model], [live])
@@ -82,9 +85,14 @@ def test_parametrized_averaged_and_shared_modules(tmp_path: Path) -> None:
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
 
+
+def in_groups(p: Any) -> list[dict[str, Any]]:
+    return [{"params": list(p)[:2]}, {"params": list(p)[2:], "lr": 0.5}]
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
-    "SGD groups": lambda p: torch.optim.SGD([{"params": list(p)[:2]}, {"params": list(p)[2:], "lr": 0.5}], lr=0.01),
+    "SGD groups": lambda p: torch.optim.SGD(in_groups(p), lr=0.01),
     "Adam": lambda p: torch.optim.Adam(p, amsgrad=True),
     "AdamW fused-like capturable": lambda p: torch.optim.AdamW(p, foreach=False, maximize=True),
     "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),

@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) 
 def refused_restore(comm: Any, directory: Path) -> dict[str, tuple[str, str, float]]:
     with deeppart.Checkpointer(config(directory), comm) as ck:
         ck.checkpoint({"w": torch.ones(5000), "o": Willing()}, step=1).wait(timeout=LONG_S)
-        live = {"w": torch.zeros(5000), "o": Refusing() if comm.rank == 1 else Willing()}
+        live: dict[str, Any] = {"w": torch.zeros(5000), "o": Refusing() if comm.rank == 1 else Willing()}
         met = {"refused": outcome(lambda: ck.restore(live)), "w": outcome(lambda: live["w"].sum().item())}
         rebuilt = {"w": torch.zeros(5000), "o": Willing()}
         return met | {"again": outcome(lambda: ck.restore(rebuilt))}
@@ -187,7 +188,6 @@ def test_two_jobs_on_one_directory(run_ranks: Any, start_ranks: Any, tmp_path: P
 def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
     """Local storage of rank 1 fills up in the middle of a write; the persistent level still gets the step."""
     from deeppart.errors import StorageError
-    from deeppart.storage import files
 
     rank = comm.rank
     good = {"w": torch.arange(3_000_000, dtype=torch.float32)}
@@ -204,7 +204,7 @@ def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
                     raise OSError(28, "No space left on device")
             return write(descriptor, data)
 
-        files.os.write = full  # type: ignore[assignment]
+        os.write = full
         good["w"] += 1
         pending = ck.checkpoint(good, step=2)
         local_error = outcome(lambda: pending.wait("local", timeout=LONG_S))
@@ -215,7 +215,7 @@ def local_fills_up(comm: Any, directory: Path, local: str) -> dict[str, Any]:
         unseen.wait("persistent", timeout=LONG_S)
         while not unseen.finished:
             time.sleep(0.01)
-        files.os.write = write
+        os.write = write
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             after = outcome(lambda: ck.checkpoint(good, step=4).wait("local", timeout=LONG_S))
@@ -279,7 +279,7 @@ def with_errors_for_warnings(comm: Any, directory: Path) -> tuple[list[str], lis
             if step == 3:
                 alike[comm.rank] = 1
             state = {"own": comm.rank, "alike": alike, "step": step}
-            said.append(outcome(lambda state=state, step=step: ck.checkpoint(state, step)))
+            said.append(outcome(partial(ck.checkpoint, state, step)))
         ck.checkpoint({"own": comm.rank, "alike": alike, "step": 5}, 5).wait(timeout=200)
         said.append(outcome(lambda: ck.restore({"own": 9, "alike": alike, "step": 0}, 2)))
         said.append(outcome(lambda: ck.checkpoint({"own": comm.rank, "alike": alike, "step": 6}, 6)))

@@ -45,7 +45,7 @@ def test_parts_that_are_encoded_are_whole(run_on: Any, shared_path: Path) -> Non
 
 def other_ranks(comm: Any, directory: Path) -> list[Any]:
     """From the persistent level, with bases of its own, and put on the nodes again from there."""
-    settings = {"every": {}}
+    settings: dict[str, Any] = {"every": {}}
     with deeppart.Checkpointer(config(directory, **settings), comm) as checkpointer:
         save(checkpointer, 1, 2)
     at_once(comm, shutil.rmtree, directory / "local")

@@ -19,7 +19,7 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 def training_state(rank: int, steps: int) -> dict[str, Any]:
     """A model trained a little: parameters replicated, BatchNorm buffers, RNG and data position of each rank's own."""
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 2000), torch.nn.BatchNorm1d(2000), torch.nn.Linear(2000, 7))
+    model: Any = torch.nn.Sequential(torch.nn.Linear(64, 2000), torch.nn.BatchNorm1d(2000), torch.nn.Linear(2000, 7))
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(rank)
     for _ in range(steps):

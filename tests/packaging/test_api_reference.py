@@ -47,7 +47,8 @@ def hints_of(thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, FunctionType):
         yield from ((thing.__name__, hint) for hint in types_of(thing))
         return
-    if dataclasses.is_dataclass(thing):
+    has_fields: bool = dataclasses.is_dataclass(thing)
+    if has_fields:
         yield from ((thing.__name__, hint) for hint in types_of(thing))
     for name, member in vars(thing).items():
         function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)

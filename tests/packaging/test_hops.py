@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ MOST = {"local bytes": 8, "manifest": 12, "restore": 8}
 
 def modules() -> Iterator[str]:
     """The modules of the library on the stack, outermost first."""
-    frame, found = sys._getframe(2), []
+    frame: FrameType | None = sys._getframe(2)
+    found = []
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from deeppart.model import Attempt, Manifest, PartRecord, StepKey
 from deeppart.part import encode_manifest, part_file_name
 from deeppart.save.retention import Retention
 from deeppart.storage import keeping
-from deeppart.storage import owner as owner_module
 from deeppart.storage.files import DurableFile
 from deeppart.storage.node import NODE_FOLDERS, NodeLevel, node_root
 from deeppart.storage.owner import DirectoryOwner
@@ -171,7 +171,7 @@ def test_no_session_touches_what_another_has_written_since(
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     monkeypatch.setattr(keeping, "first_problem", lambda *arguments: None)
     dice = random.Random(seed)
     sessions = [Session(memory, dice)]

@@ -14,6 +14,7 @@ def one_damage(*arguments: object) -> dict[str, Any]:
     document = call_json("verify", *arguments, code=1)
     assert document["good"] is False
     (step,) = document["steps"]
+    damage: dict[str, Any]
     (damage,) = step["damage"]
     assert damage.keys() == DAMAGE_KEYS
     assert step["damaged_leaves"] == [

@@ -15,7 +15,8 @@ def config(path: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(path / "ckpt"), capture="lazy", timeout=30.0, **settings)
 
 
-def model(seed: int = 0) -> nn.Module:
+def model(seed: int = 0) -> Any:
+    """A ``Sequential``; of its layers, torch's types know no weights."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(200, 300), nn.BatchNorm1d(300), nn.Linear(300, 200))
 

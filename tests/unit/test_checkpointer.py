@@ -135,7 +135,9 @@ def test_what_counts_as_complete_on_nodes_has_its_files_there(memory: Path, monk
 
 def test_nothing_is_removed_before_its_successor_is_committed(memory: Path) -> None:
     """With keep=1, watched all the time: there is always a whole checkpoint to load."""
-    stop, problems, steps = threading.Event(), [], []
+    stop = threading.Event()
+    problems: list[str] = []
+    steps: list[int] = []
 
     def watch() -> None:
         while not stop.is_set():

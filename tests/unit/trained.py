@@ -32,7 +32,7 @@ def train(model: torch.nn.Module, optimizer: Any, steps: int) -> None:
         optimizer.step(closure)
 
 
-def network(seed: int, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+def network(seed: int, dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
     torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3, bias=False)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 
 from deeppart import access
 from deeppart.errors import StateError, StorageError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 import numpy as np
 import torch
 

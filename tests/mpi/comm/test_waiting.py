@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def comm() -> Comm:
 
 
 @pytest.fixture
-def own_channel(comm: Comm) -> Iterator[Comm]:
+def own_channel(comm: Comm) -> Comm:
     """A channel that a test may break."""
     return finish(comm, comm.channel(), "channel", LIMIT_S)
 

@@ -46,7 +46,8 @@ def reads_of(comm: Any, directory: Path) -> list[tuple[int, str]]:
         read.append((what.part, what.source.path))
         return OpenedPart(source, what, attempt, signing)
 
-    recover.OpenedPart = recording  # type: ignore[assignment, misc]
+    module: Any = recover
+    module.OpenedPart = recording
     assert restore(comm, directory)[0] == 3
     return read
 

@@ -37,7 +37,7 @@ def test_copies_refer_to_what_was_copied(run_on: Any, shared_path: Path) -> None
         assert "2 of 4 parts partner" in results[1][2]
 
 
-def cadences(comm: Any, directory: Path) -> list[tuple[int, int]]:
+def cadences(comm: Any, directory: Path) -> list[tuple[int, ...]]:
     """A copy refers to nothing that was not copied, and then the partner's node loses what it holds."""
     settings = {"every": {"persistent": 0, "local": 1, "partner": 2}, "keep": {"local": 0}}
     found = []

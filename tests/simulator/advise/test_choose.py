@@ -15,7 +15,7 @@ from tests.simulator.timing.jobs import MACHINE, STATE
 
 
 def asked(failures: Failures, **machine: object) -> Job:
-    return Job(STATE, replace(MACHINE, failures=failures, **machine), 16, 4)  # type: ignore[arg-type]
+    return Job(STATE, replace(MACHINE, failures=failures, **machine), 16, 4)
 
 
 def test_the_advice_wastes_least_or_little_more_and_is_simpler() -> None:

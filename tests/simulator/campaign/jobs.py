@@ -50,4 +50,4 @@ def busy(**changes: object) -> tuple[Planned, Cadences]:
     )
     this = Planned(Job(read_state("tensors-8x10GB"), machine, 8, 1))
     defaults: dict[str, object] = {"spares": 1, "elastic": True}
-    return this, Cadences(900.0, {"local": 1, "partner": 2, "persistent": 4}, 40 * DAY, **(defaults | changes))  # type: ignore[arg-type]
+    return this, Cadences(900.0, {"local": 1, "partner": 2, "persistent": 4}, 40 * DAY, **(defaults | changes))

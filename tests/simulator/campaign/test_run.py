@@ -44,7 +44,8 @@ def test_the_best_period_is_where_the_model_says() -> None:
     cadence = best(level_costs(this))
 
     def efficiency(period: float) -> float:
-        return sum(run(this, Cadences(period, {"persistent": 1}, 60 * DAY), seed).efficiency for seed in range(2)) / 2
+        runs = [run(this, Cadences(period, {"persistent": 1}, 60 * DAY), seed) for seed in range(2)]
+        return float(sum(each.efficiency for each in runs) / 2)
 
     middle = efficiency(cadence.period_s - 60)
     assert middle > efficiency(2.5 * cadence.period_s) and middle > efficiency(0.4 * cadence.period_s - 24)

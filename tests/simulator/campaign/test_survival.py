@@ -38,16 +38,16 @@ def test_what_survives(levels: set[str], protection: Protection, lost: set[int],
 def test_the_newest_that_survives_is_taken() -> None:
     old = Stored(1, 10.0, EIGHT, {"local", "partner"})
     newer = Stored(2, 20.0, EIGHT, {"local"})
-    assert recover([old, newer], EIGHT, Protection()).stored is newer  # type: ignore[union-attr]
+    assert recover([old, newer], EIGHT, Protection()).stored is newer
     for each in (old, newer):
         each.lost.add(6)
-    assert recover([old, newer], EIGHT, Protection()).stored is old  # type: ignore[union-attr]
+    assert recover([old, newer], EIGHT, Protection()).stored is old
     assert recover([], EIGHT, Protection()) is None
 
 
 def test_nodes_that_are_no_longer_in_the_job_cannot_be_read() -> None:
     stored = Stored(1, 10.0, EIGHT, {"local", "partner"})
-    assert recover([stored], (0, 1, 2, 4, 5, 6, 7, 9), Protection()).parts == {"local": 7, "partner": 1}  # type: ignore[union-attr]
+    assert recover([stored], (0, 1, 2, 4, 5, 6, 7, 9), Protection()).parts == {"local": 7, "partner": 1}
     assert recover([stored], EIGHT[:6], Protection()) is None  # node 6's copy was on node 7
 
 
@@ -55,5 +55,5 @@ def test_copies_are_kept_on_other_switches() -> None:
     assert placement(EIGHT, Protection(), 0).partner == (1, 2, 3, 4, 5, 6, 7, 0)
     assert placement(EIGHT, Protection(), 4).partner == (4, 5, 6, 7, 0, 1, 2, 3)
     stored = Stored(1, 10.0, EIGHT, {"local", "partner"}, {0, 1, 2, 3})
-    assert recover([stored], EIGHT, Protection(), 4).parts == {"local": 4, "partner": 4}  # type: ignore[union-attr]
+    assert recover([stored], EIGHT, Protection(), 4).parts == {"local": 4, "partner": 4}
     assert recover([stored], EIGHT, Protection(), 0) is None

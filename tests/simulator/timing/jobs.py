@@ -27,4 +27,4 @@ STATE = read_state("tensors-64x250MB")  # 16 GB
 
 
 def job(ranks: int = 16, **changes: object) -> Job:
-    return replace(Job(STATE, MACHINE, ranks, 4), **changes)  # type: ignore[arg-type]
+    return replace(Job(STATE, MACHINE, ranks, 4), **changes)

@@ -13,7 +13,7 @@ from tests.unit.access.directories import PERSISTENT
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Iterator[Path]:
+def shared(tmp_path: Path) -> Path:
     """A directory that everyone can write to, as /tmp, and reach."""
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_uid == os.geteuid() and parent.stat().st_mode & 0o077 == 0:

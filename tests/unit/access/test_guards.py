@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,7 +134,7 @@ def is_open(descriptor: int, identity: tuple[int, int]) -> bool:
 
 
 @pytest.fixture
-def held_root(root: Path) -> Iterator[guards.Held]:
+def held_root(root: Path) -> guards.Held:
     return guards.held(str(root), PERSISTENT)
 
 

@@ -104,7 +104,7 @@ def save(directory: Path, state: Any, **settings: Any) -> deeppart.Report:
 def test_objects_load_as_what_their_state_dict_gave(tmp_path: Path) -> None:
     state = {"box": Box({"a": Box([torch.ones(2), 3])}), "linear": torch.nn.Linear(2, 3)}
     loaded = both_ways_of_objects(tmp_path, state)
-    assert type(loaded["linear"]) is OrderedDict and loaded["linear"]._metadata[""] == {"version": 1}
+    assert loaded["linear"]._metadata[""] == {"version": 1} and type(loaded["linear"]) is OrderedDict
 
 
 def both_ways_of_objects(directory: Path, state: Any) -> Any:

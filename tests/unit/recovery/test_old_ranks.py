@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_rank_0s_are_for_all(opened: Opened) -> None:
 def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(opened: Opened) -> None:
     asked: dict[str, Any] = {}
 
-    def ask(path: str, old: list[Any], rank: int, size: int) -> Any:
+    def ask(path: str, old: Sequence[Any], rank: int, size: int) -> Any:
         assert path not in asked
         asked[path] = [item.tolist() if path == "rng" else item for item in old], rank, size
         return old[1]

@@ -86,7 +86,8 @@ def opened(tmp_path: Path) -> Opened:
 
 
 def of_leaf(index: PartIndexView, leaf: int) -> np.ndarray:
-    return index.spans["leaf"] == leaf
+    these: np.ndarray = index.spans["leaf"] == leaf
+    return these
 
 
 def changed(opened: Opened, part: int, **changes: Any) -> list[PartIndexView]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,6 @@ def test_failures_are_told_once(memory: Path) -> None:
 
 
 def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deeppart.storage import files
-
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
         ck._pipeline.drain(30)
@@ -49,7 +48,7 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
             def refuse(*arguments: Any, **options: Any) -> None:
                 raise OSError(5, "no")
 
-            patch.setattr(files.os, "unlink", refuse)
+            patch.setattr(os, "unlink", refuse)
             pending = ck.checkpoint(state(2), 2)
             pending.wait("local", timeout=200)
             pending.wait("persistent", timeout=200)

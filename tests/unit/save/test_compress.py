@@ -57,7 +57,7 @@ def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
     }
     for name, note in noted.items():
         monkeypatch.setattr(AutoCompression, name, note)
-    state = {"w": torch.randn(2_500_000), "step": 0}
+    state: dict[str, Any] = {"w": torch.randn(2_500_000), "step": 0}
     config = deeppart.Config(
         persistent_dir=str(tmp_path / "ckpt"),
         local_dir=str(tmp_path / "local"),
@@ -68,7 +68,7 @@ def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
     with deeppart.Checkpointer(config) as checkpointer:
         for step in range(4):
             state["step"] = step
-            state["w"] += 1.0  # type: ignore[operator]
+            state["w"] += 1.0
             pending = checkpointer.checkpoint(state, step)
             pending.wait("persistent")
             pending.wait("local")
@@ -84,7 +84,7 @@ def test_slow_storage_gets_encoded_parts_and_fast_storage_raw_ones(
         if lost:
             for path in (tmp_path / "local").rglob("part-*"):
                 path.unlink()
-        live = {"w": torch.zeros(2_500_000), "step": -1}
+        live: dict[str, Any] = {"w": torch.zeros(2_500_000), "step": -1}
         with deeppart.Checkpointer(config) as checkpointer:
             assert checkpointer.restore(live) == 3
             assert ("persistent" in checkpointer.explanation[-1]) == lost

@@ -37,6 +37,7 @@ def test_in_order_and_with_digests(threads: int) -> None:
         if chunk.encoded is not None:
             assert encoded is done
             continue
+        assert isinstance(encoded, EncodedChunk)
         assert (encoded.codec_id == 2) == (chunk.dtype == "float32") == (encoded.digest is not None)
         assert bytes(codec_by_id(encoded.codec_id).decode(memoryview(encoded.data), len(chunk.raw))) == chunk.raw
     assert len(seen) == 13 and all(dtype == "float32" and encoded < raw for dtype, raw, encoded, _ in seen)

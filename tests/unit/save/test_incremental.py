@@ -17,7 +17,6 @@ import deeppart
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.verifying import verify
 from deeppart.part import parse_base_file_name
-from deeppart.storage import links
 from deeppart.storage.files import DurableFile
 from deeppart.storage.node import take_stock
 from deeppart.storage.steps import parse_step_directory_name, remove_step
@@ -58,9 +57,9 @@ def restored(settings: deeppart.Config) -> tuple[int | None, str | None, str]:
         return step, difference(state(step or 0), live), "\n".join(checkpointer.explanation)
 
 
-def files(directory: Path) -> dict[str, list[Path]]:
-    """Part and base files by step directory; a job that runs may be about to remove some."""
-    found: dict[str, list[Path]] = {}
+def files(directory: Path) -> dict[int, list[Path]]:
+    """Part and base files by step; a job that runs may be about to remove some."""
+    found: dict[int, list[Path]] = {}
     for place, _, names in os.walk(directory):
         key = parse_step_directory_name(Path(place).name)
         if key is not None:
@@ -94,8 +93,8 @@ def test_only_what_changes_is_written(tmp_path: Path, compression: str) -> None:
     for step in (3, 4):
         assert verdict(tmp_path, step).state == "sound"
     shutil.rmtree(tmp_path / "local")
-    step, differs, explanation = restored(settings)
-    assert (step, differs) == (4, None) and "1 of 1 parts persistent" in explanation
+    newest, differs, explanation = restored(settings)
+    assert (newest, differs) == (4, None) and "1 of 1 parts persistent" in explanation
 
 
 def test_older_steps_may_go_in_any_way(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_the_local_copy_is_not_written_over_while_it_is_needed(memory: Path, tmp
         content = xxhash.xxh3_128_hexdigest(path.read_bytes())
         for step in range(2, 8):
             save(checkpointer, step)
-            (base,) = (each for each in bases(memory) if parse_step_directory_name(each.parent.name).step == step)
+            (base,) = (path for path in files(memory)[step] if parse_base_file_name(path.name))
             assert xxhash.xxh3_128_hexdigest(base.read_bytes()) == content
         live = state(0)
         assert checkpointer.restore(live) == 7
@@ -155,7 +154,7 @@ def test_file_systems_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(links.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     settings = config(tmp_path)
     with deeppart.Checkpointer(settings) as checkpointer:
         report = save(checkpointer, 1, 2)

@@ -41,7 +41,7 @@ def test_the_step_waits_until_the_state_is_captured(
     net = model()
     optimizer = make(net.parameters())
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         net.zero_grad()
         loss = net(torch.ones(8, 200)).square().sum()
         loss.backward()

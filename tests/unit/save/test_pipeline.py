@@ -125,9 +125,9 @@ def test_no_room_in_time_is_an_error_and_no_loss(memory: Path) -> None:
         release = threading.Event()
         real = ck._session.persistent.open_part
 
-        def stuck(*arguments: Any) -> Any:
+        def stuck(*arguments: Any, **options: Any) -> Any:
             release.wait(20)
-            return real(*arguments)
+            return real(*arguments, **options)
 
         ck._session.persistent.open_part = stuck  # type: ignore[method-assign]
         first = ck.checkpoint(state(1), 1)

@@ -51,9 +51,9 @@ def test_closing_before_it_is_finished_is_an_error_and_nobody_waits_for_ever(mem
     release = threading.Event()
     real = ck._session.node_levels["local"].open_part
 
-    def stuck(*arguments: Any) -> Any:
+    def stuck(*arguments: Any, **options: Any) -> Any:
         release.wait(20)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     ck._session.node_levels["local"].open_part = stuck  # type: ignore[method-assign]
     pending = ck.checkpoint(state(1), 1)

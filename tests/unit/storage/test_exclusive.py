@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 from pathlib import Path
@@ -39,7 +40,7 @@ def use(way: str, patch: Any = None) -> None:
     if way != "rename":
         setter(exclusive, "rename_noreplace", refuse(errno.EINVAL))
     if way == "claim":
-        setter(exclusive.os, "link", refuse(errno.EPERM))
+        setter(os, "link", refuse(errno.EPERM))
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -170,9 +171,7 @@ def _start(way: str, root: Path, go: Any, found: Any) -> None:
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    from deeppart.storage import owner as owner_module
-
-    owner_module.fcntl.flock = no_locks  # type: ignore[assignment]
+    fcntl.flock = no_locks
     go.wait(60)
     owner = DirectoryOwner(root, "me")
     found.put((owner.lineage, owner.session))

@@ -57,7 +57,8 @@ def test_a_directory_that_is_away_when_steps_are_counted_loses_none(
     config = deeppart.Config(persistent_dir=str(root), keep={"persistent": 3}, incremental=False)
     with deeppart.Checkpointer(config) as checkpointer:
         checkpointer.checkpoint({"x": 1}, 1).wait(timeout=PATIENCE_S)
-    count, counted = Keeping.removable, []
+    count = Keeping.removable
+    counted: list[int] = []
 
     def away(self: Keeping, abandoned: Collection[StepKey]) -> set[StepKey]:
         counted.append(len(counted))

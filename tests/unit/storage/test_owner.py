@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -72,7 +73,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def no_locks(*arguments: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks here")
 
-    monkeypatch.setattr(owner_module.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.warns(BackgroundFailureWarning, match="taken this directory over"):
         with deeppart.Checkpointer(config(tmp_path)) as early:
             early.checkpoint({"a": 1}, 1).wait(timeout=200)
@@ -89,7 +90,7 @@ def test_a_lock_that_is_refused_is_a_storage_error(tmp_path: Path, monkeypatch: 
     def refuse(*arguments: Any) -> None:
         raise OSError(getattr(errno, code), "refused")
 
-    monkeypatch.setattr(owner_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(deeppart.StorageError, match="not writable"):
         DirectoryOwner(tmp_path, "me")
 

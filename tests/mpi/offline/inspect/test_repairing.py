@@ -20,7 +20,7 @@ from tests.unit.cli_support import call, call_json, flip
 pytestmark = pytest.mark.xdist_group("cli_redundant")
 
 
-DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "payload of a part": ("node0/*/step-000000000002-*/part-*", lambda path: flip(path, 5000)),
     "header of a part": ("node1/*/step-000000000002-*/part-*", lambda path: flip(path, 20)),
     "payload of a copy": ("node1/*/partner/step-000000000002-*/part-*", lambda path: flip(path, 5000)),

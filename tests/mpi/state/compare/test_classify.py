@@ -36,7 +36,12 @@ def test_replicated_override(run_on: Any, shared_path: Path) -> None:
 def diverging(comm: Any, directory: Path) -> list[int]:
     """Leaves that begin equal and differ later, large and small, in a steady structure."""
     rank = comm.rank
-    state = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 0, "same": torch.ones(50_000)}
+    state: dict[str, Any] = {
+        "large": torch.zeros(100_000),
+        "small": torch.zeros(10),
+        "value": 0,
+        "same": torch.ones(50_000),
+    }
     own = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
@@ -51,7 +56,12 @@ def diverging(comm: Any, directory: Path) -> list[int]:
                 pending = ck.checkpoint(state, step=step)
                 pending.wait(timeout=200)
                 own.append(pending.report.per_rank_bytes)
-            fresh = {"large": torch.zeros(100_000), "small": torch.zeros(10), "value": 9, "same": torch.zeros(50_000)}
+            fresh: dict[str, Any] = {
+                "large": torch.zeros(100_000),
+                "small": torch.zeros(10),
+                "value": 9,
+                "same": torch.zeros(50_000),
+            }
             ck.restore(fresh)
     assert torch.equal(fresh["large"], state["large"]) and torch.equal(fresh["small"], state["small"])
     assert fresh["value"] == rank and torch.equal(fresh["same"], state["same"])
@@ -65,12 +75,12 @@ def test_leaves_that_come_to_differ_are_noticed(run_on: Any, shared_path: Path) 
 
 def unequal_shapes(comm: Any, directory: Path) -> bool:
     rank = comm.rank
-    state = {"shard": torch.full((rank + 1, 3), float(rank)), "w": torch.ones(1000), "text": "x" * rank}
+    state: dict[str, Any] = {"shard": torch.full((rank + 1, 3), float(rank)), "w": torch.ones(1000), "text": "x" * rank}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", deeppart.PerRankNotice)
         with deeppart.Checkpointer(config(directory), comm) as ck:
             ck.checkpoint(state, step=1).wait(timeout=200)
-            fresh = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
+            fresh: dict[str, Any] = {"shard": torch.zeros(rank + 1, 3), "w": torch.zeros(1000), "text": ""}
             ck.restore(fresh)
     return bool(torch.equal(fresh["shard"], state["shard"])) and fresh["text"] == state["text"]
 

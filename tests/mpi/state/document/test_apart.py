@@ -167,7 +167,7 @@ def growing(comm: Any, directory: Path) -> Any:
                     state["list"] = [torch.ones(2)] * 3
                 ck.checkpoint(state, step=step).wait(timeout=200)
                 states.append(state)
-            live = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
+            live: dict[str, Any] = {"list": [torch.zeros(2) for _ in range(3)], "w": torch.zeros(9)}
             live["list"] = [live["list"][0]] * 3
             assert ck.restore(live) == 6
             assert difference(states[-1], live) is None

@@ -6,6 +6,7 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def refusals(comm: Any, directory: Path) -> dict[str, Any]:
     state = training_state(rank, 0)
     before = flat_bytes(state)
 
-    def mapping(path: str, old: list[Any], new_rank: int, size: int) -> Any:
+    def mapping(path: str, old: Sequence[Any], new_rank: int, size: int) -> Any:
         if new_rank == 1:
             raise KeyError("the user's bug")
         return old[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def read_back(item: h5py.Group | h5py.Dataset) -> Any:
     if item.attrs.get("encoding") == "json":
         return plain(decode_leaf_value(json.loads(item.asstr()[()]), ""))
     value = item[()]
-    python = {"NoneType": lambda _: None, "str": lambda text: text.decode(), "bytes": lambda data: data.tobytes()}
-    python |= {"int": int, "float": float, "bool": bool, "complex": complex}
+    python: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "bool": bool, "complex": complex}
+    python |= {"NoneType": lambda _: None, "str": lambda text: text.decode(), "bytes": lambda data: data.tobytes()}
     return python[kind](value) if kind in python else value
 
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 import deeppart
 from deeppart.offline.export import archive as archive_module
 from deeppart.offline.export import export
+from deeppart.offline.load import OpenCheckpoint
 from deeppart.testing.states import difference
 from deeppart.testing.strategies import states
 from tests.unit.cli_support import call, call_json, flip, make_state, part_path, save, step_dir, steps_in
@@ -103,7 +104,6 @@ def test_unchanged_chunks_come_from_the_older_files(tmp_path: Path) -> None:
 
 def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "ckpt", 1)
-    open_checkpoint = archive_module.OpenCheckpoint
 
     def late(*arguments: Any, **settings: Any) -> Any:
         if 2 not in steps_in(tmp_path / "ckpt"):
@@ -112,7 +112,7 @@ def test_the_next_step_is_exported_if_the_newest_goes(tmp_path: Path, monkeypatc
             for path in directory.iterdir():
                 path.unlink()
             directory.rmdir()
-        return open_checkpoint(*arguments, **settings)
+        return OpenCheckpoint(*arguments, **settings)
 
     monkeypatch.setattr(archive_module, "OpenCheckpoint", late)
     assert export(tmp_path / "ckpt", tmp_path / "out.h5").step == 2

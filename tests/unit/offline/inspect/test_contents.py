@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
-import h5py  # type: ignore[import-untyped]
+import h5py
 import pytest
 import torch
 

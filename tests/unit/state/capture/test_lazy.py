@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_large_owned_tensors_are_what_waits(tmp_path: Path, slow: threading.Even
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         pending = ck.checkpoint(state, 1)
         average.zero_()  # was copied before the call returned
-        state["progress"][0] = 8  # type: ignore[index]
+        state["progress"][0] = 8
         with torch.no_grad():
             net[1].running_mean.zero_()
             net[0].bias.zero_()  # small
@@ -166,15 +167,17 @@ def test_the_mark_of_a_wrapped_step_is_not_taken_for_the_wrapper() -> None:
     """``functools.wraps`` copies it; torch then does not wrap, and no hook is called."""
     torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)  # the first one of a process puts the mark there
 
+    wraps: Callable[[Any], Any] = functools.wraps(torch.optim.SGD.step)
+
     class Marked(torch.optim.SGD):
-        @functools.wraps(torch.optim.SGD.step)
+        @wraps
         def step(self, closure: Any = None) -> None:
             for group in self.param_groups:
                 group["params"][0].data.add_(1.0)
 
     assert not owners._gives_word(Marked([nn.Parameter(torch.ones(2))], 0.1))
     replaced = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
-    replaced.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    replaced.step = lambda closure=None: None  # type: ignore[method-assign]
     assert not owners._gives_word(replaced)
     scheduled = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)

@@ -30,7 +30,7 @@ def test_with_another_storage_it_is_not_the_tensor_that_it_was() -> None:
 def test_nothing_is_kept_alive_and_the_tensor_can_be_swapped() -> None:
     tensor, other = torch.zeros(4), torch.ones(4)
     identity = TensorIdentity(tensor)
-    torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call] # refuses those with weak references
+    torch.utils.swap_tensors(tensor, other)  # refuses those with weak references
     assert not identity.is_of(tensor)
     kept = TensorIdentity(other)
     gone = weakref.ref(other)

@@ -23,7 +23,7 @@ from deeppart.testing.states import array_bytes, arrays, difference
 Case = tuple[Any, Any, type[StateError], str, list[str]]
 
 
-def ones(*shape: int, **kwargs: Any) -> torch.Tensor:
+def ones(*shape: Any, **kwargs: Any) -> torch.Tensor:
     return torch.ones(*shape, **kwargs)
 
 

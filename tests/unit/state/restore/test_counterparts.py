@@ -51,7 +51,7 @@ def test_what_was_saved_item_by_item_meets_a_run_and_the_other_way_round(
 ) -> None:
     """A checkpoint of before there were nested runs is what one is with a threshold that nothing reaches."""
     state = {"rows": [[place, "x"] for place in range(300)], "table": {place: {"a": [place]} for place in range(300)}}
-    state["few"] = [{"a": 1}, {"b": (2, 3)}]  # type: ignore[list-item]
+    state["few"] = [{"a": 1}, {"b": (2, 3)}]
     for step, (saved, restored) in enumerate([(10**9, 256), (256, 10**9), (1, 10**9), (10**9, 1)]):
         monkeypatch.setattr("deeppart.state.tree.runs.LEAST_ROWS", saved)
         ck.checkpoint(state, step=step).wait()

@@ -67,7 +67,10 @@ def test_what_is_other_in_the_live_state_is_replaced(ck: deeppart.Checkpointer, 
 
 
 def test_dicts_take_the_saved_entries_in_the_saved_order(ck: deeppart.Checkpointer) -> None:
-    saved = {"x": {place: OrderedDict(b=1, a=place) for place in range(300)}, "y": [{"a": 1, "b": 2}] * 300}
+    saved: dict[str, Any] = {
+        "x": {place: OrderedDict(b=1, a=place) for place in range(300)},
+        "y": [{"a": 1, "b": 2}] * 300,
+    }
     ck.checkpoint(saved, step=1).wait()
     live: Any = {"x": {True: {"z": 1}} | {place: Counter("ab") for place in reversed(range(400))}}
     live["y"] = [{"b": 1, "c": 5} for _ in range(300)]

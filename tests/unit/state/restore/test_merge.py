@@ -41,11 +41,12 @@ def test_tied_weights_are_saved_once_and_tied_again(tmp_path: Path) -> None:
 
 
 def test_tied_weights_that_are_not_contiguous_are_tied_again(tmp_path: Path) -> None:
-    first = torch.nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    first: Any = torch.nn.Conv2d(4, 8, 3)
+    first.to(memory_format=torch.channels_last)
     second = torch.nn.Conv2d(4, 8, 3, bias=False)
     second.weight = first.weight
     model = torch.nn.Sequential(first, second)
-    live = copy.deepcopy(model)
+    live: Any = copy.deepcopy(model)
     with torch.no_grad():
         live[0].weight.zero_()
     loaded = save_and_restore(tmp_path, {"m": model}, {"m": live})["m"]

@@ -11,6 +11,7 @@ import torch
 
 from deeppart.state.restore.overlaps import assign, conflicting, overlapping
 
+BUFFER = torch.zeros(8, 4)
 PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "rows": lambda: (BUFFER[:4], BUFFER[2:6]),
     "a tensor and an array": lambda: (BUFFER, BUFFER.numpy()),
@@ -19,7 +20,6 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "one element": lambda: (BUFFER[7, 3], BUFFER[4:]),
     "bytes of an element": lambda: (BUFFER[0, :1], BUFFER.view(torch.uint8)[0, 3:4]),
 }  # fmt: skip
-BUFFER = torch.zeros(8, 4)
 
 
 @pytest.mark.parametrize("name", PAIRS)

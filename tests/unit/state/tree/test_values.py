@@ -32,7 +32,7 @@ def nan(bits: int) -> float:
     return value
 
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "none": None,
     "bools": [True, False],
     "ints": [0, -1, 2**63 - 1, -(2**63), 2**63, -(2**63) - 1, 2**64, HUGE, -HUGE],
