@@ -105,4 +105,4 @@ def no_room(comm: Any, directory: Path) -> tuple[str, str]:
 def test_what_has_no_room_for_a_leaf_that_shares_its_memory(run_on: Any, shared_path: Path) -> None:
     run_on(2, no_room, shared_path)
     for kind, text in run_on(3, no_room, shared_path):
-        assert kind == "LeafMismatchError" and "no room for a leaf that shares its memory" in text
+        assert kind == "LeafMismatchError" and "too small an array for a leaf that shares its memory" in text

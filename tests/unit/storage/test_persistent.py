@@ -113,12 +113,12 @@ def test_a_commit_that_storage_refuses_leaves_nothing(level: PersistentLevel, tm
 
 def test_a_commit_that_cannot_be_taken_back_is_an_error(level: PersistentLevel, tmp_path: Path) -> None:
     begun(tmp_path, 1)
-    with pytest.raises(StorageError, match="cannot take a commit back"):
+    with pytest.raises(StorageError, match="cannot withdraw a commit"):
         level.withdraw(KEY)
     level.commit(KEY, b"manifest")
     with StorageFaults(tmp_path) as faults:
         faults.refuse(0, errno.EIO, only=("fsync",))  # it might be back after a power failure
-        with pytest.raises(StorageError, match="cannot take a commit back") as caught:
+        with pytest.raises(StorageError, match="cannot withdraw a commit") as caught:
             level.withdraw(KEY)
     assert caught.value.errno == errno.EIO
 
@@ -172,7 +172,7 @@ def test_a_takeover_between_the_check_and_the_manifest(
             pending.wait(timeout=200)
         else:
             with pytest.raises(
-                CheckpointError, match="cannot take a commit back" if refused else "taken this directory"
+                CheckpointError, match="cannot withdraw a commit" if refused else "taken this directory"
             ):
                 pending.wait(timeout=200)
         with pytest.raises(CheckpointError, match="job 99, process 5 on node7"):
