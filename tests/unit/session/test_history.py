@@ -67,7 +67,9 @@ def test_steps_of_earlier_runs_are_taken_and_none_of_them_is_the_last(beside: An
     refusal = history.refusal_of(10)
     assert isinstance(refusal, StepExistsError) and refusal.summary == "step 10 is already in the directory"
     assert refusal.where == f"step 10, {tmp_path / 'ckpt (5, 10)'}"
-    assert str(refusal.todo).startswith("call restore(state) before the loop, and continue to count from the restored step")
+    assert str(refusal.todo).startswith(
+        "call restore(state) before the loop, and continue to count from the restored step"
+    )
 
 
 def test_after_a_restore_nobody_is_told_to_restore(beside: Any) -> None:
