@@ -87,7 +87,8 @@ def test_parametrized_averaged_and_shared_modules(tmp_path: Path) -> None:
 
 
 def in_groups(p: Any) -> list[dict[str, Any]]:
-    return [{"params": list(p)[:2]}, {"params": list(p)[2:], "lr": 0.5}]
+    parameters = list(p)
+    return [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}]
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
