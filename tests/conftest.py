@@ -22,7 +22,11 @@ PATIENCE = 6.0
 
 
 def pytest_configure() -> None:
-    """Nothing in the shell around the tests configures the library."""
+    """Nothing in the shell around the tests configures the library; torch has one thread, before it is imported.
+
+    Tests fork jobs off, and OpenMP's threads do not survive a fork: the child waits for them for good.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in [name for name in os.environ if name.startswith("DEEPPART_")]:
         del os.environ[name]
 
