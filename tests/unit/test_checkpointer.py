@@ -279,6 +279,7 @@ def test_a_step_that_failed_may_be_used_again(memory: Path) -> None:
 
 
 def test_close_finishes_what_is_under_way(memory: Path) -> None:
+    before = set(threading.enumerate())  # a session of another test may still be given back
     ck = deeppart.Checkpointer(config(memory))
     pendings = [ck.checkpoint(state(step, 100_000), step) for step in range(3)]
     ck.close()
@@ -288,7 +289,8 @@ def test_close_finishes_what_is_under_way(memory: Path) -> None:
         ck.checkpoint(state(9), 9)
     with pytest.raises(CheckpointError, match="closed"):
         ck.restore(state(9))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("deeppart")]
+    begun = set(threading.enumerate()) - before
+    assert not [thread for thread in begun if thread.name.startswith("deeppart")]
 
 
 def test_leaving_the_with_block_closes(memory: Path) -> None:
