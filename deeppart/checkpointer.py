@@ -50,7 +50,6 @@ from deeppart.session.wiring import (
 )
 from deeppart.state.capture.copying import Staging
 from deeppart.state.capture.deferred import DeferredCopy
-from deeppart.state.compare.divergence import Divergence
 from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
@@ -174,7 +173,7 @@ class Checkpointer:
         self._steps.warn_not_restored(step)
         self._steps.warn_counting_down(step)
         pending = Pending(step, due, self._pipeline.poll)
-        call, agreed, diverged = Call(step, self._sequence, due), None, tuple[Divergence, ...]()
+        call, agreed, diverged = Call(step, self._sequence, due), None, tuple[str, ...]()
         waited = self._make_room() if due else 0.0
         try:
             with collection_paused():
@@ -183,7 +182,7 @@ class Checkpointer:
             if agreed is None:
                 self._drop_busy(pending, step)
             else:
-                diverged = agreed.diverged
+                diverged = tuple(map(str, agreed.diverged))
                 self._capture_and_submit(pending, agreed)
                 if self._auto is not None:
                     self._auto.made(pending)
@@ -191,7 +190,7 @@ class Checkpointer:
             self._saver.let_go(agreed)
             agreed = None  # an error that is kept leads here
         ended = time.monotonic()
-        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=tuple(map(str, diverged)))
+        pending.note_cost(blocked_s=ended - began, waited_s=waited, diverged=diverged)
         pending.note_cost(reduced=self._session.protection.shortfalls)
         pending.note_stage("capture", ended - copying)
         pending.note_returned()
@@ -371,7 +370,7 @@ class Checkpointer:
         deferred: DeferredCopy | None = None
         failure: DeeppartError | None = None
         try:
-            captured = self._saver.capture(agreed, self._sequence)
+            captured = self._saver.capture(agreed)
             staged, deferred = captured.staged, captured.deferred
             pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
         except Exception as error:  # memory, or torch: the other ranks go on and hear of it in the commit round

@@ -13,12 +13,12 @@ from typing import Any
 
 from deeppart import access
 from deeppart.cadence.failures import Run
-from deeppart.errors import FormatError, StorageError
+from deeppart.errors import StorageError
 from deeppart.model import LEVELS
 from deeppart.part import is_hex32
 from deeppart.part.format import MAX_WORLD_SIZE, short
 from deeppart.part.json_text import parse_json
-from deeppart.storage.small_files import read_file, write_file
+from deeppart.storage.small_files import UNUSABLE, read_file, write_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps
 from deeppart.storage.timestamps import now, seconds_of, timestamp
 
@@ -79,7 +79,7 @@ class History:
             return [_checked(record) for record in document["runs"]]
         except FileNotFoundError:
             return []
-        except (StorageError, FormatError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except UNUSABLE as error:
             self.problem = f"{path}: {type(error).__name__}: {error}; started over"
             return []
 

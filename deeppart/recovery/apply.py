@@ -90,14 +90,7 @@ class _Restoring:
         comm = self._comm
         if old:
             bring_old_leaves(comm, self._recovered, self._indexes, old, self._timeout)
-        return self._together(
-            lambda: (
-                map_old_leaves(matched, old, self._per_rank, comm.rank, comm.size)
-                if old
-                else Mapped({}, matched.saved.own_leaves)
-            ),
-            _MATCHING,
-        )
+        return self._together(lambda: map_old_leaves(matched, old, self._per_rank, comm.rank, comm.size), _MATCHING)
 
     def look_for_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
         """Take what is to be filled; live leaves that share memory are brought alone first, and compared."""

@@ -72,13 +72,17 @@ def bring_old_leaves(
 def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: int, size: int) -> Mapped:
     """Ask what this rank gets, and make it what the target expects; the live state is not touched.
 
+    Args:
+        old: as :func:`memory_for_old_leaves` gave it, filled; where it is [], nothing is mapped.
+
     Raises:
         StateError: the caller's function failed.
         LeafMismatchError: what it returned does not fit.
     """
-    mapping = _Mapping(matched, old, per_rank, (rank, size))
+    if not old:
+        return Mapped({}, matched.saved.own_leaves)
     try:
-        return mapping.run()
+        return _Mapping(matched, old, per_rank, (rank, size)).run()
     except DeeppartError:
         raise
     except Exception as error:

@@ -138,11 +138,8 @@ class Saver:
         trailing = self._classifier.alike(call.turn, flat, owned, unread_alike=UNREAD not in agreed.differing)
         return Agreed(call, flat, self._classifier.known, rank0, owned, trailing, ())
 
-    def capture(self, agreed: Agreed, sequence: int) -> CapturedShare:
+    def capture(self, agreed: Agreed) -> CapturedShare:
         """Copy this rank's share into staging memory (local).
-
-        Args:
-            sequence: names the copies that are made after the call.
 
         Raises:
             MemoryError: staging memory cannot be reserved. CheckpointError: there is no plan.
@@ -160,7 +157,7 @@ class Saver:
         deferred = None
         if self._lazy is not None and (later or agreed.trailing is not None):
             where = f"rank {self._comm.rank}, step {agreed.call.step}"
-            deferred = self._lazy.defer(flat, later, left, sequence, where, agreed.trailing)
+            deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where, agreed.trailing)
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
         return CapturedShare(Staged(share, staging_bytes(staged), self._document(agreed)), own, deferred)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.comm import Comm, finish
-from deeppart.comm.agreement import raise_together
+from deeppart.comm.agreement import together
 from deeppart.config import Config
 from deeppart.config.job import expand_directory, job_name
-from deeppart.errors import DeeppartError, StorageError, as_error
+from deeppart.errors import StorageError
 from deeppart.model import StepKey
 from deeppart.nodes.erasure import check_available
 from deeppart.part import Signing
@@ -78,16 +78,16 @@ def shared_directories(
     leads = bool(topology.directories[rank]) and topology.first_in_directory(rank) == rank
     prefix = f".node-{handshake.session}-"
     mark = directory / f"{prefix}{node}"
-    error: DeeppartError | None = None
-    try:
+
+    def leave_mark() -> None:
         if leads:
-            make_directory(directory, access.node_place(config.permissions))
-            os.close(access.create(mark))
-    except OSError as refusal:
-        error = storage_error("local_dir is not writable", refusal, directory)
-    except Exception as refusal:
-        error = as_error(refusal, "making local_dir failed")
-    raise_together(comm, error, what, config.timeout)
+            try:
+                make_directory(directory, access.node_place(config.permissions))
+                os.close(access.create(mark))
+            except OSError as refusal:
+                raise storage_error("local_dir is not writable", refusal, directory) from refusal
+
+    together(comm, leave_mark, "making local_dir failed", (what, config.timeout))
     seen: set[int] = set()
     if leads:
         with contextlib.suppress(OSError):  # the level itself will tell

@@ -13,7 +13,7 @@ from deeppart.config import Config
 from deeppart.config.job import scheduled_job
 from deeppart.errors import ConfigError
 from deeppart.model import StepKey
-from deeppart.storage.manifests import committed_steps
+from deeppart.storage.manifests import committed_among
 from deeppart.storage.owner import DirectoryOwner
 from deeppart.storage.recognizing import recognize
 from deeppart.storage.steps import list_steps
@@ -66,8 +66,9 @@ def take_persistent(
         who = (f"job {job}, " if job else "") + f"process {os.getpid()} on {os.uname().nodename}"
         _check_place(root)
         owner = DirectoryOwner(root, who, config.permissions)
-        committed, steps = frozenset(committed_steps(root)), frozenset(list_steps(root))
-        return Handshake(owner.lineage, owner.session, committed, steps).to_json()
+        steps = list_steps(root)
+        committed = committed_among(steps, root)
+        return Handshake(owner.lineage, owner.session, frozenset(committed), frozenset(steps)).to_json()
 
     try:
         message = together(comm, take, f"taking persistent_dir {directory} failed", within)

@@ -30,12 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
-from deeppart.errors import CorruptFileError, FormatError, StorageError
+from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import is_hex32
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
 from deeppart.storage.files import DurableFile, fill, storage_error
-from deeppart.storage.small_files import create_file, read_file
+from deeppart.storage.small_files import UNUSABLE, create_file, read_file
 from deeppart.storage.timestamps import now
 
 LINEAGE_NAME = "deeppart.json"
@@ -172,7 +172,7 @@ def _home(directory: Path) -> Home:
     try:
         record = parse_json(read_file(directory / LINEAGE_NAME, SMALL_FILE_BYTES))
         home = Home(record["home"], record.get("home_directory", 0), record.get("home_filesystem", 0))
-    except (OSError, StorageError, FormatError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except UNUSABLE:
         return Home()
     sound = type(home.path) is str and all(type(each) is int for each in (home.directory, home.filesystem))
     return home if sound and _is_whole(home.path) else Home()

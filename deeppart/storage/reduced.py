@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deeppart.errors import FormatError, StorageError
 from deeppart.part import is_hex32
 from deeppart.part.json_text import parse_json
-from deeppart.storage.small_files import read_file, write_file
+from deeppart.storage.small_files import UNUSABLE, read_file, write_file
 from deeppart.storage.timestamps import now
 
 PROTECTION_NAME = "deeppart-protection.json"
@@ -46,7 +45,7 @@ def reduced_runs(root: Path) -> list[ReducedRun]:
         if (document["format"], document["version"]) != (_FORMAT, _VERSION):
             return []
         return [_run(record) for record in document["runs"]]
-    except (OSError, StorageError, FormatError, ValueError, KeyError, TypeError, RecursionError):
+    except UNUSABLE:
         return []
 
 

@@ -7,8 +7,12 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access.hanging import storage_operation
-from deeppart.errors import CorruptFileError
+from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.storage.files import DurableFile, fill, storage_error
+
+#: Raised where a small file cannot be read, or does not hold what is looked for in its JSON. Whoever can do without the
+#: file catches these.
+UNUSABLE = (OSError, StorageError, FormatError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -133,7 +133,7 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "on_rank", "outcomes"),
     [
-        (handshake, "committed_steps", 0, ["CheckpointError", "RemoteRankError"]),
+        (handshake, "committed_among", 0, ["CheckpointError", "RemoteRankError"]),
         (directories, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
         (recover, "read_manifests", 0, ["step 1", "step 1"]),
         (recover, "take_stock", 1, ["step 1", "step 1"]),

@@ -37,6 +37,7 @@ from deeppart.state.tree.values import (
     decode_value,
     encode_key,
     encode_value,
+    is_unicode,
     is_value_type,
     plain_dtype,
 )
@@ -134,7 +135,7 @@ def _pack_ints(items: Sequence[int]) -> Encoded | None:
 
 
 def _pack_texts(items: Sequence[str]) -> Encoded | None:
-    if not _is_unicode("\n".join(items)):
+    if not is_unicode("\n".join(items)):
         return None
     if len(items) < LEAST_PACKED:
         return ["items", list(items)]
@@ -177,17 +178,6 @@ def _little(numbers: array[Any]) -> bytes:
 
 def _text(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode("ascii")
-
-
-def _is_unicode(text: str) -> bool:
-    """True if it can be left to JSON as it is (lone surrogates cannot: see ``values.py``)."""
-    if text.isascii():
-        return True
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------
@@ -255,7 +245,7 @@ def _decode_bools(arguments: list[Any], where: str, room: int) -> list[Any]:
 
 def _decode_texts(arguments: list[Any], where: str, room: int) -> list[Any]:
     lengths, joined = arguments
-    if type(joined) is not str or not _is_unicode(joined):
+    if type(joined) is not str or not is_unicode(joined):
         raise ValueError("no text")
     return [joined[start:end] for start, end in _pieces(lengths, len(joined), where)]
 

@@ -75,7 +75,7 @@ def encode_value(value: Any, where: str) -> Encoded:
     if kind is str:
         return (
             value
-            if _is_unicode(value)
+            if is_unicode(value)
             else ["str", base64.b64encode(value.encode("utf-8", _SURROGATES)).decode("ascii")]
         )
     if kind is int:
@@ -127,7 +127,7 @@ def decode_value(encoded: Encoded, where: str) -> Any:
 def _plain(encoded: Encoded) -> Any:
     """A value that JSON has itself; nothing else stands for itself."""
     kind = type(encoded)
-    plain = kind in _PLAIN or (kind is str and _is_unicode(encoded)) or (kind is float and math.isfinite(encoded))
+    plain = kind in _PLAIN or (kind is str and is_unicode(encoded)) or (kind is float and math.isfinite(encoded))
     if not plain and not (kind is int and -_INT64_LIMIT <= encoded < _INT64_LIMIT):
         raise ValueError("no value that stands for itself")
     return encoded
@@ -154,8 +154,8 @@ def describe_value(value: Any) -> str:
     return f"{value!r:.80}"
 
 
-def _is_unicode(text: str) -> bool:
-    """JSON readers may join two lone surrogates into one character, so a text with any is not left to them."""
+def is_unicode(text: str) -> bool:
+    """True unless a text has lone surrogates: readers of JSON may join two of them into one character."""
     if text.isascii():
         return True
     try:

@@ -44,7 +44,7 @@ def test_look_agree_capture(saver: Saver) -> None:
     assert isinstance(agreed, Agreed)
     assert agreed.flat is looked and agreed.rank0 == (0, 0) and agreed.diverged == () and agreed.trailing is None
     assert [kind.shape for kind in agreed.layout.types] == [(1000,)]
-    captured = saver.capture(agreed, 1)
+    captured = saver.capture(agreed)
     assert captured.own_bytes == 0 and captured.deferred is None
     assert captured.staged.data.tobytes() == state["w"].numpy().tobytes()  # type: ignore[attr-defined]
     saver.let_go(agreed)
@@ -55,7 +55,7 @@ def test_a_busy_rank_ends_the_call_before_anything_is_planned(saver: Saver) -> N
     looked = saver.look({"w": torch.zeros(10)})
     assert saver.agree(Call(1, 0, PERSISTENT), looked, busy=True) is None
     again = saver.agree(Call(1, 0, PERSISTENT), saver.look({"w": torch.zeros(10)}), busy=False)
-    assert again is not None and saver.capture(again, 1).staged.layout.nbytes == 40
+    assert again is not None and saver.capture(again).staged.layout.nbytes == 40
 
 
 def test_what_look_found_is_raised_by_agree(saver: Saver) -> None:
