@@ -34,6 +34,7 @@ from tests.fuzz.edits import RUNS
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.golden import forge
 from tests.unit import cli_support
+from tests.unit.cli_support import live_for_forged
 
 Edit = Callable[[PartImage], object]
 
@@ -53,20 +54,11 @@ def reforge(root: Path, edit: Edit, structure: Callable[[dict[str, Any]], object
         path.write_bytes(manifest.encode())
 
 
-def live() -> dict[str, Any]:
-    return {
-        "a": torch.zeros(900),
-        "b": torch.zeros(100, dtype=torch.int64),
-        "rng": torch.zeros(16, dtype=torch.uint8),
-        "position": 0,
-    }
-
-
 def refused_by_all(root: Path, error: type[Exception] = FormatError) -> None:
     """Neither loaded nor restored; the live state stays as it is, and ``verify`` knows."""
     with pytest.raises(error):
         deeppart.load(root)
-    state = live()
+    state = live_for_forged()
     with deeppart.Checkpointer(Config(persistent_dir=str(root))) as checkpointer:
         with pytest.raises(deeppart.DeeppartError):
             checkpointer.restore(state)
@@ -83,7 +75,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_forging_alone_changes_nothing(checkpoint: Path) -> None:
     reforge(checkpoint, lambda part: None)
-    state = live()
+    state = live_for_forged()
     with deeppart.Checkpointer(Config(persistent_dir=str(checkpoint))) as checkpointer:
         checkpointer.restore(state)
     assert state["a"][899] == 899 and state["position"] == 1000

@@ -95,6 +95,18 @@ def steps_in(root: Path) -> list[int]:
     return [key.step for key in list_steps(root)]
 
 
+def steps_on_disk(root: Path) -> list[int]:
+    """Steps that have a directory, whatever the library thinks of it."""
+    return sorted(int(path.name.split("-")[1]) for path in root.glob("step-*"))
+
+
+def four_steps(root: Path) -> Path:
+    """Complete steps 10, 20, 30 and 40, committed in this order."""
+    for step in (10, 20, 30, 40):
+        forge(root, step, ranks=2)
+    return root
+
+
 def block(checkpointer: deeppart.Checkpointer, root: Path, step: int) -> Path:
     """A file in place of the directory of the next attempt, so that it fails at a level."""
     path = step_directory(root, StepKey(step, checkpointer._session.session, checkpointer._sequence))
@@ -170,3 +182,13 @@ def forge(
     document(structure)
     manifest = Manifest(attempt, now(), "deeppart test", tuple(records), structure)
     PersistentLevel(root).commit(attempt.key, encode_manifest(manifest))
+
+
+def live_for_forged() -> dict[str, Any]:
+    """A live state that what :func:`forge` made can be restored into."""
+    return {
+        "a": torch.zeros(900),
+        "b": torch.zeros(100, dtype=torch.int64),
+        "rng": torch.zeros(16, dtype=torch.uint8),
+        "position": 0,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,3 +30,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(deferred.DeferredCopy, "hold", hold)
     yield go
     go.set()
+
+
+@pytest.fixture
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written by a relative path is in the test's own directory."""
+    monkeypatch.chdir(tmp_path)

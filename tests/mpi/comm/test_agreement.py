@@ -9,18 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from deeppart.comm import Comm, connect
+from deeppart.comm import Comm
 from deeppart.comm.agreement import agree, raise_together, together
 from deeppart.errors import CheckpointError, RemoteRankError, StateError
+from tests.mpi.comm.limits import LIMIT_S
 
 pytestmark = pytest.mark.mpi(min_size=2)
-
-LIMIT_S = 100.0
-
-
-@pytest.fixture(scope="module")
-def comm() -> Comm:
-    return connect(None, LIMIT_S)
 
 
 def test_agreement(comm: Comm) -> None:

@@ -14,25 +14,9 @@ import numpy as np
 import pytest
 
 from deeppart.comm import Comm, connect, finish
+from tests.mpi.comm.limits import LIMIT_S, do
 
 pytestmark = pytest.mark.mpi(min_size=2)
-
-LIMIT_S = 100.0
-
-
-@pytest.fixture(scope="module")
-def comm() -> Comm:
-    return connect(None, LIMIT_S)
-
-
-@pytest.fixture
-def own_channel(comm: Comm) -> Comm:
-    """A channel that a test may break."""
-    return finish(comm, comm.channel(), "channel", LIMIT_S)
-
-
-def do(comm: Comm, operation: Any) -> Any:
-    return finish(comm, operation, "test", LIMIT_S)
 
 
 def test_collectives(comm: Comm) -> None:

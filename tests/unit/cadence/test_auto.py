@@ -20,6 +20,7 @@ from deeppart.plan.interval import LevelCost, best, waste
 from deeppart.storage.files import DurableFile
 from deeppart.storage.steps import MANIFEST_NAME, step_directory
 from tests.histories import often_failing
+from tests.unit.cadence.ended import checkpoint
 
 ALL = ("local", "partner", "persistent")
 
@@ -34,16 +35,6 @@ def commit(root: Path, step: int) -> None:
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
-
-
-def checkpoint(levels: tuple[str, ...], blocked_s: float, busy_s: dict[str, float], **states: str) -> Pending:
-    """One that has come to its end."""
-    pending = Pending(1, frozenset(levels), lambda: None)
-    pending.note_cost(blocked_s=blocked_s)
-    for level in levels:
-        pending.note_stage(level, busy_s[level])
-        pending.note_level(level, states.get(level, DONE))
-    return pending
 
 
 # --- when it is due ---------------------------------------------------------------------------------------------------

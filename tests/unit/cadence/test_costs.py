@@ -5,19 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deeppart.cadence.costs import GUESSED_SLOWDOWN, CostMeter
-from deeppart.pending import DONE, Pending
+from tests.unit.cadence.ended import checkpoint
 
 # --- costs ------------------------------------------------------------------------------------------------------------
-
-
-def checkpoint(levels: tuple[str, ...], blocked_s: float, busy_s: dict[str, float], **states: str) -> Pending:
-    """One that has come to its end."""
-    pending = Pending(1, frozenset(levels), lambda: None)
-    pending.note_cost(blocked_s=blocked_s)
-    for level in levels:
-        pending.note_stage(level, busy_s[level])
-        pending.note_level(level, states.get(level, DONE))
-    return pending
 
 
 def test_steps_tell_what_the_background_costs() -> None:

@@ -10,27 +10,12 @@ from typing import Any
 import pytest
 
 import deeppart
-from tests.unit.cli_support import (
-    call,
-    call_json,
-    forge,
-    invoke,
-    save,
-    step_dir,
-)
+from tests.unit.cli_support import call, call_json, four_steps, invoke, save, step_dir, steps_on_disk
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Complete steps 10, 20, 30 and 40, committed in this order."""
-    for step in (10, 20, 30, 40):
-        forge(tmp_path, step, ranks=2)
-    return tmp_path
-
-
-def steps(root: Path) -> list[int]:
-    """Steps that have a directory."""
-    return sorted(int(path.name.split("-")[1]) for path in root.glob("step-*"))
+    return four_steps(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +37,9 @@ def steps(root: Path) -> list[int]:
 def test_selections(options: tuple[str, ...], left: list[int], root: Path) -> None:
     dry = call_json("prune", root, *options, "--dry-run")
     assert dry["kept"] == left and dry["dry_run"] is True and dry["removed"] == []
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
     document = call_json("prune", root, *options, "--yes")
-    assert steps(root) == left
+    assert steps_on_disk(root) == left
     gone = sorted({10, 20, 30, 40} - set(left))
     assert document.keys() == {
         "directory", "dry_run", "owner", "selected", "kept", "removed", "failed", "left_behind", "signatures_checked",
@@ -80,7 +65,7 @@ def test_selections(options: tuple[str, ...], left: list[int], root: Path) -> No
 def test_usage(options: tuple[str, ...], message: str, root: Path) -> None:
     assert message in call("prune", root, *options, "--yes", code=2)
     assert message in call_json("prune", root, *options, "--yes", code=2)["error"]["summary"]
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
 
 
 def test_text(root: Path) -> None:
@@ -98,7 +83,7 @@ def test_text(root: Path) -> None:
 def test_nobody_to_ask(root: Path) -> None:
     assert "use --yes or --dry-run" in call("prune", root, "--keep", "1", code=2)
     assert "use --yes or --dry-run" in call_json("prune", root, "--keep", "1", code=2)["error"]["summary"]
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
 
 
 def test_nobody_is_asked_where_there_is_nothing_to_remove(root: Path) -> None:
@@ -116,10 +101,10 @@ def answer(monkeypatch: pytest.MonkeyPatch, root: Path, text: str) -> Any:
 def test_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, code in (("n\n", 1), ("\n", 1), ("", 130)):
         result = answer(monkeypatch, root, text)
-        assert (result.exit_code, steps(root)) == (code, [10, 20, 30, 40])
+        assert (result.exit_code, steps_on_disk(root)) == (code, [10, 20, 30, 40])
         assert "Remove 3 steps (" in result.output and str(step_dir(root, 20)) in result.output
     result = answer(monkeypatch, root, "y\n")
-    assert (result.exit_code, steps(root)) == (0, [40])
+    assert (result.exit_code, steps_on_disk(root)) == (0, [40])
 
 
 def test_changed_while_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +115,7 @@ def test_changed_while_asking(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("click.confirm", confirm)
     result = answer(monkeypatch, root, "")
     assert result.exit_code == 2 and "has changed since you were asked" in result.output
-    assert steps(root) == [10, 30, 40]
+    assert steps_on_disk(root) == [10, 30, 40]
 
 
 # --- running jobs -----------------------------------------------------------------------------------------------------
@@ -146,7 +131,7 @@ def test_refused_while_a_job_runs(tmp_path: Path) -> None:
         refused = "without --dry-run this would be refused: the directory is in use by "
         assert refused in call("prune", tmp_path, "--keep", "1", "--dry-run")
         assert "refused" not in call("prune", tmp_path, "--keep", "2", "--dry-run"), "there is nothing to remove"
-        assert steps(tmp_path) == [1, 2]
+        assert steps_on_disk(tmp_path) == [1, 2]
         checkpointer.checkpoint({"x": 1}, step=3).wait("persistent", timeout=200)
     call("prune", tmp_path, "--keep", "1", "--yes")
-    assert steps(tmp_path) == [3]
+    assert steps_on_disk(tmp_path) == [3]

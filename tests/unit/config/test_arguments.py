@@ -17,14 +17,11 @@ from deeppart.errors import (
     StateError,
 )
 
+pytestmark = pytest.mark.usefixtures("working_directory")
+
 
 def config(directory: Path, **settings: Any) -> deeppart.Config:
     return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 30.0, **settings})
-
-
-@pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def network() -> torch.nn.Module:

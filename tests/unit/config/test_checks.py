@@ -12,16 +12,7 @@ from deeppart.codec import Chooser
 from deeppart.config import Config
 from deeppart.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in MACHINES:
-        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
-    return tmp_path
-
-
-MACHINES = ("one.toml", "two.toml", "three.toml")
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 IMPOSSIBLE: list[tuple[str, Any]] = [

@@ -12,16 +12,7 @@ from deeppart.config import Config
 from deeppart.config.job import expand_directory, job_name, launcher_world, node_name
 from deeppart.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in MACHINES:
-        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
-    return tmp_path
-
-
-MACHINES = ("one.toml", "two.toml", "three.toml")
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 # --- directories ------------------------------------------------------------------------------------------------------

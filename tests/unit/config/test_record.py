@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +13,9 @@ import pytest
 from deeppart.config import Config
 from deeppart.config.checks import DEFAULT_EVERY
 from deeppart.model import DEFAULT_KEEP
+from tests.unit.config.files import MACHINES, write_toml
 
-
-@pytest.fixture(autouse=True)
-def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in MACHINES:
-        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
-    return tmp_path
-
-
-def write_toml(text: str) -> None:
-    Path("deeppart.toml").write_text(text, encoding="utf-8")
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_defaults() -> None:
@@ -39,8 +29,6 @@ def test_defaults() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.timeout = 1.0  # type: ignore[misc]
 
-
-MACHINES = ("one.toml", "two.toml", "three.toml")
 
 # key -> (argument, environment, toml literal, value seen) for four different values
 SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {

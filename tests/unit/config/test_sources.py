@@ -9,22 +9,10 @@ import pytest
 
 from deeppart.config import Config
 from deeppart.errors import ConfigError
+from tests.unit.config.files import write_toml
 from tests.users import STRANGER, needs_root
 
-
-@pytest.fixture(autouse=True)
-def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in MACHINES:
-        (tmp_path / name).write_text('[memory]\ntensor = "2 us"\ncopy = "5 GB/s"\n')
-    return tmp_path
-
-
-def write_toml(text: str) -> None:
-    Path("deeppart.toml").write_text(text, encoding="utf-8")
-
-
-MACHINES = ("one.toml", "two.toml", "three.toml")
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 IMPOSSIBLE_TEXTS = [

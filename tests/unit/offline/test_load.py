@@ -13,6 +13,7 @@ import deeppart
 from deeppart.errors import CorruptFileError
 from deeppart.part.source import FileSource
 from deeppart.testing.states import Box, difference
+from tests.unit.round_trip import save
 
 MIB = 1 << 20
 
@@ -85,17 +86,6 @@ def test_damage_elsewhere_does_no_harm(checkpoint: Path) -> None:
 
 
 Point = namedtuple("Point", "x y")
-
-
-def config(directory: Path, **settings: Any) -> deeppart.Config:
-    return deeppart.Config(persistent_dir=str(directory / "ckpt"), **{"timeout": 20.0, **settings})
-
-
-def save(directory: Path, state: Any, **settings: Any) -> deeppart.Report:
-    with deeppart.Checkpointer(config(directory, **settings)) as ck:
-        pending = ck.checkpoint(state, step=1)
-        pending.wait(timeout=200)
-        return pending.report
 
 
 # --- load with keys ---------------------------------------------------------------------------------------------------

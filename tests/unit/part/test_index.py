@@ -7,23 +7,10 @@ import struct
 import pytest
 
 from deeppart.errors import CorruptFileError, NewerFormatError
-from deeppart.part import MemorySource, PartReader
 from tests.golden import forge
+from tests.unit.part.read_whole import read_all, refused
 
 RAW = bytes(range(200))
-
-
-def read_all(data: bytes) -> bytes:
-    reader = PartReader(MemorySource(data), where="part under test")
-    return b"".join(reader.read_chunk(i) for i in range(len(reader.chunks)))
-
-
-def refused(data: bytes) -> Exception:
-    """Read everything; return the error, which must be one of the format's and must say where."""
-    with pytest.raises((CorruptFileError, NewerFormatError)) as caught:
-        read_all(data)
-    assert "part under test" in str(caught.value)
-    return caught.value
 
 
 @pytest.mark.parametrize(

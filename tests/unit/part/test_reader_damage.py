@@ -11,22 +11,10 @@ import zstandard
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.part import MemorySource, PartReader
 from tests.golden import forge, make_v1
+from tests.unit.part.read_whole import read_all, refused
 
 PARTS = [make_v1.make_part(rank)[0] for rank in range(2)]
 RAW = bytes(range(200))
-
-
-def read_all(data: bytes) -> bytes:
-    reader = PartReader(MemorySource(data), where="part under test")
-    return b"".join(reader.read_chunk(i) for i in range(len(reader.chunks)))
-
-
-def refused(data: bytes) -> Exception:
-    """Read everything; return the error, which must be one of the format's and must say where."""
-    with pytest.raises((CorruptFileError, NewerFormatError)) as caught:
-        read_all(data)
-    assert "part under test" in str(caught.value)
-    return caught.value
 
 
 # --- without new digests: what storage does --------------------------------------------------------------------------

@@ -26,17 +26,8 @@ from deeppart.errors import (
 from deeppart.recovery.matching import notices, refused_ties
 from deeppart.state.restore.target import DROPPED
 from deeppart.testing.states import difference
-from tests.unit.cli_support import forge
+from tests.unit.cli_support import forge, live_for_forged
 from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
-
-
-def live() -> dict[str, Any]:
-    return {
-        "a": torch.zeros(900),
-        "b": torch.zeros(100, dtype=torch.int64),
-        "rng": torch.zeros(16, dtype=torch.uint8),
-        "position": 0,
-    }
 
 
 def first(path: str, old: Any, rank: int, size: int) -> Any:
@@ -62,7 +53,7 @@ def of_one(tmp_path: Path) -> Opened:
 
 @pytest.mark.parametrize("per_rank", ["strict", "drop", "rank0", first])
 def test_on_as_many_ranks_each_gets_its_own_whatever_is_asked_for(of_one: Opened, per_rank: Any) -> None:
-    state = live()
+    state = live_for_forged()
     matched = of_one.matched(state, per_rank)
     assert {index: id(data) for index, data in matched.target.live.items()} == {
         0: id(state["a"]), 1: id(state["b"]), 2: id(state["rng"])
@@ -72,7 +63,7 @@ def test_on_as_many_ranks_each_gets_its_own_whatever_is_asked_for(of_one: Opened
 
 
 def test_nothing_live_is_touched(of_one: Opened) -> None:
-    state = live()
+    state = live_for_forged()
     before = copy.deepcopy(state)
     of_one.matched(state)
     assert difference(before, state) is None
@@ -83,7 +74,7 @@ def test_nothing_live_is_touched(of_one: Opened) -> None:
 
 def test_strict_refuses_and_names_all_that_is_a_ranks_own(of_three: Opened) -> None:
     with pytest.raises(PerRankError) as caught:
-        of_three.matched(live())
+        of_three.matched(live_for_forged())
     assert "rng" in str(caught.value.found) and "position" in str(caught.value.found)
     assert "3 ranks" in caught.value.summary and "1 rank" in caught.value.summary and caught.value.where == "step 4"
 
@@ -94,7 +85,7 @@ def test_strict_refuses_before_it_looks_at_the_state(of_three: Opened) -> None:
 
 
 def test_drop_leaves_them_alone_and_says_so(of_three: Opened) -> None:
-    matched = of_three.matched(live(), "drop")
+    matched = of_three.matched(live_for_forged(), "drop")
     assert matched.target.dropped == {2} and matched.target.live.keys() == {0, 1}
     assert matched.target.values == [DROPPED]
     (notice,) = notices(matched, 1)
@@ -103,13 +94,13 @@ def test_drop_leaves_them_alone_and_says_so(of_three: Opened) -> None:
 
 
 def test_drop_takes_a_state_in_which_they_are_other(of_three: Opened) -> None:
-    matched = of_three.matched(live() | {"rng": torch.zeros(5), "position": "here"}, "drop")
+    matched = of_three.matched(live_for_forged() | {"rng": torch.zeros(5), "position": "here"}, "drop")
     assert matched.target.live.keys() == {0, 1}
 
 
 @pytest.mark.parametrize("per_rank", ["rank0", first])
 def test_what_the_old_ranks_had_is_put_in_later(of_three: Opened, per_rank: Any) -> None:
-    matched = of_three.matched(live(), per_rank)
+    matched = of_three.matched(live_for_forged(), per_rank)
     assert matched.target.dropped == {2} and matched.target.values == [DROPPED]
     assert notices(matched, 1) == [], "nothing is left as it was"
 
@@ -117,11 +108,11 @@ def test_what_the_old_ranks_had_is_put_in_later(of_three: Opened, per_rank: Any)
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[Callable[[], Any], type[StateError], str]] = {
-    "a shape": (lambda: live() | {"a": torch.zeros(901)}, LeafMismatchError, "build the state as it was"),
-    "one more": (lambda: live() | {"c": 1}, StructureMismatchError, "remove them from the state"),
-    "a level more": (lambda: {"state": live()}, StructureMismatchError, "restore(state['state'])"),
-    "expanded": (lambda: live() | {"a": torch.zeros(1).expand(900)}, StateError, "clone"),
-    "what cannot be saved": (lambda: live() | {"position": {1}}, StateError, ""),
+    "a shape": (lambda: live_for_forged() | {"a": torch.zeros(901)}, LeafMismatchError, "build the state as it was"),
+    "one more": (lambda: live_for_forged() | {"c": 1}, StructureMismatchError, "remove them from the state"),
+    "a level more": (lambda: {"state": live_for_forged()}, StructureMismatchError, "restore(state['state'])"),
+    "expanded": (lambda: live_for_forged() | {"a": torch.zeros(1).expand(900)}, StateError, "clone"),
+    "what cannot be saved": (lambda: live_for_forged() | {"position": {1}}, StateError, ""),
 }
 
 
@@ -145,7 +136,7 @@ def test_parts_that_lack_bytes_are_found_before_the_state_is_looked_at(of_one: O
 
 
 def tied_live() -> dict[str, Any]:
-    state = live()
+    state = live_for_forged()
     state["rng"] = state["b"].view(torch.uint8)[:16]
     return state
 
@@ -159,7 +150,7 @@ def test_a_tie_that_was_not_saved_is_refused_where_all_ranks_have_it(of_one: Ope
 
 
 def test_without_such_ties_nothing_is_refused(of_one: Opened) -> None:
-    assert refused_ties(of_one.matched(live()), SingleComm(), "test", TIMEOUT_S) is None
+    assert refused_ties(of_one.matched(live_for_forged()), SingleComm(), "test", TIMEOUT_S) is None
 
 
 # --- what the user is told --------------------------------------------------------------------------------------------

@@ -17,19 +17,10 @@ from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.restore.target import DROPPED
 from deeppart.testing.states import difference
-from tests.unit.cli_support import forge
+from tests.unit.cli_support import forge, live_for_forged
 from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
 
 RANKS = 3
-
-
-def live() -> dict[str, Any]:
-    return {
-        "a": torch.zeros(900),
-        "b": torch.zeros(100, dtype=torch.int64),
-        "rng": torch.zeros(16, dtype=torch.uint8),
-        "position": 0,
-    }
 
 
 @pytest.fixture
@@ -60,14 +51,14 @@ def last(path: str, old: list[Any], rank: int, size: int) -> Any:
 
 @pytest.mark.parametrize(("per_rank", "ranks"), [("drop", 0), ("rank0", 1), (last, RANKS)])
 def test_only_what_is_asked_for_is_brought(opened: Opened, per_rank: Any, ranks: int) -> None:
-    _, old = brought(opened, live(), per_rank)
+    _, old = brought(opened, live_for_forged(), per_rank)
     assert [list(each) for each in old] == [[2]] * ranks
     assert [each[2].tolist() for each in old] == [[rank] * 16 for rank in range(ranks)]
 
 
 def test_on_as_many_ranks_nobody_asks(tmp_path: Path) -> None:
     forge(tmp_path, 4, 1)
-    matched, old = brought(open_step(tmp_path), live(), last)
+    matched, old = brought(open_step(tmp_path), live_for_forged(), last)
     assert matched.saved.same_world and old == []
 
 
@@ -75,7 +66,7 @@ def test_on_as_many_ranks_nobody_asks(tmp_path: Path) -> None:
 
 
 def test_rank_0s_are_for_all(opened: Opened) -> None:
-    state = live()
+    state = live_for_forged()
     matched, found = mapped(opened, state, "rank0")
     assert found.own_leaves == {2} and found.arrays[2].tolist() == [0] * 16
     assert matched.target.values == [1000] and not matched.target.dropped
@@ -91,7 +82,7 @@ def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(open
         asked[path] = [item.tolist() if path == "rng" else item for item in old], rank, size
         return old[1]
 
-    matched, old = brought(opened, live(), ask)
+    matched, old = brought(opened, live_for_forged(), ask)
     found = map_old_leaves(matched, old, ask, 5, 7)
     assert asked == {
         "rng": ([[rank] * 16 for rank in range(RANKS)], 5, 7),
@@ -102,7 +93,7 @@ def test_a_function_is_asked_once_for_each_path_with_what_all_old_ranks_had(open
 
 def test_what_a_function_gives_is_copied(opened: Opened) -> None:
     """It may be live, and is filled from itself then."""
-    state = live() | {"position": [1, {"x": 2}]}
+    state = live_for_forged() | {"position": [1, {"x": 2}]}
     state["rng"][:] = 7
 
     def keep(path: str, old: list[Any], rank: int, size: int) -> Any:
@@ -118,7 +109,7 @@ def test_what_a_function_gives_is_copied(opened: Opened) -> None:
     "make", [lambda: torch.arange(3), lambda: np.arange(4, dtype=">i2"), lambda: torch.zeros(2, 2)], ids=range(3)
 )
 def test_it_may_be_of_another_type_if_the_live_state_is(opened: Opened, make: Callable[[], Any]) -> None:
-    state = live() | {"rng": make(), "position": 5}
+    state = live_for_forged() | {"rng": make(), "position": 5}
 
     def other(path: str, old: list[Any], rank: int, size: int) -> Any:
         return make() if path == "rng" else old[0]
@@ -140,7 +131,7 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 def refused(opened: Opened, per_rank: Any) -> DeeppartError:
-    state = live()
+    state = live_for_forged()
     before = copy.deepcopy(state)
     with pytest.raises(DeeppartError) as caught:
         mapped(opened, state, per_rank)
@@ -182,11 +173,11 @@ def test_what_does_not_fit_the_live_leaf(opened: Opened, given: Any) -> None:
 
 def test_an_array_for_a_value(opened: Opened) -> None:
     """The live state has a number there."""
-    state = live() | {"position": [1, 2]}
+    state = live_for_forged() | {"position": [1, 2]}
     with pytest.raises(StateError, match="position"):
         mapped(opened, state, "rank0")
 
 
 def test_until_they_are_mapped_they_are_not_restored(opened: Opened) -> None:
-    matched, _ = brought(opened, live(), last)
+    matched, _ = brought(opened, live_for_forged(), last)
     assert matched.target.dropped == {2} and matched.target.values == [DROPPED]

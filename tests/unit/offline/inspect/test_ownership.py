@@ -13,7 +13,7 @@ import pytest
 import deeppart
 from deeppart.offline.inspect.ownership import hold_directory, read_owner
 from deeppart.storage.lineage import LOCK_NAME
-from tests.unit.cli_support import call, call_json, forge, save
+from tests.unit.cli_support import call, call_json, four_steps, save, steps_on_disk
 
 
 def test_owner(tmp_path: Path) -> None:
@@ -63,15 +63,7 @@ def test_terminal_codes_in_the_record_are_spelled_out(tmp_path: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Complete steps 10, 20, 30 and 40, committed in this order."""
-    for step in (10, 20, 30, 40):
-        forge(tmp_path, step, ranks=2)
-    return tmp_path
-
-
-def steps(root: Path) -> list[int]:
-    """Steps that have a directory."""
-    return sorted(int(path.name.split("-")[1]) for path in root.glob("step-*"))
+    return four_steps(tmp_path)
 
 
 def test_a_job_cannot_start_during_a_prune_and_nothing_recorded_changes(tmp_path: Path) -> None:
@@ -92,7 +84,7 @@ def test_the_instant_in_which_another_command_looks_is_waited_out(root: Path) ->
 
     threading.Timer(0.1, os.close, [descriptor]).start()
     call("prune", root, "--keep", "1", "--yes")
-    assert steps(root) == [40]
+    assert steps_on_disk(root) == [40]
 
 
 def test_file_systems_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +94,9 @@ def test_file_systems_without_locks(root: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fcntl, "flock", no_locks)
     assert "use --no-lock" in call("prune", root, "--keep", "1", "--yes", code=2)
     assert "would need --no-lock: the directory is perhaps" in call("prune", root, "--keep", "1", "--dry-run")
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
     call("prune", root, "--keep", "1", "--yes", "--no-lock")
-    assert steps(root) == [40]
+    assert steps_on_disk(root) == [40]
 
 
 def test_no_lock_is_no_way_around_a_job(tmp_path: Path) -> None:

@@ -18,25 +18,19 @@ from tests.unit.cli_support import (
     call_json,
     flip,
     forge,
+    four_steps,
     make_state,
     manifest_path,
     part_path,
     save,
     step_dir,
+    steps_on_disk,
 )
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Complete steps 10, 20, 30 and 40, committed in this order."""
-    for step in (10, 20, 30, 40):
-        forge(tmp_path, step, ranks=2)
-    return tmp_path
-
-
-def steps(root: Path) -> list[int]:
-    """Steps that have a directory."""
-    return sorted(int(path.name.split("-")[1]) for path in root.glob("step-*"))
+    return four_steps(tmp_path)
 
 
 # --- what never goes --------------------------------------------------------------------------------------------------
@@ -49,9 +43,9 @@ def test_the_last_complete_checkpoint_stays(root: Path) -> None:
         call("prune", root, *options, "--dry-run", code=2)
     os.truncate(part_path(root, 10, 0, 2), 100)  # what is left would not be complete
     assert "10" not in call_json("prune", root, "--after", "10", "--yes", code=2)["error"]["found"]
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
     call("prune", root, "--after", "5", "--yes", "--allow-empty")
-    assert steps(root) == []
+    assert steps_on_disk(root) == []
 
 
 def test_damaged_steps_do_not_count_as_kept(root: Path) -> None:
@@ -61,23 +55,23 @@ def test_damaged_steps_do_not_count_as_kept(root: Path) -> None:
     forge(root, 5)
     flip(manifest_path(root, 5), 200)  # nothing tells when it was committed
     call("prune", root, "--keep", "1", "--yes")
-    assert steps(root) == [5, 30, 40]
+    assert steps_on_disk(root) == [5, 30, 40]
     call("prune", root, "--before", "30", "--yes")
-    assert steps(root) == [30, 40]
+    assert steps_on_disk(root) == [30, 40]
 
 
 def test_damaged_step_between_complete_ones(root: Path) -> None:
     part_path(root, 20, 1, 2).unlink()
     call("prune", root, "--keep", "3", "--yes")
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
     call("prune", root, "--keep", "2", "--yes")
-    assert steps(root) == [30, 40]
+    assert steps_on_disk(root) == [30, 40]
 
 
 def test_keep_counts_by_time_of_commit(root: Path) -> None:
     forge(root, 25)  # after going back to 20
     call("prune", root, "--keep", "2", "--yes")
-    assert steps(root) == [25, 40]
+    assert steps_on_disk(root) == [25, 40]
 
 
 def test_a_step_that_was_committed_again_counts_once(tmp_path: Path) -> None:
@@ -88,7 +82,7 @@ def test_a_step_that_was_committed_again_counts_once(tmp_path: Path) -> None:
                 checkpointer.checkpoint({"x": step}, step, force=True).wait(timeout=200)
     newest = max(tmp_path.glob("step-000000000003-*"), key=lambda path: (path / "manifest").stat().st_mtime_ns)
     call("prune", tmp_path, "--keep", "3", "--yes")
-    assert steps(tmp_path) == [1, 2, 3]
+    assert steps_on_disk(tmp_path) == [1, 2, 3]
     assert newest.exists()
 
 
@@ -102,7 +96,7 @@ def test_incomplete(root: Path) -> None:
         (30, "unfinished"),
         (40, "unfinished"),
     ]
-    assert steps(root) == [10, 20]
+    assert steps_on_disk(root) == [10, 20]
 
 
 def test_foreign_files_stay(root: Path) -> None:
@@ -126,7 +120,7 @@ def test_a_refused_removal_is_told_and_the_rest_goes_on(root: Path, monkeypatch:
     assert document["removed"] == [10, 30]
     assert [entry["step"] for entry in document["failed"]] == [20]
     assert "Read-only file system" in document["failed"][0]["reason"]
-    assert steps(root) == [20, 40]
+    assert steps_on_disk(root) == [20, 40]
 
 
 # --- going back -------------------------------------------------------------------------------------------------------
@@ -144,7 +138,7 @@ def test_going_back(tmp_path: Path) -> None:
     root, local = tmp_path / "ckpt", tmp_path / "local"
     save(root, 10, 20, 30, local_dir=local)
     call("prune", root, "--after", "10", "--yes")
-    assert steps(root) == [10]
+    assert steps_on_disk(root) == [10]
     assert restore(root, local)[0] == 30  # from node-local storage
     document = call_json("prune", root, "--after", "10", "--local", local, "--yes", "--json")
     assert [(entry["step"], entry["state"]) for entry in document["selected"]] == [(20, None), (30, None)]
@@ -171,7 +165,7 @@ def test_local_copies_go_with_their_steps(tmp_path: Path) -> None:
 
 def test_local_needs_a_lineage(root: Path, tmp_path: Path) -> None:
     assert "no lineage record" in call("prune", root, "--keep", "1", "--local", tmp_path, "--yes", code=1)
-    assert steps(root) == [10, 20, 30, 40]
+    assert steps_on_disk(root) == [10, 20, 30, 40]
 
 
 def test_planning_changes_nothing(root: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.template import Template
+from tests.unit.state.compare.steps import step
 
 LARGE = 70_000
 
@@ -52,19 +52,6 @@ def test_nothing_is_kept_alive_and_nothing_is_marked() -> None:
 
 
 # --- what is trained --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def watch() -> Any:
-    watching = TrainingWatch(1000)
-    yield watching
-    watching.close()
-
-
-def step(optimizer: torch.optim.Optimizer, *parameters: torch.Tensor) -> None:
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
 
 
 def test_a_leaf_that_is_larger_than_the_parameter_at_its_address_is_read_in_full(watch: TrainingWatch) -> None:

@@ -9,21 +9,9 @@ import pytest
 import torch
 
 from deeppart.state.compare.training import TrainingWatch
+from tests.unit.state.compare.steps import step
 
 # --- what is trained --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def watch() -> Any:
-    watching = TrainingWatch(1000)
-    yield watching
-    watching.close()
-
-
-def step(optimizer: torch.optim.Optimizer, *parameters: torch.Tensor) -> None:
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
 
 
 def new_parameters(count: int = 2) -> list[torch.nn.Parameter]:
