@@ -11,7 +11,7 @@ import torch
 import deeppart
 from benchmarks.memory import MemoryWatch
 from benchmarks.rig import MalfunctionError, Rig, Turn
-from deeppart.model.reports import Report
+from deeppart import Report
 
 _TIMEOUT_S = 300.0
 #: Checkpoints before the one that is timed: from then on, staging memory is there, files of retired steps are written
