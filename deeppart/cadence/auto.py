@@ -101,9 +101,7 @@ class Decider:
             return frozenset(self.levels), 1
         if self.meter.waiting:
             return frozenset(), self.calls_within(PAUSE_S)
-        self._update()
-        assert self.report is not None
-        cadence = self.report.cadence
+        cadence = self._updated().cadence
         left = self._made_at + cadence.period_s - now
         if left > self.meter.step_s / 2:
             calls = self.calls_within(left)
@@ -124,7 +122,7 @@ class Decider:
         """The number of calls in a time, at least one."""
         return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
 
-    def _update(self) -> None:
+    def _updated(self) -> CadenceReport:
         costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs), self.drain_share)
         if self.report is None or tuple(costs) != self.report.costs:
             self.report = CadenceReport(
@@ -134,6 +132,7 @@ class Decider:
                 sum(run.seconds for run in self.runs),
                 self.meter.slowdown,
             )
+        return self.report
 
 
 class AutoCadence:

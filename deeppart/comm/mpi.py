@@ -48,7 +48,7 @@ class MpiComm:
         self._comm = comm
         self.lent = False
         self.calls, self.sent, self.received = 0, 0, 0
-        self._lease: Lease | None = None
+        self._lease: Lease[MpiComm] | None = None
         self._lock = threading.Lock()
         self._waiting = 0  # for so many operations; guarded by the lock: they may begin and end in different threads
         self.rank = comm.Get_rank()
@@ -219,7 +219,7 @@ def connected(comm: MPI.Comm) -> Operation[MpiComm]:
                 raise
 
 
-def _start(comm: MPI.Comm, pool: Pool) -> Operation[MpiComm]:
+def _start(comm: MPI.Comm, pool: Pool[MpiComm]) -> Operation[MpiComm]:
     offer = pool.offer()
     try:
         requests = [comm.Iallreduce(MPI.IN_PLACE, offer.most, op=MPI.MAX)]
@@ -233,11 +233,10 @@ def _start(comm: MPI.Comm, pool: Pool) -> Operation[MpiComm]:
     return main
 
 
-def _channel(over: MPI.Comm | MpiComm, lease: Lease | None) -> Operation[MpiComm]:
+def _channel(over: MPI.Comm | MpiComm, lease: Lease[MpiComm] | None) -> Operation[MpiComm]:
     """The next channel of a lease, or a new one."""
     kept = None if lease is None else lease.take()
     if kept is not None:
-        assert isinstance(kept, MpiComm)
         return kept
     comm = over._comm if isinstance(over, MpiComm) else over
     try:
@@ -256,11 +255,11 @@ def _channel(over: MPI.Comm | MpiComm, lease: Lease | None) -> Operation[MpiComm
 
 
 #: World ranks -> the channels between them. Guarded by the lock.
-_pools: dict[tuple[int, ...], Pool] = {}
+_pools: dict[tuple[int, ...], Pool[MpiComm]] = {}
 _pools_lock = threading.Lock()
 
 
-def _pool_between(comm: MPI.Comm) -> Pool:
+def _pool_between(comm: MPI.Comm) -> Pool[MpiComm]:
     """The pool of the ranks of a communicator; all communicators between the same ranks in the same order share it."""
     group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
     ranks = tuple(group.Translate_ranks(list(range(comm.Get_size())), everyone))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -59,6 +59,9 @@ class Pooled(Protocol):
     def idle(self) -> bool: ...
 
 
+C = TypeVar("C", bound=Pooled)
+
+
 class Offer:
     """The offer of one rank in the agreement at a start.
 
@@ -72,13 +75,13 @@ class Offer:
         self.most, self.total, self.offered = most, total, offered
 
 
-class Pool:
+class Pool(Generic[C]):
     """The channels between certain ranks, of this process; shared by all threads that start sessions."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         #: Place -> (name, channel); a name and a place together are given once. Guarded by the lock, as the next two.
-        self._channels: dict[int, tuple[int, Pooled]] = {}
+        self._channels: dict[int, tuple[int, C]] = {}
         self._last_name = 0
         self._lost = 0
 
@@ -98,7 +101,7 @@ class Pool:
                     offered.add(place)
         return Offer(most.reshape(-1), total, frozenset(offered))
 
-    def agreed(self, offer: Offer) -> Lease:
+    def agreed(self, offer: Offer) -> Lease[C]:
         """The channels on which the ranks have agreed, once the offer holds the combined numbers.
 
         Raises:
@@ -106,7 +109,7 @@ class Pool:
         """
         most = offer.most.reshape(1 + PLACES, 6)
         name, lost = int(most[0, 0]), int(most[0, 1])
-        usable: list[Pooled] = []
+        usable: list[C] = []
         free: list[int] = []
         with self._lock:
             self._last_name = max(self._last_name, name)
@@ -132,7 +135,7 @@ class Pool:
             )
         return Lease(self, usable, free, name)
 
-    def put(self, place: int, name: int, channel: Pooled) -> None:
+    def put(self, place: int, name: int, channel: C) -> None:
         """A new channel, made by all ranks together."""
         with self._lock:
             self._channels[place] = (name, channel)
@@ -151,7 +154,7 @@ def _is_dead(numbers: Int64s, unreceived: int) -> bool:
     return bool(numbers[_CALLS] != -numbers[_LESS_CALLS] or unreceived)
 
 
-class Lease:
+class Lease(Generic[C]):
     """The channels that a session may have: those that all ranks are done with, then new ones.
 
     Every rank takes and adds in the same order.
@@ -163,14 +166,14 @@ class Lease:
         name: of new ones.
     """
 
-    def __init__(self, pool: Pool, usable: Sequence[Pooled], free: Sequence[int], name: int) -> None:
+    def __init__(self, pool: Pool[C], usable: Sequence[C], free: Sequence[int], name: int) -> None:
         self._pool, self._usable, self._free, self._name = pool, list(usable), list(free), name
 
-    def take(self) -> Pooled | None:
+    def take(self) -> C | None:
         """The next channel to use again, or None."""
         return self._usable.pop(0) if self._usable else None
 
-    def add(self, channel: Pooled) -> None:
+    def add(self, channel: C) -> None:
         """A channel that the ranks have made because there was none."""
         channel.lent = True
         if self._free:

@@ -54,8 +54,7 @@ def check_replicated(value: object) -> str | dict[str, str]:
     """A mode, or a mapping from globs to modes."""
     if not isinstance(value, Mapping):
         check_choice("replicated", value, REPLICATED)
-        assert isinstance(value, str)
-        return value
+        return str(value)
     modes = (*REPLICATED, "rank0")
     for pattern, mode in value.items():
         if not isinstance(pattern, str) or not pattern or mode not in modes:

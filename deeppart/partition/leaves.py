@@ -41,7 +41,7 @@ class ReplicaSet(NamedTuple):
     leaves: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Leaves:
     """Leaves in canonical order, replica set by replica set: what ``partition`` computes from.
 
@@ -66,17 +66,24 @@ class Leaves:
 
     nbytes: IntArray
     itemsize: IntArray
-    depth: IntArray | None = None
-    index: IntArray | None = None
-    sets: tuple[ReplicaSet, ...] | None = None
+    depth: IntArray
+    index: IntArray
+    sets: tuple[ReplicaSet, ...]
 
-    def __post_init__(self) -> None:
-        count = len(self.nbytes)
+    def __init__(
+        self,
+        nbytes: IntArray,
+        itemsize: IntArray,
+        depth: IntArray | None = None,
+        index: IntArray | None = None,
+        sets: tuple[ReplicaSet, ...] | None = None,
+    ) -> None:
+        count = len(nbytes)
         given = {
-            "nbytes": self.nbytes,
-            "itemsize": self.itemsize,
-            "depth": np.zeros(count, dtype=np.int64) if self.depth is None else self.depth,
-            "index": np.arange(count, dtype=np.int64) if self.index is None else self.index,
+            "nbytes": nbytes,
+            "itemsize": itemsize,
+            "depth": np.zeros(count, dtype=np.int64) if depth is None else depth,
+            "index": np.arange(count, dtype=np.int64) if index is None else index,
         }
         for name, values in given.items():
             array = np.asarray(values)
@@ -90,9 +97,8 @@ class Leaves:
                 )
             object.__setattr__(self, name, array.astype(np.int64))
         _check_sizes(self.nbytes, self.itemsize, lambda leaf: f"leaf {int(given['index'][leaf])}")
-        if self.sets is None:
-            object.__setattr__(self, "sets", (ReplicaSet(None, count),))
-        elif sum(replicas.leaves for replicas in self.sets) != count:
+        object.__setattr__(self, "sets", (ReplicaSet(None, count),) if sets is None else sets)
+        if sum(replicas.leaves for replicas in self.sets) != count:
             raise StateError(
                 "the replica sets do not cover the leaves",
                 expected=f"{count} leaves",
@@ -135,7 +141,6 @@ class Leaves:
         """These leaves less those of zero bytes, which nobody needs to save: they have no spans in any share."""
         if self.nbytes.all():
             return self
-        assert self.depth is not None and self.index is not None and self.sets is not None  # __post_init__ filled them
         kept = np.flatnonzero(self.nbytes)
         ends = np.cumsum([replicas.leaves for replicas in self.sets])
         counts = np.bincount(np.searchsorted(ends, kept, side="right"), minlength=len(self.sets))
@@ -178,8 +183,7 @@ def _by_replica_set(specs: Sequence[LeafSpec], ranks: int) -> dict[tuple[int, ..
         members = known.get(id(spec.replicas))
         if members is None:
             replicas = spec.replicas
-            if replicas not in found:
-                assert replicas is not None
+            if replicas is not None and replicas not in found:
                 check_replicas(replicas, ranks, spec.path)
                 found[replicas] = found[None] if len(replicas) == ranks else []
             members = known[id(replicas)] = found[replicas]

@@ -257,7 +257,6 @@ def partition(
 
 def _cut_sets(leaves: Leaves, ranks: int, kappa: int, preload: IntArray, strategy: Strategy) -> list[_SetShares]:
     """Cut set after set, each on top of what the sets before it gave its ranks."""
-    assert leaves.depth is not None and leaves.index is not None and leaves.sets is not None  # filled by Leaves
     load = preload.copy()
     load.setflags(write=True)
     done: list[_SetShares] = []
@@ -320,7 +319,6 @@ def _whole_preload(preload: Sequence[float] | FloatArray | IntArray | None, rank
 
 def _check_total(leaves: Leaves, kappa: int, preload: IntArray) -> None:
     """Everything added up must stay within what int64 arithmetic keeps exact. Each cut of a set costs at most kappa."""
-    assert leaves.sets is not None  # filled by Leaves
     cuts = sum(len(preload) if replicas.ranks is None else len(replicas.ranks) for replicas in leaves.sets)
     about = float(leaves.nbytes.sum(dtype=np.float64)) + float(preload.sum(dtype=np.float64))
     about += float(kappa) * (len(leaves) + cuts)

@@ -100,15 +100,15 @@ def take_inventory(
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "taking inventory"
-    stock, renamed = None if local is not None else Found(), list[str]()
+    stock: Found | None = None
+    renamed: list[str] = []
     if straightens is not None:
         if local is not None and straightens:
             stock = _take_stock(local, lineage, persistent.signing)
             renamed = _straightened(stock)
         run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
-    if local is not None and (stock is None or renamed):
+    if stock is None or renamed:
         stock = _take_stock(local, lineage, persistent.signing)
-    assert stock is not None
     stock.problems += renamed
     files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
     lines = [line for line in stock.problems if line not in stock.refused]
@@ -135,8 +135,10 @@ def take_inventory(
     )
 
 
-def _take_stock(local: Path, lineage: str, signing: Signing | None) -> Found:
-    """The files on this node; none if listing them fails, which the other ranks are told."""
+def _take_stock(local: Path | None, lineage: str, signing: Signing | None) -> Found:
+    """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told."""
+    if local is None:
+        return Found()
     try:
         return take_stock(local, lineage, signing)
     except Exception as error:

@@ -275,8 +275,7 @@ class Healer:
         return PartFile(path, stored.nbytes, stored.index_digest, digest)
 
     def _commit(self, operation: Operation[list[DurableFile]]) -> None:
-        files = self._drive(operation)
-        assert isinstance(files, list)
+        files: list[DurableFile] = self._drive(operation)
         try:
             for file in files:
                 file.commit()

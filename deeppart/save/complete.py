@@ -140,8 +140,7 @@ class Completer:
             raise
 
     def _put_manifest(self, job: Job, parts: list[PartRecord], owner: DirectoryOwner) -> None:
-        document, persistent = job.document, self._storage.persistent
-        assert document is not None
+        (_, document), persistent = job.description(), self._storage.persistent
         with collection_paused():
             created = owner.clock.now()
             manifest = Manifest(job.attempt, created, LIBRARY, tuple(parts), document.structure(), document.compared)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deeppart.errors import DeeppartError
+from deeppart.errors import CheckpointError, DeeppartError
 from deeppart.model import REDUNDANT_LEVELS, Attempt, Level
 from deeppart.part import PartSummary
 from deeppart.pending import DONE, Pending
@@ -166,6 +166,16 @@ class Job:
     def local_summary(self) -> PartSummary | None:
         """Of its local part, once that is complete."""
         return None if self.local is None else self.local.relay.summary
+
+    def description(self) -> tuple[ShareLayout, PartDocument]:
+        """Layout and document of the captured share.
+
+        Raises:
+            CheckpointError: none was captured.
+        """
+        if self.layout is None or self.document is None:
+            raise CheckpointError("there is no share to write")
+        return self.layout, self.document
 
     def check_capture(self) -> None:
         """Before a part gets its name.

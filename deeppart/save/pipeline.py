@@ -114,7 +114,7 @@ class Pipeline:
             Stage("drain", self._drain, self._give_up_draining),
         ]
         if self._capturer is not None:
-            stages.insert(0, Stage("capture", self._capture, self._give_up_capturing, next=("store",)))
+            stages.insert(0, Stage("capture", partial(self._capture, self._capturer), self._give_up_capturing, next=("store",)))
         if any(level in channels for level in REDUNDANT_LEVELS):
             stages.append(Stage("protect", self._protect, self._give_up_protecting))
         self._stages = Stages(stages, lower_priority, self._ended)
@@ -210,9 +210,8 @@ class Pipeline:
 
     # --- the stages ---
 
-    def _capture(self, job: Job) -> None:
-        assert self._capturer is not None
-        failure = self._capturer.complete(job)
+    def _capture(self, capturer: Capturer, job: Job) -> None:
+        failure = capturer.complete(job)
         self._stages.put("store", Captured(job, job.failure or failure))
 
     def _give_up_capturing(self, job: Job, failure: DeeppartError) -> None:

@@ -114,25 +114,24 @@ class Retention:
                     self._in_doubt[level].clear()
                 self._retire_nodes(retire)
         finally:
-            if level == Level.PERSISTENT and self._persistent is not None:
-                notices = self._remove_persistent(self._persistent, key)
+            if level == Level.PERSISTENT and self._persistent is not None and self._keeping is not None:
+                notices = self._remove_persistent(self._persistent, self._keeping, key)
         return notices
 
-    def _remove_persistent(self, persistent: PersistentLevel, newest: StepKey) -> list[str]:
+    def _remove_persistent(self, persistent: PersistentLevel, keeping: Keeping, newest: StepKey) -> list[str]:
         with self._removing:
-            assert self._keeping is not None
-            self._keeping.committed(newest)
+            keeping.committed(newest)
             with self._lock:
                 abandoned = set(self._abandoned)
-            dropped = self._keeping.removable(abandoned)
+            dropped = keeping.removable(abandoned)
             if dropped:
                 if self._owner is not None:
                     self._owner.check()
                 persistent.remove(dropped)  # what is refused stays on record: it may have lost its manifest by then
-                self._keeping.forget(dropped)
+                keeping.forget(dropped)
                 with self._lock:
                     self._abandoned -= dropped
-            return self._keeping.take_notices()
+            return keeping.take_notices()
 
     def _retire_nodes(self, retire: Callable[[set[StepKey]], set[StepKey]]) -> None:
         """The redundant levels first: what they keep, the local level keeps too."""

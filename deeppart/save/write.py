@@ -21,7 +21,6 @@ from deeppart.save.rank_storage import RankStorage
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
-from deeppart.state.capture.layout import ShareLayout
 from deeppart.storage.files import DurableFile
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
@@ -75,7 +74,7 @@ class ShareWriter:
         Raises:
             StorageError: the level refused.
         """
-        layout = _layout(job)
+        layout, _ = job.description()
         encoding = self._compressing.begin(Level.LOCAL, layout)
         file = level.open_part(job.attempt, self._storage.rank)
         unchanged = Unchanged(digests)
@@ -145,7 +144,7 @@ class ShareWriter:
         raise AssertionError("the last try returns or raises")
 
     def _write_persistent_once(self, job: Job, opened: Opened) -> Written:
-        layout = _layout(job)
+        layout, _ = job.description()
         encoding = self._compressing.begin(Level.PERSISTENT, layout)
         file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
         unchanged = Unchanged(opened.digests)
@@ -189,11 +188,10 @@ class ShareWriter:
 
         Where either part refers to other files, the one cannot be a copy of the other.
         """
-        layout, relay = _layout(job), local.relay
+        (layout, document), relay = job.description(), local.relay
         refers = unchanged.references or local.unchanged.references
         if refers or adds_to(encoding.chooser, local.encoding.chooser, layout):
-            assert job.document is not None
-            what = (layout, job.document, file, encoding.encoding, job.attempt, self._storage.rank)
+            what = (layout, document, file, encoding.encoding, job.attempt, self._storage.rank)
             summary = recode_part(relay, *what, self._behind, unchanged.references)
             relay.wait_for_end()  # the manifest will name the local part too
             return summary, ()
@@ -202,12 +200,6 @@ class ShareWriter:
             raise SourceLostError("the part file to copy was not completed", where=str(local.file.path))
         check_copy(found, copied, str(local.file.path))
         return copied, ("a copy of the local part",)
-
-
-def _layout(job: Job) -> ShareLayout:
-    if job.layout is None:
-        raise CheckpointError("there is no share to write")
-    return job.layout
 
 
 def _abort(file: DurableFile, unchanged: Unchanged) -> None:

@@ -159,17 +159,18 @@ class DurableFile:
         self.busy_s += time.monotonic() - began
 
     def _append(self, data: memoryview) -> None:
-        if self._block is None:
+        memory = self._block
+        if memory is None:
             self._write_out(data)
             return
-        block = np.frombuffer(self._block, dtype=np.uint8)  # a copy through numpy lets other threads run
+        block = np.frombuffer(memory, dtype=np.uint8)  # a copy through numpy lets other threads run
         source = np.frombuffer(data, dtype=np.uint8)
         at = 0
         while at < len(source):
             count = min(len(source) - at, BLOCK_BYTES) // ALIGNMENT * ALIGNMENT
             if self._direct and count >= AS_IT_LIES_BYTES and not self._filled % ALIGNMENT and _is_aligned(source[at:]):
                 if self._filled:
-                    self._flush_block(self._filled)
+                    self._flush_block(memory, self._filled)
                 self._write_out(data[at : at + count])
                 at += count
                 continue
@@ -178,7 +179,7 @@ class DurableFile:
             self._filled += count
             at += count
             if self._filled == BLOCK_BYTES:
-                self._flush_block(BLOCK_BYTES)
+                self._flush_block(memory, BLOCK_BYTES)
 
     def commit(self) -> None:
         """Make the file durable and give it its name.
@@ -189,7 +190,7 @@ class DurableFile:
         began = time.monotonic()
         try:
             if self._block is not None and self._filled:
-                self._flush_block(self._filled)
+                self._flush_block(self._block, self._filled)
             found = call("fstat", self.temporary, self._fd).st_size
             if found > self.nbytes:  # a recycled file was longer
                 call("ftruncate", self.temporary, self._fd, self.nbytes)
@@ -256,11 +257,10 @@ class DurableFile:
         with contextlib.suppress(OSError):
             access.remove(self.temporary)
 
-    def _flush_block(self, filled: int) -> None:
+    def _flush_block(self, memory: mmap.mmap, filled: int) -> None:
         """Write the block out; direct writes take whole multiples of the alignment, the tail goes through the cache."""
-        assert self._block is not None
         aligned = filled - filled % ALIGNMENT if self._direct else filled
-        view = memoryview(self._block)
+        view = memoryview(memory)
         try:
             self._write_out(view[:aligned])
             if aligned < filled:

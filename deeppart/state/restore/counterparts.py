@@ -31,14 +31,10 @@ def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
 
 def inside_object(saved: SavedNode, live: Node) -> tuple[SavedNode, Node]:
     """``{"m": model}`` and ``{"m": model.state_dict()}`` hold the same: look through the object on one side."""
-    saved_object = isinstance(saved, SavedBranch) and saved.kind == "object"
-    live_object = isinstance(live, Branch) and live.kind == "object"
-    if saved_object and not live_object:
-        assert isinstance(saved, SavedBranch)
-        return saved.children[0], live
-    if live_object and not saved_object:
-        return SavedBranch("object", (None,), (saved,)), live
-    return saved, live
+    live_is_object = isinstance(live, Branch) and live.kind == "object"
+    if isinstance(saved, SavedBranch) and saved.kind == "object":
+        return saved if live_is_object else saved.children[0], live
+    return SavedBranch("object", (None,), (saved,)) if live_is_object else saved, live
 
 
 def meet(saved: SavedNode, live: Node, values: list[Any]) -> tuple[SavedNode, Node]:

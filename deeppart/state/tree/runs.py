@@ -56,12 +56,11 @@ _TAG = "run"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
-def run_levels(item: object) -> int:
+def run_levels(item: Any) -> int:
     """The number of containers inside each other in a run, it included; 0 if it is no run."""
     kind = type(item)
     if kind not in CONTAINERS:
         return 0
-    assert isinstance(item, (list, tuple, dict))
     if len(item) < (LEAST_ITEMS if kind in SEQUENCES else LEAST_ENTRIES):
         return 0
     if _all_values(_items(item)):
