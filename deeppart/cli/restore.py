@@ -19,7 +19,7 @@ from deeppart.offline.inspect.node_files import lineage_on_nodes
 from deeppart.offline.inspect.planning import RestorePlan, plan_here, plan_together
 from deeppart.part import Signing
 from deeppart.plan.restart import Source, explain, explain_parts
-from deeppart.recovery.suspects import suspect_lines
+from deeppart.recovery.suspect_warnings import suspect_lines
 from deeppart.storage.lineage import read_lineage
 
 _TIMEOUT_S = 120.0

@@ -13,9 +13,9 @@ from deeppart.config.arguments import check_step
 from deeppart.errors import DeeppartWarning, FormatError, RestoreError, StorageError, warn_caller
 from deeppart.model import Manifest
 from deeppart.part import Signing
-from deeppart.recovery.suspects import suspect_lines, warn_suspect
+from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.storage.manifests import CommittedStep, committed_steps, read_manifest, read_manifests, unusable
-from deeppart.storage.recognizing import recognize
+from deeppart.storage.mistaken_paths import recognize
 from deeppart.storage.retired import MOST_LOOKS, step_is_retired
 from deeppart.storage.steps import list_steps
 

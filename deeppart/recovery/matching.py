@@ -30,7 +30,7 @@ from deeppart.state.restore.advice import (
     unreached_notice,
     unreached_optimizers,
 )
-from deeppart.state.restore.matching import find_targets
+from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.paths import readable

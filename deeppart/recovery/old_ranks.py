@@ -21,7 +21,7 @@ from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedValue
 from deeppart.state.restore.filling import detached
-from deeppart.state.restore.matching import find_targets
+from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import Array, leaf_type, new_array

@@ -9,8 +9,8 @@ import torch
 
 from deeppart.save.transfer import Staged
 from deeppart.state.capture.deferred import DeferredCopy
-from deeppart.state.compare.derived import Layout
 from deeppart.state.compare.divergence import Divergence
+from deeppart.state.compare.state_layout import StateLayout
 from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.tree.flat import FlatState
 
@@ -51,7 +51,7 @@ class Agreed:
 
     call: Call
     flat: FlatState
-    layout: Layout
+    layout: StateLayout
     rank0: tuple[int, int]
     owned: Mapping[int, torch.Tensor]
     trailing: TrailingSlices | None

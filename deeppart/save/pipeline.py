@@ -114,7 +114,9 @@ class Pipeline:
             Stage("drain", self._drain, self._give_up_draining),
         ]
         if self._capturer is not None:
-            stages.insert(0, Stage("capture", partial(self._capture, self._capturer), self._give_up_capturing, next=("store",)))
+            stages.insert(
+                0, Stage("capture", partial(self._capture, self._capturer), self._give_up_capturing, next=("store",))
+            )
         if any(level in channels for level in REDUNDANT_LEVELS):
             stages.append(Stage("protect", self._protect, self._give_up_protecting))
         self._stages = Stages(stages, lower_priority, self._ended)

@@ -8,14 +8,14 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.partition import partition
 from deeppart.state.capture.layout import ShareLayout, lay_out, leaf_specs
-from deeppart.state.compare.derived import Layout
 from deeppart.state.compare.owners import trained_leaves
+from deeppart.state.compare.state_layout import StateLayout
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.paths import readable
 
 
 def plan_share(
-    comm: Comm, layout: Layout, flat: FlatState, kappa: float, within: tuple[str, float], *, all_tell: bool
+    comm: Comm, layout: StateLayout, flat: FlatState, kappa: float, within: tuple[str, float], *, all_tell: bool
 ) -> ShareLayout | str:
     """Plan the share of this rank. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged.
 

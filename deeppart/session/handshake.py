@@ -14,8 +14,8 @@ from deeppart.config.job import scheduled_job
 from deeppart.errors import ConfigError
 from deeppart.model import StepKey
 from deeppart.storage.manifests import committed_among
+from deeppart.storage.mistaken_paths import recognize
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.recognizing import recognize
 from deeppart.storage.steps import list_steps
 
 

@@ -10,7 +10,7 @@ from deeppart.comm import finish
 from deeppart.errors import CheckpointError, DeeppartWarning, warn_caller
 from deeppart.model import Attempt
 from deeppart.plan.restart import Inventory
-from deeppart.recovery.suspects import suspect_lines, warn_suspect
+from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.session.record import Session
 
 

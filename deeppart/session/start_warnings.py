@@ -7,7 +7,7 @@ from pathlib import Path
 from deeppart.errors import DeeppartError, DeeppartWarning, ReducedProtectionWarning, StorageError, warn_caller
 from deeppart.nodes.pairing import Protection
 from deeppart.storage.owner import DirectoryOwner
-from deeppart.storage.reduced import note_protection
+from deeppart.storage.reduced_protection import note_protection
 from deeppart.storage.steps import foreign_steps
 
 

@@ -16,7 +16,7 @@ from deeppart.save.pipeline import Pipeline
 from deeppart.save.protect import Protector
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.retention import Retention
-from deeppart.save.suspects import SuspicionWriter
+from deeppart.save.suspicion_writer import SuspicionWriter
 from deeppart.save.workers import lower_priority
 from deeppart.session.record import Session
 from deeppart.storage.rate import RateLimit

@@ -38,9 +38,9 @@ MEANT = {
     ("offline/inspect/listing.py", "stat"): "the directory that the caller named",
     ("offline/inspect/listing.py", "is_file"): "whether the caller named the directory of a step",
     ("offline/inspect/listing.py", "iterdir"): "the same",
-    ("storage/recognizing.py", "is_file"): "what the caller named, for the message",
-    ("storage/recognizing.py", "is_dir"): "the same",
-    ("storage/recognizing.py", "os.listdir"): "the same",
+    ("storage/mistaken_paths.py", "is_file"): "what the caller named, for the message",
+    ("storage/mistaken_paths.py", "is_dir"): "the same",
+    ("storage/mistaken_paths.py", "os.listdir"): "the same",
     ("session/handshake.py", "is_dir"): "the same",
 }
 

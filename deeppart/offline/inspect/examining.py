@@ -12,8 +12,8 @@ from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, SignatureError, StorageError
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, parse_part_file_name
+from deeppart.storage.completeness import file_length, part_problem
 from deeppart.storage.manifests import UNFINISHED, read_manifest
-from deeppart.storage.presence import file_length, part_problem
 from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
 from deeppart.storage.steps import list_steps, step_directory
 
@@ -85,7 +85,7 @@ def _order(entry: PersistentStep) -> tuple[int, bool, str, int]:
 
 
 def examine_step(root: Path, key: StepKey, signing: Signing | None = None) -> PersistentStep | None:
-    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.presence`).
+    """One step directory: its manifest is read, and every part is looked at (:mod:`deeppart.storage.completeness`).
 
     Returns:
         What is there; None if a running job has retired it meanwhile.

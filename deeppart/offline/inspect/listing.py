@@ -21,9 +21,9 @@ from deeppart.part import Signing
 from deeppart.plan.restart import Inventory, Source, Stock
 from deeppart.storage.files import storage_error
 from deeppart.storage.lineage import is_copy, read_lineage
+from deeppart.storage.mistaken_paths import recognize
 from deeppart.storage.node import NODE_FOLDERS, Found
-from deeppart.storage.recognizing import recognize
-from deeppart.storage.reduced import reduced_runs
+from deeppart.storage.reduced_protection import reduced_runs
 from deeppart.storage.steps import MANIFEST_NAME
 from deeppart.storage.suspects import read_suspicions
 

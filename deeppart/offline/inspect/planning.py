@@ -15,10 +15,10 @@ from deeppart.model import Level, Manifest
 from deeppart.part import Signing, decode_manifest
 from deeppart.plan.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
 from deeppart.recovery.recover import take_inventory
+from deeppart.storage.completeness import part_problem
 from deeppart.storage.manifests import MANIFEST_LIMIT_BYTES
 from deeppart.storage.node import take_stock
 from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.presence import part_problem
 from deeppart.storage.small_files import read_file
 from deeppart.storage.steps import MANIFEST_NAME
 

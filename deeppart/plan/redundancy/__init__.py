@@ -2,9 +2,9 @@
 file.
 """
 
+from deeppart.plan.redundancy.node_groups import Nodes, parity_groups, partner_nodes
 from deeppart.plan.redundancy.placement import Copy, Member, ParitySet, parity_sets, partner_copies
 from deeppart.plan.redundancy.stripes import Stripes, block_bytes_for
-from deeppart.plan.redundancy.topology import Nodes, parity_groups, partner_nodes
 
 __all__ = [
     "Copy",

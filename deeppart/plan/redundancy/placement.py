@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deeppart.plan.redundancy.topology import Nodes, parity_groups, partner_nodes
+from deeppart.plan.redundancy.node_groups import Nodes, parity_groups, partner_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def parity_sets(
     share of the parity and does an equal share of the work.
 
     Args:
-        group_size: nodes per group, at least; see :func:`deeppart.plan.redundancy.topology.parity_groups`.
+        group_size: nodes per group, at least; see :func:`deeppart.plan.redundancy.node_groups.parity_groups`.
         tolerate: nodes of each group that may be lost, less than ``group_size``.
         parts: as for :func:`partner_copies`.
 

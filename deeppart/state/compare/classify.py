@@ -24,9 +24,9 @@ from deeppart.errors import LeafMismatchError, UnsupportedLeafError
 from deeppart.model import ComparedEarlier
 from deeppart.state.compare.compared import NEVER, Calls, compared_earlier
 from deeppart.state.compare.comparing import COMPARED, TRAILING, UNREAD
-from deeppart.state.compare.derived import Flags, Layout, derive, refresh
 from deeppart.state.compare.divergence import Divergence, describe, find_groups, suspect_intervals
-from deeppart.state.compare.earlier import Earlier
+from deeppart.state.compare.earlier_leaves import EarlierLeaves
+from deeppart.state.compare.state_layout import Flags, StateLayout, derive, refresh
 from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.compare.training import TrainingWatch
 from deeppart.state.document.ties import alias_digests
@@ -73,15 +73,15 @@ class Classifier:
         self._compares = self._mode not in (ALL, NONE)
         self._watch = TrainingWatch(SMALL_LEAF_BYTES) if self._compares and self._mode != VERIFY else None
         self._calls = Calls()
-        self._earlier = Earlier()
+        self._earlier = EarlierLeaves()
         #: What the last checkpoint has left to compare, and the leaves compared in turn at it, with their orders.
         self._trailing: TrailingSlices | None = None
         self._trailed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
-        self.layout: Layout | None = None
+        self.layout: StateLayout | None = None
         self.values: list[Encoded] = []
 
     @property
-    def known(self) -> Layout:
+    def known(self) -> StateLayout:
         """The layout of the state that :meth:`prepare` took in last.
 
         Raises:
@@ -106,7 +106,7 @@ class Classifier:
         if self._trailing is not None:
             self._trailing.drop()
         if self.layout is not None:
-            self.layout.comparison.remembered.forget()
+            self.layout.comparison.cache.forget()
 
     def prepare(self, flat: FlatState) -> bool:
         """Take in the state to save (local). Returns whether its structure is new to this rank.
@@ -172,7 +172,7 @@ class Classifier:
         self._count(layout, turn, unread_alike, trailing)
         return trailing
 
-    def _count(self, layout: Layout, turn: int, unread_alike: bool, trailing: TrailingSlices | None) -> None:
+    def _count(self, layout: StateLayout, turn: int, unread_alike: bool, trailing: TrailingSlices | None) -> None:
         """Record what was compared at a turn; if something is still to be read, its slices are recorded only with
         that.
         """
@@ -185,7 +185,7 @@ class Classifier:
         else:
             self._trailing, self._trailed = trailing, in_part
 
-    def _count_trailing(self, layout: Layout) -> None:
+    def _count_trailing(self, layout: StateLayout) -> None:
         """Record that what trailed was the same on all ranks."""
         if self._trailing is not None and self._trailed is not None:
             layout.record.in_part(*self._trailed, self._trailing.turn)
@@ -244,7 +244,7 @@ class Classifier:
         self._earlier.settle(layout)  # not before: a call that is refused on the way has told nobody
         return found
 
-    def _compare_trailing(self, layout: Layout, fresh: bool, what: str) -> Flags | None:
+    def _compare_trailing(self, layout: StateLayout, fresh: bool, what: str) -> Flags | None:
         """Compare what trailed the turn before, leaf by leaf (collective).
 
         Args:
@@ -275,7 +275,7 @@ class Classifier:
         self._trailing = self._trailed = None
         return differing if differing.any() else None
 
-    def _differing(self, layout: Layout, flat: FlatState, turn: int, what: str) -> Flags:
+    def _differing(self, layout: StateLayout, flat: FlatState, turn: int, what: str) -> Flags:
         """The leaves that differ in what is compared at a turn (collective)."""
         comparison = layout.comparison
         ways = np.zeros((3, len(layout.types)), dtype=np.int64)
@@ -349,7 +349,7 @@ class Classifier:
         )
         return Classified(tuple(readable(path) for path in own), told)
 
-    def _agree_on_ties(self, layout: Layout, what: str) -> None:
+    def _agree_on_ties(self, layout: StateLayout, what: str) -> None:
         """Find which ties are the state's, and how leaves are treated (collective).
 
         Ties that not all ranks have are not ties of the state. But leaves that share memory on any rank are treated as

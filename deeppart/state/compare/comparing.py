@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from deeppart.state.compare.digest_cache import DigestCache
 from deeppart.state.compare.owners import holds_alone
-from deeppart.state.compare.remembered import Remembered
 from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.compare.training import TrainingWatch
 from deeppart.state.compare.turns import C_ORDER, Turns, memory_order
@@ -53,7 +53,7 @@ class Comparison:
         flat: the state; later ones have the same structure and types.
         types: type of every leaf of the state, by leaf number.
         always: those of them that are read in full at every checkpoint, whatever is known of them.
-        remembered: digests known from before.
+        cache: digests known from before.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Comparison:
         flat: FlatState,
         types: list[LeafType],
         always: Collection[int] = (),
-        remembered: Remembered | None = None,
+        cache: DigestCache | None = None,
     ) -> None:
         self.numbers = list(numbers)
-        self.remembered = remembered or Remembered()
+        self.cache = cache or DigestCache()
         self._types = types
         self.small = [number for number in numbers if types[number].nbytes <= SMALL_LEAF_BYTES]
         self.large = [number for number in numbers if types[number].nbytes > SMALL_LEAF_BYTES]
@@ -154,7 +154,7 @@ class Comparison:
 
     def in_full(self, flat: FlatState) -> Digests:
         """Digests of all bytes of every leaf, read now; 0 for leaves that are not compared."""
-        self.remembered.forget()
+        self.cache.forget()
         found = np.zeros(len(self._types), dtype=np.int64)
         for number in self.small:
             found[number] = full_digest(flat.data[number])
@@ -204,7 +204,7 @@ class Comparison:
         on_devices = [number for number in numbers if is_on_device(flat.data[number])]
         found = dict(zip(on_devices, device_digests([flat.data[number] for number in on_devices]), strict=True))
         rest = [number for number in numbers if number not in found]
-        known, unread = self.remembered.digests(flat, [number for number in rest if number in may_be_known])
+        known, unread = self.cache.digests(flat, [number for number in rest if number in may_be_known])
         found |= known
         found |= {number: full_digest(flat.data[number]) for number in rest if number not in known}
         return np.array([found[number] for number in numbers], dtype=np.int64), unread

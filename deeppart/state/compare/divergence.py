@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from deeppart.comm.base import rank_names
 from deeppart.state.compare.compared import NEVER, Calls, Interval
-from deeppart.state.compare.derived import Flags, Layout
+from deeppart.state.compare.state_layout import Flags, StateLayout
 from deeppart.state.tree.fingerprint import full_digest
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import leaf_type
@@ -93,7 +93,7 @@ def describe(
 
 
 def suspect_intervals(
-    layout: Layout, news: Flags, least: npt.NDArray[np.int64], calls: Calls, now: tuple[int, int]
+    layout: StateLayout, news: Flags, least: npt.NDArray[np.int64], calls: Calls, now: tuple[int, int]
 ) -> dict[int, Interval | None]:
     """Leaves that were alike and are not -> the checkpoints that are suspect for them, ascending.
 

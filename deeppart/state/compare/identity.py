@@ -6,7 +6,7 @@ is its object's id and a weak reference to its *storage*, whose number nobody el
 
 An id alone is given anew. Another tensor object with the same id over the same storage is another view of the same
 bytes, and may have a version counter of its own: who believes counters has to know
-(:mod:`deeppart.state.compare.remembered`).
+(:mod:`deeppart.state.compare.digest_cache`).
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ def combine(offers: Sequence[Offer]) -> None:
         offer.most[:], offer.total[:] = most, total
 
 
-def start(pools: Sequence[Pool]) -> list[Lease]:
+def start(pools: Sequence[Pool[Channel]]) -> list[Lease[Channel]]:
     offers = [pool.offer() for pool in pools]
     combine(offers)
     return [pool.agreed(offer) for pool, offer in zip(pools, offers, strict=True)]
 
 
-def session(pools: Sequence[Pool], count: int) -> tuple[list[list[Channel]], int]:
+def session(pools: Sequence[Pool[Channel]], count: int) -> tuple[list[list[Channel]], int]:
     """What each rank has of a session of so many channels, and how many of them are not new."""
     leases = start(pools)
     mine: list[list[Channel]] = [[] for _ in pools]
@@ -65,11 +65,11 @@ def give_back(mine: list[list[Channel]]) -> None:
 
 
 @pytest.fixture
-def pools() -> list[Pool]:
+def pools() -> list[Pool[Channel]]:
     return [Pool(), Pool()]
 
 
-def test_what_is_given_back_is_used_again_in_order(pools: list[Pool]) -> None:
+def test_what_is_given_back_is_used_again_in_order(pools: list[Pool[Channel]]) -> None:
     first, again = session(pools, 3)
     assert again == 0
     give_back(first)
@@ -77,7 +77,7 @@ def test_what_is_given_back_is_used_again_in_order(pools: list[Pool]) -> None:
     assert again == 3 and [channels[:3] for channels in second] == first
 
 
-def test_two_sessions_at_a_time_share_nothing(pools: list[Pool]) -> None:
+def test_two_sessions_at_a_time_share_nothing(pools: list[Pool[Channel]]) -> None:
     first, _ = session(pools, 2)
     second, again = session(pools, 2)
     assert again == 0
@@ -86,7 +86,7 @@ def test_two_sessions_at_a_time_share_nothing(pools: list[Pool]) -> None:
     assert again == 2 and third == second and first[0][0].lent
 
 
-def test_one_rank_that_still_has_it_is_enough_to_leave_it_alone(pools: list[Pool]) -> None:
+def test_one_rank_that_still_has_it_is_enough_to_leave_it_alone(pools: list[Pool[Channel]]) -> None:
     first, _ = session(pools, 1)
     first[0][0].lent = False
     assert session(pools, 1)[1] == 0
@@ -99,7 +99,7 @@ def test_one_rank_that_still_has_it_is_enough_to_leave_it_alone(pools: list[Pool
 @pytest.mark.parametrize(
     "fault", ["broken on one", "busy on one", "a collective more on one", "a message not received"]
 )
-def test_what_may_still_be_on_its_way_is_never_used_again(pools: list[Pool], fault: str) -> None:
+def test_what_may_still_be_on_its_way_is_never_used_again(pools: list[Pool[Channel]], fault: str) -> None:
     first, _ = session(pools, 2)
     give_back(first)
     channel = first[1][0]
@@ -118,7 +118,7 @@ def test_what_may_still_be_on_its_way_is_never_used_again(pools: list[Pool], fau
     assert session(pools, 2)[1] == 2, "the place of the lost one is taken"
 
 
-def test_messages_both_ways_do_not_make_up_for_each_other(pools: list[Pool]) -> None:
+def test_messages_both_ways_do_not_make_up_for_each_other(pools: list[Pool[Channel]]) -> None:
     """Rank 0 has sent two and received one, rank 1 has sent one and received one."""
     first, _ = session(pools, 1)
     first[0][0].sent, first[0][0].received = 2, 1
@@ -127,7 +127,7 @@ def test_messages_both_ways_do_not_make_up_for_each_other(pools: list[Pool]) -> 
     assert session(pools, 1)[1] == 0
 
 
-def test_a_rank_that_does_not_know_the_outcome_keeps_what_it_has_offered(pools: list[Pool]) -> None:
+def test_a_rank_that_does_not_know_the_outcome_keeps_what_it_has_offered(pools: list[Pool[Channel]]) -> None:
     first, _ = session(pools, 1)
     give_back(first)
     given_up = pools[0].offer()
@@ -139,7 +139,7 @@ def test_a_rank_that_does_not_know_the_outcome_keeps_what_it_has_offered(pools: 
     assert again == 0 and first[0][0].lent, "not given to another session meanwhile"
 
 
-def test_a_channel_that_one_rank_has_no_end_of_is_dropped(pools: list[Pool]) -> None:
+def test_a_channel_that_one_rank_has_no_end_of_is_dropped(pools: list[Pool[Channel]]) -> None:
     """It was given up while it was made."""
     leases = start(pools)
     leases[0].add(half := Channel())
@@ -150,14 +150,14 @@ def test_a_channel_that_one_rank_has_no_end_of_is_dropped(pools: list[Pool]) -> 
     assert session(pools, 1)[1] == 1
 
 
-def test_what_is_not_taken_can_be_taken_by_the_next(pools: list[Pool]) -> None:
+def test_what_is_not_taken_can_be_taken_by_the_next(pools: list[Pool[Channel]]) -> None:
     first, _ = session(pools, MOST_TAKEN)
     give_back(first)
     session(pools, 1)
     assert session(pools, MOST_TAKEN - 1)[1] == MOST_TAKEN - 1
 
 
-def test_more_channels_than_places(pools: list[Pool]) -> None:
+def test_more_channels_than_places(pools: list[Pool[Channel]]) -> None:
     many = [session(pools, 6)[0] for _ in range(PLACES // 6 + 2)]
     for each in many:
         give_back(each)
@@ -165,7 +165,7 @@ def test_more_channels_than_places(pools: list[Pool]) -> None:
     assert session(pools, 6)[1] == 6
 
 
-def test_too_many_lost_is_an_error_on_all_ranks(pools: list[Pool]) -> None:
+def test_too_many_lost_is_an_error_on_all_ranks(pools: list[Pool[Channel]]) -> None:
     first, _ = session(pools, 1)
     give_back(first)
     pools[1]._lost = MOST_LOST + 1

@@ -11,7 +11,7 @@ from deeppart.comm import SingleComm
 from deeppart.save import sharing
 from deeppart.save.sharing import plan_share
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.compare.derived import derive
+from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.replication import Replication
 

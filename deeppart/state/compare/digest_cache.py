@@ -36,7 +36,7 @@ class _Known:
     digest: int
 
 
-class Remembered:
+class DigestCache:
     """Digests of whole leaves by number, from one checkpoint to the next."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _STRICTNESS = (ALL, AUTO, VERIFY, NONE)
 
 
 @dataclass(slots=True)
-class Layout:
+class StateLayout:
     """Data derived from a state's structure, kept while the structure stays.
 
     Attributes:
@@ -144,7 +144,7 @@ class Layout:
         return True
 
 
-def derive(flat: FlatState, replication: Replication) -> Layout:
+def derive(flat: FlatState, replication: Replication) -> StateLayout:
     """Derive the layout of a new structure; every leaf counts as replicated until ranks have compared."""
     types = [leaf_type(data) for data in flat.data]
     aliases = find_aliases(flat, types)
@@ -153,7 +153,7 @@ def derive(flat: FlatState, replication: Replication) -> Layout:
     modes = _of_groups(own_modes, groups, flat.shared[0])
     value_modes = _modes(flat.values, replication)
     value_modes[flat.shared[1] :] = NONE
-    layout = Layout(
+    layout = StateLayout(
         tokens=flat.tokens,
         token_types=flat.types,
         pointers=flat.pointers,
@@ -207,7 +207,7 @@ def _of_groups(modes: npt.NDArray[np.str_], groups: npt.NDArray[np.int64], share
     return tied
 
 
-def refresh(layout: Layout, flat: FlatState) -> None:
+def refresh(layout: StateLayout, flat: FlatState) -> None:
     """Renew what depends on which leaves are replicated."""
     aliases = layout.aliases
     layout.type_digests = np.array(
@@ -216,7 +216,7 @@ def refresh(layout: Layout, flat: FlatState) -> None:
     skipped = layout.per_rank | layout.trusted
     compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
     verified = np.flatnonzero(layout.modes == VERIFY).tolist()
-    layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.remembered)
+    layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.cache)
 
 
 def _structure_digest(flat: FlatState, replication: Replication) -> int:

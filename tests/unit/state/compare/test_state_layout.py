@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.compare.derived import Layout, derive
+from deeppart.state.compare.state_layout import StateLayout, derive
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.replication import Replication
 
 
-def layout(state: Any, setting: Any = "auto") -> Layout:
+def layout(state: Any, setting: Any = "auto") -> StateLayout:
     return derive(flatten(state), Replication(setting))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.state.compare.compared import NEVER
-from deeppart.state.compare.derived import Flags, Layout
+from deeppart.state.compare.state_layout import Flags, StateLayout
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Path
@@ -16,20 +16,20 @@ from deeppart.state.tree.paths import Path
 _MOST_LEAVES = 100_000
 
 
-class Earlier:
+class EarlierLeaves:
     """Replicated leaves of earlier structures, by path: their type, and the turn at which all of it was compared."""
 
     def __init__(self) -> None:
         self._leaves: dict[Path, tuple[LeafType, int]] = {}
 
-    def remember(self, layout: Layout) -> None:
+    def remember(self, layout: StateLayout) -> None:
         """The structure changes: what was replicated stays under watch at its path."""
         known = _turns(layout)
         for leaf, kind in zip(layout.arrays, layout.types, strict=True):
             if known[leaf.index] != NEVER:
                 self._leaves[leaf.path] = kind, int(known[leaf.index])
 
-    def known(self, layout: Layout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
+    def known(self, layout: StateLayout, fresh: bool) -> tuple[npt.NDArray[np.int64], Flags]:
         """For each leaf the turn at which all of it was last found alike on all ranks; and whether its type is new.
 
         Args:
@@ -43,7 +43,7 @@ class Earlier:
                 known[leaf.index], retyped[leaf.index] = turn, earlier != kind
         return known, retyped
 
-    def settle(self, layout: Layout) -> None:
+    def settle(self, layout: StateLayout) -> None:
         """The leaves of a structure have been compared: from now on its record says when, also of those that differ."""
         here = {leaf.path for leaf in layout.arrays}
         gone = [each for each in self._leaves.items() if each[0] not in here]
@@ -52,7 +52,7 @@ class Earlier:
         self._leaves = dict(gone[-_MOST_LEAVES:])
 
 
-def _turns(layout: Layout) -> npt.NDArray[np.int64]:
+def _turns(layout: StateLayout) -> npt.NDArray[np.int64]:
     """For each leaf the turn at which it was last found alike, by its layout; some rank may have undone a tie since."""
     owners = layout.owners()
     return np.where(layout.per_rank[owners], NEVER, layout.record.turns[owners])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import SuspectStepWarning
-from deeppart.recovery.suspects import suspect_lines, warn_suspect
+from deeppart.recovery.suspect_warnings import suspect_lines, warn_suspect
 from deeppart.storage.suspects import write_suspicion
 from tests.unit.suspicions import RECORD, attempt
 

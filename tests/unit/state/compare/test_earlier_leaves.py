@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.state.compare import earlier
+from deeppart.state.compare import earlier_leaves
 from deeppart.state.compare.compared import NEVER
-from deeppart.state.compare.derived import Layout, derive
-from deeppart.state.compare.earlier import Earlier
+from deeppart.state.compare.earlier_leaves import EarlierLeaves
+from deeppart.state.compare.state_layout import StateLayout, derive
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.replication import Replication
 
 
-def layout(*names: str, elements: int = 3, turn: int | None = None) -> Layout:
+def layout(*names: str, elements: int = 3, turn: int | None = None) -> StateLayout:
     state: dict[str, Any] = {name: torch.zeros(elements) for name in names}
     found = derive(flatten(state), Replication("auto"))
     if turn is not None:
@@ -24,7 +24,7 @@ def layout(*names: str, elements: int = 3, turn: int | None = None) -> Layout:
 
 
 def test_a_leaf_that_comes_back_is_known_by_its_path() -> None:
-    known = Earlier()
+    known = EarlierLeaves()
     known.remember(layout("a", "b", turn=7))
     turns, retyped = known.known(layout("b", "c"), fresh=True)
     assert turns.tolist() == [7, NEVER] and retyped.tolist() == [False, False]
@@ -33,14 +33,14 @@ def test_a_leaf_that_comes_back_is_known_by_its_path() -> None:
 
 
 def test_what_was_never_compared_takes_nothing_from_what_is_known() -> None:
-    known = Earlier()
+    known = EarlierLeaves()
     known.remember(layout("a", turn=7))
     known.remember(layout("a"))
     assert known.known(layout("a"), fresh=True)[0].tolist() == [7]
 
 
 def test_another_type_is_told_and_what_is_per_rank_is_not_known() -> None:
-    known = Earlier()
+    known = EarlierLeaves()
     known.remember(layout("a", "b", turn=7))
     turns, retyped = known.known(layout("a", "b", elements=4), fresh=True)
     assert turns.tolist() == [7, 7] and retyped.tolist() == [True, True]
@@ -49,16 +49,16 @@ def test_another_type_is_told_and_what_is_per_rank_is_not_known() -> None:
     assert known.known(here, fresh=True)[0].tolist() == [NEVER, 7]
     differing = layout("a", turn=7)
     differing.per_rank[0] = True
-    nothing = Earlier()
+    nothing = EarlierLeaves()
     nothing.remember(differing)
     assert nothing.known(layout("a"), fresh=True)[0].tolist() == [NEVER]
 
 
 def test_when_a_structure_was_compared_its_own_record_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Earlier()
+    known = EarlierLeaves()
     known.remember(layout("a", "b", "c", turn=7))
     known.settle(layout("a"))
     assert known.known(layout("a", "b"), fresh=True)[0].tolist() == [NEVER, 7]
-    monkeypatch.setattr(earlier, "_MOST_LEAVES", 1)
+    monkeypatch.setattr(earlier_leaves, "_MOST_LEAVES", 1)
     known.settle(layout("a"))
     assert known.known(layout("b", "c"), fresh=True)[0].tolist().count(7) == 1, "only so many are remembered"

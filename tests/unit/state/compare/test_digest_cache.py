@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.state.compare.remembered import Remembered
+from deeppart.state.compare.digest_cache import DigestCache
 from deeppart.state.tree.flatten import flatten
 
 LARGE = 70_000
@@ -20,7 +20,7 @@ LARGE = 70_000
 
 def test_a_frozen_parameter_is_read_once_and_again_when_it_has_changed() -> None:
     parameter = torch.nn.Parameter(torch.zeros(LARGE), requires_grad=False)
-    remembered, flat = Remembered(), flatten({"p": parameter})
+    remembered, flat = DigestCache(), flatten({"p": parameter})
     first, unread = remembered.digests(flat, [0])
     assert not unread
     assert remembered.digests(flat, [0]) == (first, {0})
@@ -33,7 +33,7 @@ def test_a_frozen_parameter_is_read_once_and_again_when_it_has_changed() -> None
 
 def test_frozen_parameters_of_a_module_are_known_through_its_state_dict() -> None:
     module = torch.nn.Linear(300, 300).requires_grad_(False)
-    remembered = Remembered()
+    remembered = DigestCache()
     assert remembered.digests(flatten(module), [1])[1] == frozenset()
     assert remembered.digests(flatten(module), [1])[1] == {1}
     module.weight.mul_(2)
@@ -42,7 +42,7 @@ def test_frozen_parameters_of_a_module_are_known_through_its_state_dict() -> Non
 
 def unknown(make: Any) -> bool:
     """Whether a leaf is read again although nothing about it seems to have changed."""
-    remembered, (state, write) = Remembered(), make()
+    remembered, (state, write) = DigestCache(), make()
     first, _ = remembered.digests(flatten(state()), [0])
     write()
     second, unread = remembered.digests(flatten(state()), [0])
