@@ -78,8 +78,8 @@ class Completer:
             verdict, agreed = Verdict(str(error), may_stand=not failed), False
         complete = verdict.problem is None and not failed
         if complete:
+            self._remember(job, level, outcome)  # first: who waits for the level may save again at once
             job.pending.note_level(level, DONE)
-            self._remember(job, level, outcome)
             if level != Level.PERSISTENT and job.is_on_nodes():
                 self._ledger.completed(job.attempt)  # before it, or what it replaces, is retired
             self._retire(job, level)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import deeppart
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.verifying import verify
 from deeppart.part import parse_base_file_name
+from deeppart.save.incremental import Incremental
 from deeppart.storage.files import DurableFile
 from deeppart.storage.node import take_stock
 from deeppart.storage.steps import parse_step_directory_name, remove_step
@@ -55,6 +57,20 @@ def restored(settings: deeppart.Config) -> tuple[int | None, str | None, str]:
     with deeppart.Checkpointer(settings) as checkpointer:
         step = checkpointer.restore(live)
         return step, difference(state(step or 0), live), "\n".join(checkpointer.explanation)
+
+
+def test_who_has_waited_for_a_level_can_refer_to_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a busy processor takes to remember what was written."""
+    completed = Incremental.completed
+
+    def late(self: Incremental, *arguments: Any) -> None:
+        time.sleep(0.2)
+        completed(self, *arguments)
+
+    monkeypatch.setattr(Incremental, "completed", late)
+    with deeppart.Checkpointer(config(tmp_path, local_dir=None)) as checkpointer:
+        report = save(checkpointer, 1, 2)
+    assert report.levels["persistent"].referenced_bytes > FROZEN
 
 
 def files(directory: Path) -> dict[int, list[Path]]:
