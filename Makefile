@@ -22,7 +22,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu docs check lint types imports dead dist format clean
+.PHONY: help venv demo test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ $(SPHINX): $(STAMP)
 
 docs: $(SPHINX) ## guide and API reference as pages, build/docs/index.html; warnings are errors
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
+
+fresh: ## pip install . into an environment of its own, without MPI, and README's snippets there
+	.ci/fresh
 
 check: lint types imports dead ## lint, types, import directions, unused names
 
