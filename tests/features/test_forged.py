@@ -30,8 +30,8 @@ from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import decode_leaf_value
 from deeppart.state.tree.values import decode_value
 from deeppart.storage.owner import DirectoryOwner
-from tests.fuzz.edits import RUNS
 from tests.fuzz.images import ManifestImage, PartImage
+from tests.fuzz.odd_values import RUNS
 from tests.golden import forge
 from tests.unit import cli_support
 from tests.unit.cli_support import live_for_forged

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import edits
+from tests.fuzz import edits, odd_values
 from tests.fuzz.images import ManifestImage, PartImage
 from tests.fuzz.readers import lay_out
 from tests.fuzz.seeds import SIGNED, Files, Seed, make_seeds
@@ -363,7 +363,7 @@ def _forge_text(files: Files, name: str, rng: random.Random) -> None:
             "{}",
         )
         lines[at] = rng.choice(
-            (f"{left} = {rng.choice(number)}", f"{rng.choice(edits.TEXTS)} = {right}", lines[at] * 2)
+            (f"{left} = {rng.choice(number)}", f"{rng.choice(odd_values.TEXTS)} = {right}", lines[at] * 2)
         )
         files[name] = "\n".join(lines).encode("utf-8", "surrogatepass")
     else:

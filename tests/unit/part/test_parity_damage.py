@@ -1,0 +1,120 @@
+"""Damaged parity files: what storage does to them never passes for parity."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deeppart.errors import CorruptFileError, StorageError
+from deeppart.part import (
+    FileSource,
+    MemorySource,
+    ParityReader,
+)
+from tests.golden import make_parity_v1
+from tests.unit.part.parity_files import GOLDEN, INDEX_OFFSET, blocks_of, forged, opened, refused
+
+
+@pytest.mark.parametrize("mask", [0xFF, 0x01, 0x80])
+def test_every_flipped_byte_is_found(mask: int) -> None:
+    damaged = bytearray(GOLDEN)
+    for i in range(len(damaged)):
+        damaged[i] ^= mask
+        assert type(refused(damaged)) is CorruptFileError, i
+        damaged[i] ^= mask
+    opened(damaged).verify()
+
+
+def test_a_flipped_byte_of_the_payload_costs_its_block_and_no_other() -> None:
+    """A rebuild uses the good blocks of a file with bad ones."""
+    damaged, sound = bytearray(GOLDEN), blocks_of(opened(GOLDEN))
+    ends = np.cumsum([len(block or b"") for block in sound])
+    for i in range(4096, INDEX_OFFSET, 7):
+        damaged[i] ^= 1
+        bad = int(np.searchsorted(ends, i - 4096, side="right"))
+        expected = [None if number == bad else block for number, block in enumerate(sound)]
+        reader = opened(damaged)
+        assert blocks_of(reader) == expected, i
+        row, index = divmod(bad, 2)
+        start = 4096 + int(ends[bad]) - len(sound[bad] or b"")
+        with pytest.raises(CorruptFileError) as caught:
+            reader.verify()
+        assert f"row {row}, block {index} (bytes {start} to {4096 + ends[bad]})" in str(caught.value)
+        damaged[i] ^= 1
+
+
+def test_every_truncation_is_found() -> None:
+    for length in range(len(GOLDEN)):
+        refused(GOLDEN[:length])
+        # the file keeps its length but its end was never written
+        refused(GOLDEN[:length].ljust(len(GOLDEN), b"\xee"))
+
+
+def test_appended_bytes_are_found() -> None:
+    for more in (b"\0", b"garbage", bytes(4096), GOLDEN[-64:], GOLDEN):
+        refused(GOLDEN + more)
+
+
+def test_mixed_files_are_found() -> None:
+    """A header and payload of one file with index and footer of another: every digest by itself holds."""
+    other = forged(head={"step": 1201})
+    mixed = GOLDEN[:INDEX_OFFSET] + other[INDEX_OFFSET:]
+    assert len(mixed) == len(other) == len(GOLDEN)
+    assert "not this one's" in str(refused(mixed))
+
+
+def test_other_files_are_not_parity_and_the_other_way_round() -> None:
+    from deeppart.part import PartReader
+
+    assert "not a deeppart parity file" in str(refused(make_parity_v1.PARTS[0]))
+    with pytest.raises(CorruptFileError, match="not a deeppart part file"):
+        PartReader(MemorySource(GOLDEN), where="share under test")
+
+
+class Liar(MemorySource):
+    """Gives fewer bytes than it was asked for."""
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        return super().read_at(offset, length)[: length - 1]
+
+
+def test_short_answers_of_a_source_are_found() -> None:
+    with pytest.raises(CorruptFileError, match="share under test"):
+        ParityReader(Liar(GOLDEN), where="share under test")
+
+
+def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "share"
+    path.write_bytes(GOLDEN)
+    with FileSource(path) as source:
+        reader = ParityReader(source, where=str(path))
+        os.truncate(path, 5000)
+        block = np.empty(1024, dtype=np.uint8)
+        with pytest.raises(CorruptFileError, match="ends before"):
+            reader.read_block(0, 1, block)
+        with pytest.raises(CorruptFileError, match="ends before"):
+            reader.verify()
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    class Broken(MemorySource):
+        refuses_from = 0
+
+        def read_at(self, offset: int, length: int) -> memoryview:
+            if offset >= self.refuses_from:
+                raise StorageError("input/output error", errno=5)
+            return super().read_at(offset, length)
+
+    with pytest.raises(StorageError, match="input/output error"):
+        ParityReader(Broken(GOLDEN), where="share under test")
+    source = Broken(GOLDEN)
+    source.refuses_from = len(GOLDEN)
+    reader = ParityReader(source, where="share under test")
+    source.refuses_from = 4096
+    with pytest.raises(StorageError, match="input/output error"):
+        reader.verify()
+    with pytest.raises(StorageError, match="input/output error"):
+        reader.read_block(0, 0, np.empty(1024, dtype=np.uint8))
