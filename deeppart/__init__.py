@@ -181,7 +181,7 @@ def close() -> None:
 
 def _finish_the_latest() -> None:
     """Checkpointers made by handlers of ``atexit``: what is registered from within these is not run any more."""
-    if ending := sys.modules.get("deeppart.session.end"):
+    if ending := sys.modules.get("deeppart.session.at_exit"):
         ending.finish()
 
 

@@ -34,8 +34,8 @@ from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
 from deeppart.save.saver import Saver
 from deeppart.save.transfer import Staged
-from deeppart.session.end import close_at_the_end
-from deeppart.session.healing import rebuild_redundancy
+from deeppart.session.at_exit import close_at_the_end
+from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
 from deeppart.session.open import open_session
@@ -253,9 +253,7 @@ class Checkpointer:
         self._retention.went_on()
         if self._auto is not None:
             self._auto.restored(recovered.slowest_level_read)
-        self.explanation += rebuild_redundancy(
-            session, self._pipeline, self._retention, self._arena, recovered, inventory
-        )
+        self.explanation += heal_redundancy(session, self._pipeline, self._retention, self._arena, recovered, inventory)
         # From here on, where warnings are errors, no other rank waits for this one.
         self.explanation += tell_suspects(session, recovered.attempt)
         tell_restored(session, recovered.attempt, inventory, notices, named=step is not None)

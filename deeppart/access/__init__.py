@@ -1,10 +1,10 @@
 """Directories and files are reached without going through anything that other users could have put in the way.
 
 The way to a directory begins at the root of the file system and goes from one open directory to the next
-(``openat(2)`` with ``O_NOFOLLOW``): :mod:`deeppart.access.way`. What each of them must be like is said by the rules of
-:mod:`deeppart.access.rules`; which rules hold below which directory is set by :func:`guard`, by whoever opens it: a
-running job, or a command that reads. Elsewhere, what is read may be anyone's; what is made must be in a directory that
-others cannot write to.
+(``openat(2)`` with ``O_NOFOLLOW``): :mod:`deeppart.access.path_walk`. What each of them must be like is said by the
+rules of :mod:`deeppart.access.rules`; which rules hold below which directory is set by :func:`guard`, by whoever
+opens it: a running job, or a command that reads. Elsewhere, what is read may be anyone's; what is made must be in a
+directory that others cannot write to.
 """
 
 from deeppart.access.folders import Folder, open_folder
@@ -24,9 +24,9 @@ from deeppart.access.operations import (
     rename,
     sync_directory,
 )
+from deeppart.access.path_walk import make_directory
 from deeppart.access.refusals import ForeignAccessError, NotRegularError, answers
 from deeppart.access.rules import PERMISSIONS, READING, Identity, Rules, node_place, node_rules, persistent_rules
-from deeppart.access.way import make_directory
 
 __all__ = [
     "PERMISSIONS",

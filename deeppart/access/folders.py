@@ -14,13 +14,13 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
+from deeppart.access.acl import status_of
 from deeppart.access.descriptors import ENTRIES, FILE, STEP, close_descriptor, set_mode, sync_entries, who
 from deeppart.access.guards import Held, forget, held, rules_for
 from deeppart.access.hanging import storage_operation
-from deeppart.access.lists import status_of
+from deeppart.access.path_walk import components, descend, walk
 from deeppart.access.refusals import NotRegularError, refuse
 from deeppart.access.rules import READING, Rules
-from deeppart.access.way import components, descend, walk
 
 #: What ``open`` says of a link; of a FIFO that nobody reads, a socket or a device without driver; of a directory.
 _NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})

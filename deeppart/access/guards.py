@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deeppart.access.descriptors import close_descriptor
+from deeppart.access.path_walk import walk
 from deeppart.access.rules import Rules
-from deeppart.access.way import walk
 
 
 class Held:

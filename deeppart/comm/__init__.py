@@ -1,4 +1,4 @@
-"""The only package that imports mpi4py: how ranks find each other, and on which nodes they are."""
+"""The only package that imports mpi4py: how ranks find each other, and how they talk."""
 
 from __future__ import annotations
 

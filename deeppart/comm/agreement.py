@@ -22,7 +22,7 @@ _TODO = "fix what that rank reports; no rank has saved or changed anything"
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class Agreement:
     """Outcome of :func:`agree`.
 
     Attributes:
@@ -34,7 +34,7 @@ class Agreed:
     flags: Mapping[str, int]
 
 
-def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what: str, timeout: float) -> Agreed:
+def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what: str, timeout: float) -> Agreement:
     """Compare fields and combine flags over all ranks with one reduction of ``2 * fields + flags`` integers.
 
     Args:
@@ -51,7 +51,7 @@ def agree(comm: Comm, fields: Mapping[str, int], flags: Mapping[str, int], what:
     count = len(values)
     same = most[:count] == -most[count : 2 * count]
     differing = frozenset(name for name, equal in zip(fields, same, strict=True) if not equal)
-    return Agreed(differing, dict(zip(flags, most[2 * count :].tolist(), strict=True)))
+    return Agreement(differing, dict(zip(flags, most[2 * count :].tolist(), strict=True)))
 
 
 def unequal(comm: Comm, digests: npt.NDArray[np.int64], what: str, timeout: float) -> npt.NDArray[np.bool_]:

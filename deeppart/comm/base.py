@@ -6,7 +6,7 @@ thread, which is what MPI libraries without ``MPI_THREAD_MULTIPLE`` need.
 
 Invariants
 ----------
-* No wait is unbounded: :class:`Drive` takes a timeout and ends in an error that names the ranks waited for.
+* No wait is unbounded: :class:`RunningOperation` takes a timeout and ends in an error that names the ranks waited for.
 * After a timeout a channel is broken and says so at once: its collectives can no longer be matched between ranks.
 * Traffic of different channels never mixes, and never mixes with the caller's own communicator.
 
@@ -82,7 +82,7 @@ class Comm(Protocol):
         """Ranks known to wait in the channel's current operation (this one included)."""
 
 
-class Drive(Generic[T]):
+class RunningOperation(Generic[T]):
     """An operation on its way to its end, one look after another.
 
     Args:
@@ -166,7 +166,7 @@ def rank_names(ranks: Iterable[int]) -> str:
     return f"{noun} " + (texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + " and " + texts[-1])
 
 
-def together(operations: Iterable[Operation[Any]]) -> Operation[None]:
+def interleaved(operations: Iterable[Operation[Any]]) -> Operation[None]:
     """Advance several operations side by side until all are finished."""
     rest = list(operations)
     while rest:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Generic, TypeVar
 
-from deeppart.comm.base import Comm, Drive, Operation
+from deeppart.comm.base import Comm, Operation, RunningOperation
 
 T = TypeVar("T")
 #: See :class:`ForegroundRound`.
@@ -41,7 +41,7 @@ class ForegroundRound(Generic[T]):
     """
 
     def __init__(self, comm: Comm, operation: Operation[T], what: str, timeout: float) -> None:
-        self._drive = Drive(comm, operation, what, timeout)
+        self._drive = RunningOperation(comm, operation, what, timeout)
         self._lock = threading.Lock()  # guards what follows, and the operation
         self._cancelled = False
         self._waited_s, self._looked_at = 0.0, time.monotonic()

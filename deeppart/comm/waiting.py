@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
-from deeppart.comm.base import Comm, Drive, Operation, rank_names
+from deeppart.comm.base import Comm, Operation, RunningOperation, rank_names
 from deeppart.comm.queued import advance_all
 from deeppart.errors import WaitingNotice, warn_now
 
@@ -24,7 +24,7 @@ NOTICE_S = 30.0
 
 
 def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
-    """Drive an operation to its end and return its result.
+    """RunningOperation an operation to its end and return its result.
 
     Args:
         what: the name of the operation, for the error: "checkpoint(step=100)".
@@ -36,7 +36,7 @@ def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, ba
         CommError: the channel broke earlier.
     """
     began = time.monotonic()
-    drive = Drive(comm, operation, what, timeout)
+    drive = RunningOperation(comm, operation, what, timeout)
     polling, sleep_s = not background, SLEEP_FIRST_S
     waited, is_told = 0.0, background
     while not drive.advance(waited):

@@ -17,7 +17,7 @@ from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.select import select
 from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.parts import OwnDocument, decode_meta
+from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces

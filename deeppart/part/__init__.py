@@ -23,7 +23,7 @@ from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_m
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader
 from deeppart.part.signing import Signing, strong_digest
-from deeppart.part.source import FileSource, MemorySource, Source
+from deeppart.part.source import ByteSource, FileSource, MemorySource
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
 from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
 
@@ -39,6 +39,7 @@ __all__ = [
     "OWN_TABLE",
     "SHARED_TABLE",
     "SPAN_DTYPE",
+    "ByteSource",
     "ChunkPlace",
     "FileSource",
     "MemorySource",
@@ -49,7 +50,6 @@ __all__ = [
     "PartWriter",
     "Signing",
     "Sink",
-    "Source",
     "base_file_name",
     "decode_manifest",
     "decode_suspicion",

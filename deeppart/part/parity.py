@@ -24,7 +24,7 @@ from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.part import format as fmt
 from deeppart.part.format import PartFooter, bad_attempt, check_digest, corrupt, is_hex32
 from deeppart.part.json_text import parse_json
-from deeppart.part.source import Source
+from deeppart.part.source import ByteSource
 from deeppart.part.writer import Sink
 from deeppart.plan.redundancy.stripes import ALIGNMENT, MOST_MEMBERS, Stripes
 
@@ -176,7 +176,7 @@ class ParityReader:
             read.
     """
 
-    def __init__(self, source: Source, *, where: str) -> None:
+    def __init__(self, source: ByteSource, *, where: str) -> None:
         self._source, self._where = source, where
         if source.size < fmt.MIN_FILE_BYTES:
             raise corrupt("a parity file cannot be so short", found=f"{source.size} bytes", where=where)

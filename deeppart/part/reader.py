@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from deeppart.codec.known import codec_by_id
 from deeppart.codec.raw import RawCodec
+from deeppart.codec.registry import codec_by_id
 from deeppart.errors import CorruptFileError, FormatError
 from deeppart.model import Attempt, BaseRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import PartFooter, PartHeader, base_file_name, check_digest, corrupt
 from deeppart.part.index import PartIndex
 from deeppart.part.signing import PART, TAG_BYTES, Signing, check_strong_digest
-from deeppart.part.source import Source
+from deeppart.part.source import ByteSource
 
 
 class PartReader:
@@ -60,7 +60,7 @@ class PartReader:
 
     def __init__(
         self,
-        source: Source,
+        source: ByteSource,
         *,
         where: str,
         expected_attempt: Attempt | None = None,
@@ -104,7 +104,7 @@ class PartReader:
         self.bases = tuple(
             BaseRecord(row["index_digest"].tobytes().hex(), int(row["nbytes"]), int(row["step"])) for row in index.bases
         )
-        self._base_sources: dict[int, Source] = {}
+        self._base_sources: dict[int, ByteSource] = {}
         self.chunks, self.spans, self._strong = index.chunks, index.spans, index.strong
         self.meta, self.raw_bytes = index.meta, index.raw_bytes
         self.raw_starts: npt.NDArray[np.uint64] = np.zeros(len(self.chunks) + 1, dtype=np.uint64)
@@ -203,11 +203,11 @@ class PartReader:
         """The same for base ``base`` of the table, counted from 1."""
         self._base(base)
 
-    def _source_of(self, i: int) -> Source:
+    def _source_of(self, i: int) -> ByteSource:
         base = int(self.chunks["base"][i])
         return self._source if base == 0 else self._base(base)
 
-    def _base(self, base: int) -> Source:
+    def _base(self, base: int) -> ByteSource:
         found = self._base_sources.get(base)
         if found is None:
             found = self._source.beside(self.base_name(base))

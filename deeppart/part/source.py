@@ -25,7 +25,7 @@ from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part.format import corrupt
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Random access to the bytes of one part."""
 
     @property
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Fill ``buffer`` (writable, contiguous) from ``offset``, or raise CorruptFileError or StorageError."""
         ...
 
-    def beside(self, name: str) -> Source:
+    def beside(self, name: str) -> ByteSource:
         """The file of that name in the same directory, or raise CorruptFileError or StorageError."""
         ...
 
@@ -218,7 +218,7 @@ class MemorySource:
         """The whole part, where it lies."""
         return self._data
 
-    def beside(self, name: str) -> Source:
+    def beside(self, name: str) -> ByteSource:
         """There is no other.
 
         Raises:

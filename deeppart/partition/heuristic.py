@@ -51,7 +51,7 @@ from __future__ import annotations
 import numpy as np
 
 from deeppart.partition.cost import CostLine, Cuts, IntArray
-from deeppart.partition.water import fill
+from deeppart.partition.water_filling import fill
 
 #: Boundaries with more shared components than this count as equally insignificant; bounds the work on deep nestings.
 _DEEPEST = 32

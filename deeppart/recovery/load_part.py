@@ -21,8 +21,8 @@ from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.part import FileSource, MemorySource, PartReader, Signing
 from deeppart.plan.restart import Read
+from deeppart.storage.locked_pages import LockedFile, pin
 from deeppart.storage.mapped import lies_in_memory
-from deeppart.storage.pinned import Pinned, pin
 
 #: While one thread waits for storage, another can check what has come.
 LEAST_THREADS = 2
@@ -146,7 +146,7 @@ class OpenedPart:
         may_share = self._is_payload and signing is None
         self._in_place = isinstance(source, MemorySource) and self._is_payload
         self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.path)
-        self._pinned: Pinned | None = None
+        self._pinned: LockedFile | None = None
         if may_share and not self._in_place and isinstance(source, FileSource):
             self._pinned = pin(source)
         self.room_bytes = 0 if self._in_place or self._pinned is not None else self._reader.raw_bytes

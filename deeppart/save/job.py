@@ -22,7 +22,7 @@ from deeppart.save.relay import Relay
 from deeppart.save.transfer import Staged, Unchanged
 from deeppart.state.capture.deferred import DeferredCopy
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.document.parts import PartDocument
+from deeppart.state.document.part_document import PartDocument
 from deeppart.storage.files import DurableFile
 
 

@@ -25,7 +25,7 @@ class Reader(Enum):
     CAPTURE = "capture"
     STORE = "store"
     DRAIN = "drain"
-    REBUILD = "rebuild"
+    HEAL = "heal"
 
 
 class StagingLease(Generic[T]):

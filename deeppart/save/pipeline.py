@@ -301,7 +301,7 @@ class Pipeline:
     def _repair(self, repair: Repair) -> None:
         """Rebuild redundancy; what goes wrong is told at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
-        release = partial(repair.lease.done, Reader.REBUILD)
+        release = partial(repair.lease.done, Reader.HEAL)
         try:
             repair.run(channel, partial(self.driver.drive, channel, what=repair.what), release)
         except Exception as error:

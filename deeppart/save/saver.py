@@ -19,7 +19,7 @@ from deeppart.errors import CheckpointError, DeeppartError, RanksDisagreeError, 
 from deeppart.model import LEVELS
 from deeppart.partition import DEFAULT_KAPPA_BYTES
 from deeppart.save.agreed import Agreed, Call, CapturedShare
-from deeppart.save.sharing import plan_share
+from deeppart.save.share_planning import plan_share
 from deeppart.save.transfer import Staged
 from deeppart.save.warnings import Warnings
 from deeppart.state.capture.copying import CapturePlan, Staging, staging_bytes
@@ -31,8 +31,8 @@ from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.reconciling import reconcile
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
-from deeppart.state.document.parts import Own, PartDocument
-from deeppart.state.tree.flat import Cuts, FlatState
+from deeppart.state.document.part_document import Own, PartDocument
+from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.per_rank import WAYS
 from deeppart.state.tree.template import Template
@@ -180,13 +180,13 @@ class Saver:
         """Nothing is saved any more."""
         self._classifier.close()
 
-    def _cuts(self, mine: frozenset[ExactPath]) -> Cuts | None:
+    def _cuts(self, mine: frozenset[ExactPath]) -> ApartRules | None:
         """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
         replication = self._classifier.replication
         if not mine and not replication.patterns:
             return None
         rank0 = replication.is_rank0 if replication.has_rank0 else None
-        return Cuts(mine, rank0, self._comm.rank == 0, replication.splits if replication.patterns else None)
+        return ApartRules(mine, rank0, self._comm.rank == 0, replication.splits if replication.patterns else None)
 
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)

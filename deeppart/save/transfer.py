@@ -24,7 +24,7 @@ from deeppart.save.encoding import Chunk, Encoders, Watch
 from deeppart.save.relay import Relay
 from deeppart.save.workers import Workers
 from deeppart.state.capture.layout import ShareLayout
-from deeppart.state.document.parts import PartDocument
+from deeppart.state.document.part_document import PartDocument
 
 
 @dataclass(frozen=True, slots=True)

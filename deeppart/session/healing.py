@@ -16,7 +16,7 @@ from deeppart.save.retention import Retention
 from deeppart.session.record import Session
 
 
-def rebuild_redundancy(
+def heal_redundancy(
     session: Session,
     pipeline: Pipeline,
     retention: Retention,
@@ -51,6 +51,6 @@ def rebuild_redundancy(
         pipeline.ledger.restored(attempt)
 
     mine = [write.part for write in healing.writes if write.rank == session.comm.rank]
-    lease = StagingLease(mine or None, (Reader.REBUILD,))
+    lease = StagingLease(mine or None, (Reader.HEAL,))
     pipeline.submit_repair(Repair(attempt, f"rebuilding the redundancy of step {step}", run, lease))
     return tuple(lines)

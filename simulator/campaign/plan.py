@@ -11,8 +11,8 @@ import numpy as np
 from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
+from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
-from ..timing.sharing import FloatArray, by_node
 from ..timing.stages import Job, Times, times_of
 from ..workload.states import Shares
 from .failures import Size, rates_per_s

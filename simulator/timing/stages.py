@@ -20,7 +20,7 @@ from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from ..machine.record import Machine
 from ..workload.states import Shares, State
-from .sharing import FloatArray, by_node, finish_times
+from .bandwidth_sharing import FloatArray, by_node, finish_times
 
 #: Stages in the order in which tables and timelines show them.
 STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)

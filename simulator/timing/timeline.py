@@ -8,7 +8,7 @@ import numpy as np
 
 from deeppart.model import Level
 
-from .sharing import by_node
+from .bandwidth_sharing import by_node
 from .stages import Job, Times
 
 #: Rows of the picture, per node, from top to bottom: what runs side by side there.

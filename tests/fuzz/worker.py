@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from tests.fuzz import readers
-from tests.fuzz.breaking import BREAKAGES
+from tests.fuzz.mutants import BREAKAGES
 from tests.fuzz.seeds import make_seeds
 
 #: Processor time of one case.

@@ -21,7 +21,7 @@ from deeppart.part import PartSummary
 from deeppart.recovery import apply, documents, matching, overlapping, recover
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
-from deeppart.save import complete, pipeline, protect, sharing, write
+from deeppart.save import complete, pipeline, protect, share_planning, write
 from deeppart.save.incremental import Incremental
 from deeppart.save.job import Opened
 from deeppart.save.lease import StagingLease
@@ -83,7 +83,7 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
     ("owner", "name", "on_rank", "expected"),
     [
         (complete, "encode_manifest", 0, [["persistent"]]),
-        (sharing, "partition", 1, [["local", "persistent"]]),
+        (share_planning, "partition", 1, [["local", "persistent"]]),
         (write.ShareWriter, "look", 1, [["local", "persistent"]]),
         (PartSummary, "record", 1, [["local"], ["persistent"]]),  # whichever of the two threads reports first
         (Incremental, "completed", 1, [[]]),

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from deeppart.save import saver
+from deeppart.state.compare.classify import DIGESTS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Scripts of the user's, which examples start.
@@ -69,3 +72,9 @@ def test_what_does_not_exist_is_noticed() -> None:
         "Pipeline.none"
     ]
     assert not missing("tests/packaging/test_documents.py::test_what_does_not_exist_is_noticed")
+
+
+def test_the_agreement_of_a_save_is_as_long_as_the_document_says() -> None:
+    """Each field counts twice: the largest of x and of -x say whether all x are equal."""
+    told = re.search(r"one all-reduce \(maximum\) of (\d+) integers", (ROOT / "docs" / "architecture.md").read_text())
+    assert told and int(told[1]) == 2 * (len(saver._CALL) + len(DIGESTS)) + len(saver._FLAGS)

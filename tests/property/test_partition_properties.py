@@ -18,7 +18,7 @@ from deeppart.model import LeafSpec
 from deeppart.partition import STRATEGIES, Leaves, Plan, partition
 from deeppart.partition.cost import CostLine
 from deeppart.partition.heuristic import cut, tolerance
-from deeppart.partition.water import fill
+from deeppart.partition.water_filling import fill
 
 IntArray = NDArray[np.int64]
 EXAMPLES = settings(max_examples=150, deadline=None)

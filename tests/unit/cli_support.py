@@ -20,7 +20,7 @@ from deeppart.save.encoding import Encoders
 from deeppart.save.transfer import Encoding, Staged, write_part
 from deeppart.state.capture.layout import lay_out
 from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.parts import PartDocument
+from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import flat_bytes, leaf_type
 from deeppart.state.tree.values import encode_value

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deeppart._gc import collection_paused
-from deeppart.state.document.parts import PartDocument
+from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.leaves import LeafType
 
 LEAVES = 20_000

@@ -4,7 +4,7 @@ In a row, member s of the set encodes stripe s (:mod:`deeppart.plan.redundancy.s
 other members, computes m blocks of parity, keeps the first and sends the others on. The blocks of the next row are on
 their way meanwhile. Blocks behind the end of a part are zeros and are not sent.
 
-What is encoded is what was written, and nothing else: each member digests all that it sends, which together must be
+What is encoded is what was written, and nothing else: each member digests all that it sends, which interleaved must be
 the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded. Parity of
 other bytes would take the place of good parity, and give nothing back when it is needed.
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from deeppart.comm.base import Comm, Operation, together
+from deeppart.comm.base import Comm, Operation, interleaved
 from deeppart.errors import CheckpointError, CommError, CorruptFileError, DeeppartError, StorageError, as_error
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
@@ -156,7 +156,7 @@ def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation
     others = [(other, member.rank) for other, member in enumerate(which.members) if other != place]
     moves = [comm.receive_into(heads[other], rank, _HEAD_TAG) for other, rank in others]
     moves += [comm.send(heads[place], rank, _HEAD_TAG) for _, rank in others]
-    yield from together(moves)
+    yield from interleaved(moves)
     told = [json.loads(head.tobytes()) for head in heads]
     return tuple(
         ParityMember(None if member.part is None or not nbytes else member.part, nbytes, digest)
@@ -232,14 +232,14 @@ class _Encoding:
             yield from self._begin(0)
         for number in range(self._stripes.rows):
             row = self._rows[number % 2]
-            yield from together(row.coming)
+            yield from interleaved(row.coming)
             yield True
             if number + 1 < self._stripes.rows:
                 yield from self._begin(number + 1)
             row.keep_in(self._row_memory(), self._stripes.length(number))
             self._encode(number, row)
             yield from self._share(number, row)
-            yield from together(row.going)
+            yield from interleaved(row.going)
             self._compare(row)
             self._store(row)
             yield True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from deeppart.comm.base import Comm, Operation, together
+from deeppart.comm.base import Comm, Operation, interleaved
 from deeppart.errors import CorruptFileError, DeeppartError, as_error
 from deeppart.nodes.exchange.blocks import Blocks
 from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
@@ -99,7 +99,7 @@ def exchange_copies(
     files: list[DurableFile] = []
     problems: list[DeeppartError] = []
     try:
-        yield from together(
+        yield from interleaved(
             [
                 _send_all(comm, sends, pieces[:_IN_FLIGHT], limit, problems),
                 _receive_all(comm, receives, pieces[_IN_FLIGHT:], open_copy, files, problems),

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deeppart.comm.base import Comm, Operation, together
+from deeppart.comm.base import Comm, Operation, interleaved
 from deeppart.model import ParityIdentity
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
-from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySet, SetFiles, find_good_blocks, holder_of
+from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySetFiles, SetFiles, find_good_blocks, holder_of
 from deeppart.part import set_id, stripes_of
 from deeppart.plan.restart import Rebuild
 
@@ -68,9 +68,9 @@ def rebuild_parts(
     yield from reserve_together(
         comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
     )
-    sets: dict[str, ParitySet] = {}
+    sets: dict[str, ParitySetFiles] = {}
     for each in wanted:
-        entry = sets.setdefault(each.name, ParitySet(each.rebuild.identity))
+        entry = sets.setdefault(each.name, ParitySetFiles(each.rebuild.identity))
         entry.add(each.rebuild)
         entry.doubtful.add(("data", each.rebuild.identity.place))
     files = SetFiles(comm.rank)
@@ -127,7 +127,7 @@ class _Input:
     code_row: int
 
 
-def _recipe(wanted: Wanted, entry: ParitySet) -> list[_Step] | str:
+def _recipe(wanted: Wanted, entry: ParitySetFiles) -> list[_Step] | str:
     """The way to compute every block of a part; or the reason why one cannot be computed."""
     stripes, lost = entry.stripes, wanted.rebuild.identity.place
     k = stripes.data_blocks
@@ -149,7 +149,7 @@ def _recipe(wanted: Wanted, entry: ParitySet) -> list[_Step] | str:
     return steps
 
 
-def _input(entry: ParitySet, kind: str, place: int, row: int, index: int, code_row: int) -> _Input | None:
+def _input(entry: ParitySetFiles, kind: str, place: int, row: int, index: int, code_row: int) -> _Input | None:
     which = entry.which_is_good(kind, place, row, index)
     return None if which is None else _Input(kind, place, which, index, code_row)
 
@@ -157,7 +157,7 @@ def _input(entry: ParitySet, kind: str, place: int, row: int, index: int, code_r
 class _Moving:
     """One part being rebuilt, as seen by one rank: it sends blocks, or gets them all, or neither."""
 
-    def __init__(self, comm: Comm, wanted: Wanted, entry: ParitySet, files: SetFiles, arena: Arena) -> None:
+    def __init__(self, comm: Comm, wanted: Wanted, entry: ParitySetFiles, files: SetFiles, arena: Arena) -> None:
         self._comm, self._wanted, self._entry, self._files, self._arena = comm, wanted, entry, files, arena
         stripes = entry.stripes
         self._code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
@@ -198,7 +198,7 @@ class _Moving:
     def _land(
         self, step: _Step, blocks: list[Bytes], moves: list[Operation[None]], memory: Bytes | None
     ) -> Operation[None]:
-        yield from together(moves)
+        yield from interleaved(moves)
         if memory is not None:
             stripes = self._entry.stripes
             start = stripes.start(step.row, step.block)

@@ -27,7 +27,7 @@ Bits = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class ParitySet:
+class ParitySetFiles:
     """The known files of one parity set.
 
     Attributes:
@@ -118,7 +118,7 @@ class SetFiles:
         for source in self._sources.values():
             source.close()
 
-    def get(self, entry: ParitySet, kind: str, piece: Piece, row: int, index: int, memory: Bytes) -> Bytes:
+    def get(self, entry: ParitySetFiles, kind: str, piece: Piece, row: int, index: int, memory: Bytes) -> Bytes:
         """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros.
 
         Raises:
@@ -137,7 +137,7 @@ class SetFiles:
         return block
 
 
-def _tell_digests(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
+def _tell_digests(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
     """The digest tables of the parity files that this rank reads."""
     heads: list[Any] = []
     tables: list[bytes] = []
@@ -154,7 +154,7 @@ def _tell_digests(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
     return _pack(heads, tables)
 
 
-def _learn_digests(text: bytes, sets: dict[str, ParitySet]) -> None:
+def _learn_digests(text: bytes, sets: dict[str, ParitySetFiles]) -> None:
     heads, tables = _unpack(text)
     for (name, place), table in zip(heads, tables, strict=True):
         entry = sets[name]
@@ -165,7 +165,7 @@ def _learn_digests(text: bytes, sets: dict[str, ParitySet]) -> None:
             entry.digests.setdefault(stripes.kept_stripe(place, j), digests[:, j])
 
 
-def _check_pieces(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
+def _check_pieces(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
     """The good blocks of the files that this rank reads."""
     heads: list[Any] = []
     tables: list[bytes] = []
@@ -177,7 +177,7 @@ def _check_pieces(files: SetFiles, sets: dict[str, ParitySet]) -> bytes:
     return _pack(heads, tables)
 
 
-def _good_blocks(files: SetFiles, entry: ParitySet, kind: str, piece: Piece) -> Bits:
+def _good_blocks(files: SetFiles, entry: ParitySetFiles, kind: str, piece: Piece) -> Bits:
     stripes, place = entry.stripes, piece.place
     count = stripes.data_blocks if kind == "data" else stripes.tolerate
     good = np.zeros((stripes.rows, count), dtype=np.bool_)
@@ -198,7 +198,7 @@ def _good_blocks(files: SetFiles, entry: ParitySet, kind: str, piece: Piece) -> 
     return good
 
 
-def _learn_bits(text: bytes, sets: dict[str, ParitySet]) -> None:
+def _learn_bits(text: bytes, sets: dict[str, ParitySetFiles]) -> None:
     heads, tables = _unpack(text)
     for (name, kind, place, which), table in zip(heads, tables, strict=True):
         stripes = sets[name].stripes
@@ -224,7 +224,7 @@ def _unpack(text: bytes) -> tuple[list[Any], list[bytes]]:
     return heads, tables
 
 
-def find_good_blocks(comm: Comm, files: SetFiles, sets: dict[str, ParitySet]) -> Operation[None]:
+def find_good_blocks(comm: Comm, files: SetFiles, sets: dict[str, ParitySetFiles]) -> Operation[None]:
     """Every rank checks the blocks that it can read, and tells the others which are good (collective)."""
     told = yield from comm.allgather(_tell_digests(files, sets))
     yield True

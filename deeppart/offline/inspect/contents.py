@@ -21,7 +21,7 @@ from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.part import OWN_TABLE, Signing
 from deeppart.state.document.apart import OwnTree
-from deeppart.state.document.parts import OwnDocument
+from deeppart.state.document.part_document import OwnDocument
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ROOT, exact, readable

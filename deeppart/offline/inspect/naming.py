@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.offline.inspect.cover import Fault
-from deeppart.state.document.parts import OwnDocument
+from deeppart.state.document.part_document import OwnDocument
 from deeppart.state.document.structure import Alias, SavedArray, Structure
 from deeppart.state.tree.paths import readable
 

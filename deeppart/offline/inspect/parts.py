@@ -14,7 +14,7 @@ from deeppart.errors import CorruptFileError
 from deeppart.model import Manifest, PartRecord
 from deeppart.part import OWN_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
-from deeppart.state.document.parts import OwnDocument, decode_meta
+from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import Structure
 
 

@@ -76,7 +76,7 @@ Node = Branch | ArrayLeaf | ValueLeaf | Apart
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class ApartRules:
     """The places at which a state is cut into what all ranks share and what is apart.
 
     Attributes:

@@ -25,9 +25,9 @@ from deeppart.state.tree.flat import (
     OBJECT,
     VALUE,
     Apart,
+    ApartRules,
     ArrayLeaf,
     Branch,
-    Cuts,
     FlatState,
     Node,
     ValueLeaf,
@@ -46,7 +46,7 @@ _SIMPLE_KEYS = frozenset({str, int, bool, bytes, type(None)})
 
 
 def flatten(
-    state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None, cuts: Cuts | None = None
+    state: Any, *, live: bool = False, state_dicts: dict[int, Any] | None = None, cuts: ApartRules | None = None
 ) -> FlatState:
     """Take a state apart; calls ``state_dict()`` of objects that have it, exactly once each.
 
@@ -93,7 +93,7 @@ def hold_memory(flat: FlatState, extents: Extents) -> None:
 
 
 class _Walk:
-    def __init__(self, live: bool, state_dicts: dict[int, Any], cuts: Cuts | None) -> None:
+    def __init__(self, live: bool, state_dicts: dict[int, Any], cuts: ApartRules | None) -> None:
         self._live = live
         self._state_dicts = state_dicts
         self.flat = FlatState(root=ValueLeaf((), None, 0))
@@ -136,7 +136,7 @@ class _Walk:
         flat = self.flat
         flat.shared = flat.sizes()
         leads = self._cuts is not None and self._cuts.leads
-        self._cuts = None if self._cuts is None else Cuts(splits=self._cuts.splits)
+        self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits)
         for mine in (False, True):
             for apart, item, opened in self._later:
                 if apart.mine is not mine:
@@ -149,7 +149,7 @@ class _Walk:
             if not mine:
                 flat.common = len(flat.arrays), len(flat.values)
 
-    def _cut(self, cuts: Cuts, path: Path, item: Any) -> Apart | None:
+    def _cut(self, cuts: ApartRules, path: Path, item: Any) -> Apart | None:
         if cuts.mine and exact(path) in cuts.mine:
             return Apart(path, True)
         if cuts.rank0 is None:

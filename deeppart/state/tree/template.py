@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from deeppart.state.memory.held import Extents, HeldMemory
-from deeppart.state.tree.flat import DICT_KINDS, NUMPY, Apart, ArrayLeaf, Branch, Cuts, FlatState, Node, ValueLeaf
+from deeppart.state.tree.flat import DICT_KINDS, NUMPY, Apart, ApartRules, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
 from deeppart.state.tree.flatten import PLAIN_TENSORS, flatten, hold_memory
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels
@@ -41,7 +41,7 @@ class Template:
         self._data: list[Any] = []
         self._extents = Extents([])
         self._later: list[tuple[int, _Filler, Any]] = []
-        self.cuts: Cuts | None = None
+        self.cuts: ApartRules | None = None
 
     def flatten(self, state: Any) -> FlatState:
         """Like :func:`deeppart.state.tree.flatten.flatten`; its result is valid until the next call or :meth:`clear`.
@@ -63,7 +63,7 @@ class Template:
         self._take(flat)
         return flat
 
-    def cut(self, cuts: Cuts | None) -> FlatState:
+    def cut(self, cuts: ApartRules | None) -> FlatState:
         """Take the state of the last call apart once more, cut in another place; calls nobody's ``state_dict()``."""
         state_dicts: dict[int, Any] = {}
         root = _item(self._known.root, self._known, state_dicts)
@@ -213,7 +213,7 @@ def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
     return node.container
 
 
-def _value_filler(leaf: ValueLeaf, cuts: Cuts | None) -> _Filler:
+def _value_filler(leaf: ValueLeaf, cuts: ApartRules | None) -> _Filler:
     path = leaf.path
 
     def fill(item: Any) -> bool:
@@ -264,7 +264,7 @@ def _items_filler(
     return fill
 
 
-def _run_test(branch: Branch, cuts: Cuts | None) -> Callable[[Any], bool] | None:
+def _run_test(branch: Branch, cuts: ApartRules | None) -> Callable[[Any], bool] | None:
     """Tells whether other values in the same places make one run of the container; None where they never can."""
     flat = all(isinstance(child, ValueLeaf) for child in branch.children)
     if not flat and (len(branch.children) < LEAST_ROWS or not _holds_values(branch)):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from deeppart_simulator.timing.sharing import by_node, finish_times
+from deeppart_simulator.timing.bandwidth_sharing import by_node, finish_times
 from deeppart_simulator.timing.stages import Protection, times_of
 from deeppart_simulator.timing.timeline import timeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deeppart.comm import SingleComm
-from deeppart.comm.base import Drive, Operation, immediately, rank_names, together
+from deeppart.comm.base import Operation, RunningOperation, immediately, interleaved, rank_names
 from deeppart.errors import CommError, PeerTimeoutError
 
 
@@ -26,25 +26,25 @@ class Counting(SingleComm):
 
 
 def test_a_drive_tells_whether_it_got_further_and_what_came_of_it() -> None:
-    drive = Drive(SingleComm(), steps(True, False), "a test", 10.0)
+    drive = RunningOperation(SingleComm(), steps(True, False), "a test", 10.0)
     assert [(drive.advance(0.0), drive.moved) for _ in range(2)] == [(False, True), (False, False)]
     assert drive.advance(0.0) and drive.result == "result"
 
 
 def test_after_its_timeout_the_ranks_that_are_missing_are_named_and_the_channel_is_broken() -> None:
     comm = Counting()
-    drive = Drive(comm, steps(*[False] * 9), "commit of step 3", 10.0)
+    drive = RunningOperation(comm, steps(*[False] * 9), "commit of step 3", 10.0)
     assert not drive.advance(10.0)
     with pytest.raises(PeerTimeoutError, match=r"commit of step 3: waited 10\.5 s for rank 1"):
         drive.advance(10.5)
     assert isinstance(comm.broken, PeerTimeoutError)
     with pytest.raises(CommError, match="can no longer communicate with each other"):
-        Drive(comm, steps(True), "the next one", 10.0).advance(0.0)
+        RunningOperation(comm, steps(True), "the next one", 10.0).advance(0.0)
 
 
 def test_who_waits_is_told_once_until_it_gets_further() -> None:
     comm = Counting()
-    drive = Drive(comm, steps(False, False, True, False, False), "a test", 1000.0)
+    drive = RunningOperation(comm, steps(False, False, True, False, False), "a test", 1000.0)
     told = []
     for _ in range(5):
         drive.advance(999.0)
@@ -59,9 +59,9 @@ def test_operations_side_by_side_end_with_the_last_and_move_while_any_does() -> 
         yield from moved
         ended.append(name)
 
-    operation = together([noting("slow", False, False, True), noting("fast", False)])
+    operation = interleaved([noting("slow", False, False, True), noting("fast", False)])
     assert list(operation) == [False, True, True] and ended == ["fast", "slow"]
-    assert list(together([])) == []
+    assert list(interleaved([])) == []
 
 
 def test_an_operation_that_is_over_needs_no_step() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.part import FileSource, MemorySource, PartReader, Source
+from deeppart.part import ByteSource, FileSource, MemorySource, PartReader
 from tests.golden import make_v1
 
 DATA = bytes(range(256)) * 10
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["file", "memory"])
-def source(request: pytest.FixtureRequest, path: Path) -> Iterator[Source]:
+def source(request: pytest.FixtureRequest, path: Path) -> Iterator[ByteSource]:
     if request.param == "memory":
         yield MemorySource(bytearray(DATA))
         return
@@ -35,7 +35,7 @@ def source(request: pytest.FixtureRequest, path: Path) -> Iterator[Source]:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 1), (0, 2560), (2559, 1), (2560, 0), (300, 700)])
-def test_reads_exactly(source: Source, offset: int, length: int) -> None:
+def test_reads_exactly(source: ByteSource, offset: int, length: int) -> None:
     assert source.size == 2560
     assert bytes(source.read_at(offset, length)) == DATA[offset : offset + length]
     buffer = bytearray(length)
@@ -44,7 +44,7 @@ def test_reads_exactly(source: Source, offset: int, length: int) -> None:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 2561), (2560, 1), (3000, 1), (-1, 1), (5, -1), (0, 2**62)])
-def test_reads_nothing_beyond(source: Source, offset: int, length: int) -> None:
+def test_reads_nothing_beyond(source: ByteSource, offset: int, length: int) -> None:
     with pytest.raises(CorruptFileError):
         source.read_at(offset, length)
     if 0 <= length < 10_000:

@@ -22,9 +22,9 @@ from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.state.capture.copying import Staging
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_tree
-from deeppart.state.document.parts import Own, PartDocument, decode_meta
+from deeppart.state.document.part_document import Own, PartDocument, decode_meta
 from deeppart.state.document.ties import find_aliases
-from deeppart.state.tree.flat import Cuts
+from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import leaf_type
 from deeppart.state.tree.paths import Path as Keys
@@ -94,7 +94,7 @@ def documents_of(states: list[Any], mine: Collection[Keys] = (), own: Collection
         mine: paths at which each rank has something that stands apart.
         own: paths of what all ranks share the place of, but not the contents.
     """
-    cuts = Cuts(frozenset(map(exact, mine)))
+    cuts = ApartRules(frozenset(map(exact, mine)))
     found = [decode_meta(_document(state, cuts, own, rank == 0).meta(), "here") for rank, state in enumerate(states)]
     structure = found[0].structure
     assert structure is not None
@@ -103,7 +103,7 @@ def documents_of(states: list[Any], mine: Collection[Keys] = (), own: Collection
     return Documents(structure, tuple(found))
 
 
-def _document(state: Any, cuts: Cuts, own: Collection[Keys], leads: bool) -> PartDocument:
+def _document(state: Any, cuts: ApartRules, own: Collection[Keys], leads: bool) -> PartDocument:
     flat = flatten(state, cuts=cuts)
     types = [leaf_type(data) for data in flat.data]
     arrays, values = flat.shared[:2]

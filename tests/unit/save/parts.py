@@ -15,7 +15,7 @@ from deeppart.save.relay import Relay
 from deeppart.save.transfer import Encoding, Staged, recode_part
 from deeppart.save.workers import Workers
 from deeppart.state.capture.layout import lay_out
-from deeppart.state.document.parts import PartDocument
+from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.leaves import LeafType
 
 RANDOM = np.random.default_rng(3)

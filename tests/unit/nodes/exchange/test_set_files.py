@@ -12,7 +12,7 @@ import pytest
 
 from deeppart.comm import SingleComm, finish
 from deeppart.errors import CorruptFileError, StorageError
-from deeppart.nodes.exchange.set_files import ParitySet, SetFiles, find_good_blocks, holder_of
+from deeppart.nodes.exchange.set_files import ParitySetFiles, SetFiles, find_good_blocks, holder_of
 from deeppart.plan.restart import Piece, Rebuild
 from tests.golden.make_parity_v1 import IDENTITY, PARTS
 from tests.unit.cli_support import flip
@@ -33,14 +33,14 @@ def files() -> Iterator[SetFiles]:
     opened.close()
 
 
-def entry_of(rebuild: Rebuild, *others: Rebuild) -> ParitySet:
-    entry = ParitySet(rebuild.identity)
+def entry_of(rebuild: Rebuild, *others: Rebuild) -> ParitySetFiles:
+    entry = ParitySetFiles(rebuild.identity)
     for each in (rebuild, *others):
         entry.add(each)
     return entry
 
 
-def looked_at(rebuild: Rebuild, *others: Rebuild) -> ParitySet:
+def looked_at(rebuild: Rebuild, *others: Rebuild) -> ParitySetFiles:
     """The set, when one rank that reads all has looked at every block."""
     entry, files = entry_of(rebuild, *others), SetFiles(0)
     try:
@@ -50,7 +50,7 @@ def looked_at(rebuild: Rebuild, *others: Rebuild) -> ParitySet:
     return entry
 
 
-def bad_blocks(entry: ParitySet) -> set[tuple[str, int, int, int, int]]:
+def bad_blocks(entry: ParitySetFiles) -> set[tuple[str, int, int, int, int]]:
     """(kind, place, which file, row, index)."""
     assert entry.good is not None
     return {(*file, int(row), int(index)) for file, bits in entry.good.items() for row, index in np.argwhere(~bits)}
@@ -182,7 +182,7 @@ def test_damage_in_parity_costs_one_block(rebuild: Rebuild, tmp_path: Path) -> N
             flip(tmp_path / "parity-3", 4096 + STRIPES.parity_start(row, index) + 5)
 
 
-def bits_of(entry: ParitySet, kind: str, place: int, which: int = 0) -> npt.NDArray[np.bool_]:
+def bits_of(entry: ParitySetFiles, kind: str, place: int, which: int = 0) -> npt.NDArray[np.bool_]:
     assert entry.good is not None
     return entry.good[kind, place, which]
 
@@ -249,7 +249,7 @@ def test_a_look_begins_anew(rebuild: Rebuild, tmp_path: Path) -> None:
 
 def test_nothing_to_look_at() -> None:
     finish(SingleComm(), find_good_blocks(SingleComm(), SetFiles(0), {}), "looking", 20.0)
-    entry = ParitySet(IDENTITY)
+    entry = ParitySetFiles(IDENTITY)
     finish(SingleComm(), find_good_blocks(SingleComm(), SetFiles(0), {NAME: entry}), "looking", 20.0)
     assert entry.good == {} and entry.digests == {}
 

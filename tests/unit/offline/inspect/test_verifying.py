@@ -13,7 +13,7 @@ import deeppart
 from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.verifying import verify
 from deeppart.part import FileSource, PartReader
-from deeppart.state.document.parts import PartDocument
+from deeppart.state.document.part_document import PartDocument
 from tests.golden import forge as by_hand
 from tests.unit.cli_support import call, call_json, flip, forge, make_state, manifest_path, part_path, save
 from tests.unit.one_damage import names, one_damage

@@ -16,7 +16,7 @@ import deeppart
 from deeppart.errors import UnsupportedLeafError
 from deeppart.state.document.encoding import STRUCTURE_VERSION, encode_path, encode_structure, encode_tree
 from deeppart.state.document.structure import Alias
-from deeppart.state.tree.flat import Branch, Cuts
+from deeppart.state.tree.flat import ApartRules, Branch
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import exact
@@ -118,7 +118,7 @@ def test_order_of_dicts_is_that_of_each_checkpoint(tmp_path: Path) -> None:
 # --- the JSON that stands for them ------------------------------------------------------------------------------------
 
 
-def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: Cuts | None = None) -> Any:
+def tree_of(state: Any, first: tuple[int, int] = (0, 0), cuts: ApartRules | None = None) -> Any:
     """The tree as it stands in a file."""
     return json.loads(json.dumps(encode_tree(flatten(state, cuts=cuts).root, first)))
 
@@ -187,9 +187,9 @@ def test_numbers_begin_where_others_end() -> None:
 
 def test_what_is_each_ranks_own_has_a_mark_in_a_list_and_no_key_in_a_dict() -> None:
     state = {"own": 1, "items": [1, {"x": ARRAY_LEAF}, 2]}
-    cuts = Cuts(mine=frozenset({exact(("own",)), exact(("items", 1))}))
+    cuts = ApartRules(mine=frozenset({exact(("own",)), exact(("items", 1))}))
     assert tree_of(state, cuts=cuts) == ["d", ["items"], [["l", [["v", 0], ["r"], ["v", 1]]]], None]
-    assert tree_of({"own": 1}, cuts=Cuts(mine=frozenset({()}))) == ["r"]
+    assert tree_of({"own": 1}, cuts=ApartRules(mine=frozenset({()}))) == ["r"]
 
 
 def test_what_is_rank_0s_is_written_out_on_rank_0_and_marked_elsewhere() -> None:
@@ -198,8 +198,8 @@ def test_what_is_rank_0s_is_written_out_on_rank_0_and_marked_elsewhere() -> None
     def is_best(path: Any, inner: bool) -> bool:
         return bool(path == (1,))
 
-    assert tree_of(state, cuts=Cuts(rank0=is_best)) == ["l", [["v", 0], ["d", ["x"], [["a", 0]], None]]]
-    assert tree_of(state, cuts=Cuts(rank0=is_best, leads=False)) == ["l", [["v", 0], ["r"]]]
+    assert tree_of(state, cuts=ApartRules(rank0=is_best)) == ["l", [["v", 0], ["d", ["x"], [["a", 0]], None]]]
+    assert tree_of(state, cuts=ApartRules(rank0=is_best, leads=False)) == ["l", [["v", 0], ["r"]]]
 
 
 def test_a_branch_of_no_known_kind_is_a_fault_of_the_library() -> None:

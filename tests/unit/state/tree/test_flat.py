@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deeppart.state.document.ties import address
-from deeppart.state.tree.flat import APART, DICT_KINDS, Apart, ArrayLeaf, Branch, Cuts, FlatState, ValueLeaf
+from deeppart.state.tree.flat import APART, DICT_KINDS, Apart, ApartRules, ArrayLeaf, Branch, FlatState, ValueLeaf
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import exact
 from deeppart.state.tree.replication import Replication
@@ -47,7 +47,7 @@ def test_a_state_holds_its_memory_and_knows_where_it_lies() -> None:
 @pytest.mark.parametrize("leads", [True, False])
 def test_what_all_share_comes_first_then_rank_0s_then_this_ranks_own(leads: bool) -> None:
     mine = frozenset({exact(("own",)), exact(("items", 1))})
-    flat = flatten(STATE, cuts=Cuts(mine, RANK0, leads))
+    flat = flatten(STATE, cuts=ApartRules(mine, RANK0, leads))
     assert lengths(flat) == ([5, 2, 3, 4] if leads else [5, 3, 4])
     assert flat.shared[:2] == (1, 2)
     assert flat.common == ((2, 3) if leads else (1, 2))
@@ -61,7 +61,7 @@ def test_what_all_share_comes_first_then_rank_0s_then_this_ranks_own(leads: bool
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_what_is_rank_0s_is_there_on_rank_0_alone(leads: bool) -> None:
-    flat = flatten(STATE, cuts=Cuts(rank0=RANK0, leads=leads))
+    flat = flatten(STATE, cuts=ApartRules(rank0=RANK0, leads=leads))
     (apart,) = flat.apart
     assert (apart.node is not None) is leads
     if leads:
@@ -70,16 +70,16 @@ def test_what_is_rank_0s_is_there_on_rank_0_alone(leads: bool) -> None:
 
 def test_the_place_of_a_key_is_that_among_all_keys_of_the_dict() -> None:
     state = {"z": 1, "own": 2, "a": 3, "also": 4}
-    flat = flatten(state, cuts=Cuts(frozenset({exact(("own",)), exact(("also",))})))
+    flat = flatten(state, cuts=ApartRules(frozenset({exact(("own",)), exact(("also",))})))
     assert {each.path: each.place for each in flat.apart} == {("also",): 3, ("own",): 1}
-    (in_a_list,) = flatten([1, 2], cuts=Cuts(frozenset({exact((1,))}))).apart
+    (in_a_list,) = flatten([1, 2], cuts=ApartRules(frozenset({exact((1,))}))).apart
     assert in_a_list.place is None
 
 
 def test_a_structure_is_equal_to_itself_only_while_the_cuts_are_the_same() -> None:
-    cut = flatten(STATE, cuts=Cuts(frozenset({exact(("own",))}))).tokens
-    assert cut == flatten(STATE, cuts=Cuts(frozenset({exact(("own",))}))).tokens
-    assert cut != flatten(STATE).tokens != flatten(STATE, cuts=Cuts(rank0=RANK0)).tokens
+    cut = flatten(STATE, cuts=ApartRules(frozenset({exact(("own",))}))).tokens
+    assert cut == flatten(STATE, cuts=ApartRules(frozenset({exact(("own",))}))).tokens
+    assert cut != flatten(STATE).tokens != flatten(STATE, cuts=ApartRules(rank0=RANK0)).tokens
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_objects_are_looked_for_once() -> None:
 
 def test_objects_that_stand_apart_are_none_of_the_shared_structure() -> None:
     own, shared = Box(1), Box(2)
-    flat = flatten({"own": own, "shared": shared}, cuts=Cuts(frozenset({exact(("own",))})))
+    flat = flatten({"own": own, "shared": shared}, cuts=ApartRules(frozenset({exact(("own",))})))
     assert [branch.container for branch in flat.objects] == [shared]
     (apart,) = flat.apart
     assert isinstance(apart, Apart) and isinstance(apart.node, Branch) and apart.node.container is own
@@ -118,17 +118,17 @@ def test_a_flat_run_stays_in_one_piece_and_a_nested_one_unless_a_rule_splits_it(
         asked.append(path)
         return path == ("x",)
 
-    cuts = Cuts(splits=splits)
+    cuts = ApartRules(splits=splits)
     assert [cuts.may_be_run(("x",), levels) for levels in (1, 2, 5)] == [True, False, False]
     assert cuts.may_be_run(("y",), 2)
     assert asked == [("x",), ("x",), ("y",)], "of a flat one nothing has to be asked"
-    assert Cuts().may_be_run(("x",), 5)
+    assert ApartRules().may_be_run(("x",), 5)
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_a_state_is_split_where_a_rule_says_so(name: str) -> None:
     rows = [[place] for place in range(LEAST_ROWS)]
-    flat = flatten({name: rows}, cuts=Cuts(splits=Replication({"x/3": "none"}).splits))
+    flat = flatten({name: rows}, cuts=ApartRules(splits=Replication({"x/3": "none"}).splits))
     assert len(flat.values) == (LEAST_ROWS if name == "x" else 1)
 
 

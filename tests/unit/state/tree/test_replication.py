@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from deeppart.state.tree.flat import Apart, Cuts
+from deeppart.state.tree.flat import Apart, ApartRules
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import exact
 from deeppart.state.tree.replication import Replication
@@ -63,7 +63,7 @@ def test_what_stands_apart_comes_last_and_templates_fit_it() -> None:
     mine = frozenset({exact(("a", "own")), exact(("items", 1))})
     for leads, sizes in ((True, [3, 5, 7, 4, 2, 6]), (False, [3, 5, 7, 2, 6])):
         template = Template()
-        template.cuts = Cuts(mine, rules.is_rank0, leads)
+        template.cuts = ApartRules(mine, rules.is_rank0, leads)
         first = template.flatten(state(1.0))
         assert [len(data) for data in first.data] == sizes
         assert first.shared[:2] == (3, 1)

@@ -15,7 +15,7 @@ from deeppart.cli.show import _json_value
 from deeppart.errors import StructureMismatchError, UnsupportedLeafError
 from deeppart.offline.inspect.contents import read_contents
 from deeppart.state.tree.columns import MOST_LEVELS
-from deeppart.state.tree.flat import Cuts
+from deeppart.state.tree.flat import ApartRules
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.replication import Replication
@@ -123,12 +123,12 @@ STATES: list[Any] = [
 ]
 
 
-def splitting(pattern: str) -> Cuts:
-    return Cuts(splits=Replication({pattern: "none"}).splits)
+def splitting(pattern: str) -> ApartRules:
+    return ApartRules(splits=Replication({pattern: "none"}).splits)
 
 
 @pytest.mark.parametrize("cuts", [None, splitting("x/7/*"), splitting("x/*")], ids=["none", "below", "all"])
-def test_a_template_fits_what_a_new_walk_would_find(cuts: Cuts | None) -> None:
+def test_a_template_fits_what_a_new_walk_would_find(cuts: ApartRules | None) -> None:
     template = Template()
     template.cuts = cuts
     for state in STATES + STATES[::-1]:
@@ -154,7 +154,7 @@ def test_a_template_fits_what_a_new_walk_would_find(cuts: Cuts | None) -> None:
 def test_patterns_reach_what_they_name(patterns: dict[str, str], split: bool) -> None:
     replication = Replication(patterns)
     assert replication.splits(("x",)) is split
-    found = flatten({"x": NESTED["dicts"], "y": 1}, cuts=Cuts(splits=replication.splits))
+    found = flatten({"x": NESTED["dicts"], "y": 1}, cuts=ApartRules(splits=replication.splits))
     assert (len(found.values) > 2) is split
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deeppart.comm import SingleComm
-from deeppart.save import sharing
-from deeppart.save.sharing import plan_share
+from deeppart.save import share_planning
+from deeppart.save.share_planning import plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.compare.state_layout import derive
 from deeppart.state.tree.flatten import flatten
@@ -53,5 +53,5 @@ def test_a_plan_that_fails_is_told_instead_of_raised(monkeypatch: pytest.MonkeyP
     def no_memory(*_: Any, **__: Any) -> Any:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(sharing, "partition", no_memory)
+    monkeypatch.setattr(share_planning, "partition", no_memory)
     assert planned({"a": torch.zeros(10)}) == "MemoryError: none left"

@@ -13,9 +13,9 @@ import os
 import stat
 from pathlib import Path
 
+from deeppart.access.acl import status_of
 from deeppart.access.descriptors import STEP, close_descriptor, set_mode, sync_entries, who
 from deeppart.access.hanging import storage_operation
-from deeppart.access.lists import status_of
 from deeppart.access.refusals import refuse
 from deeppart.access.rules import Rules, Status
 

@@ -10,7 +10,7 @@ import pytest
 
 from deeppart import access
 from deeppart.access import ForeignAccessError, node_place, node_rules, persistent_rules
-from deeppart.access.way import components, descend, walk
+from deeppart.access.path_walk import components, descend, walk
 from deeppart.testing.faults import StorageFaults
 from tests.unit.access.directories import NODE, PERSISTENT, descriptors, mode_of, umasked
 from tests.users import STRANGER, as_user, needs_root

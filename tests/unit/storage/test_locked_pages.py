@@ -17,9 +17,9 @@ import deeppart
 from deeppart.errors import StorageError
 from deeppart.part import FileSource
 from deeppart.recovery import load_part
-from deeppart.storage import pinned
+from deeppart.storage import locked_pages
+from deeppart.storage.locked_pages import LockedFile, pin
 from deeppart.storage.mapped import file_system_of
-from deeppart.storage.pinned import Pinned, pin
 
 NBYTES = 9_000_001
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-def pinned_file(path: Path) -> Pinned:
+def pinned_file(path: Path) -> LockedFile:
     with FileSource(path) as source:
         found = pin(source)
     if found is None:
@@ -90,7 +90,7 @@ def test_without_leave_to_lock_memory_files_are_read(tmp_path: Path, monkeypatch
             ctypes.set_errno(errno.ENOMEM)
             return -1
 
-    monkeypatch.setattr(pinned, "_LIBC", Refusing() if how == "limit" else object())
+    monkeypatch.setattr(locked_pages, "_LIBC", Refusing() if how == "limit" else object())
     restore_and_compare(tmp_path, in_place=False)
 
 

@@ -10,7 +10,7 @@ from deeppart.part import parity, reader
 from deeppart.part.reader import PartReader
 from deeppart.part.signing import Signing
 from deeppart.state.document import decoding as structure_decoding
-from deeppart.state.document import parts as document
+from deeppart.state.document import part_document as document
 from deeppart.state.tree.leaves import LeafType
 
 

@@ -28,7 +28,7 @@ _MADV_POPULATE_READ = 22
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Pinned:
+class LockedFile:
     """A file as memory, whose pages stay once they have been brought.
 
     Args:
@@ -63,12 +63,12 @@ class Pinned:
             ) from error
 
 
-def pin(source: FileSource) -> Pinned | None:
+def pin(source: FileSource) -> LockedFile | None:
     """Map a file and lock the mapping; None where that is no use, or not possible."""
     if file_system_of(source.path) not in _FILE_SYSTEMS:
         return None
     try:
-        pinned = Pinned(source.path, source.mapped())
+        pinned = LockedFile(source.path, source.mapped())
         pinned.bring(0, 1)
     except (OSError, AttributeError, StorageError):
         return None
