@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -85,3 +86,9 @@ def start_ranks() -> Iterator[Callable[..., launch.Job]]:
 def _need_mpi() -> None:
     if reason := launch.unavailable():
         pytest.skip(reason)
+
+
+def pytest_collection_finish() -> None:
+    """What importing and collecting has made stays: no garbage collection need look at it again."""
+    gc.collect()
+    gc.freeze()
