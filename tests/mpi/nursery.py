@@ -143,7 +143,11 @@ def _buried(rank: _Rank) -> list[int]:
 
 def become(order: _Order) -> None:
     """Make this process what the launcher would have started."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Python ends as ever, and so does MPI, whose handlers are younger than this one. But torch would then take its
+    # tables apart, for which each of their pages, which the nursery shares with all its ranks, would be copied.
+    libc.on_exit(libc._exit, None)
     high = {number: fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number, file in order.files.items()}
     os.closerange(0, _HIGH)
     for number, file in high.items():
