@@ -4,7 +4,6 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PEERS  := $(VENV)/.peers
-SPHINX := $(VENV)/.sphinx
 RANKS  ?= 4
 # The other one: make test MPI=openmpi VENV=.venv-openmpi
 MPI    ?= mpich
@@ -35,7 +34,7 @@ $(STAMP): setup.cfg pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make $(VENV) (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),sim,demo,test,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(MPI),sim,demo,test,dev,docs]'
 	@touch $@
 
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in about two minutes
@@ -81,11 +80,7 @@ bench-gpu: $(STAMP) ## the same for a state on a GPU, where there is one
 bench-nodes: $(STAMP) ## time of copies and parity between nodes, and of restores after lost ones
 	$(BIN)/python benchmarks/nodes.py $(ARGS)
 
-$(SPHINX): $(STAMP)
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	@touch $@
-
-docs: $(SPHINX) ## guide and API reference as pages, build/docs/index.html; warnings are errors
+docs: $(STAMP) ## guide and API reference as pages, build/docs/index.html; warnings are errors
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 
 fresh: ## pip install . into an environment of its own, without MPI, and README's snippets there

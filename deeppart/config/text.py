@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from deeppart.model import REDUNDANT_LEVELS, Level
 from deeppart.model.units import show_bytes, show_rate, show_seconds
 
 _WITH_UNITS: Mapping[str, Callable[[Any], str]] = {
@@ -42,8 +43,8 @@ def show_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> s
 def _levels_off(settings: Mapping[str, Any]) -> set[str]:
     every = settings["every"]
     off = {level for level, count in every.items() if not count} if isinstance(every, Mapping) else set()
-    if "local" in off or settings["local_dir"] is None:
-        off |= {"local", "partner", "parity"}  # the others copy and encode what the local level has stored
+    if Level.LOCAL in off or settings["local_dir"] is None:
+        off |= {Level.LOCAL, *REDUNDANT_LEVELS}  # the others copy and encode what the local level has stored
     return off
 
 

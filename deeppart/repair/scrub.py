@@ -74,6 +74,7 @@ class Ground:
         leads: true if this rank lists the directory for all.
         lineage: of the persistent directory.
         node_of: node number of each rank.
+        rate: limit of the bytes per second that it reads.
     """
 
     directory: Path | None
@@ -82,6 +83,7 @@ class Ground:
     leads: bool
     lineage: str
     node_of: tuple[int, ...]
+    rate: RateLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,8 @@ class Scrubber:
     Args:
         comm: a channel of its own.
         pipeline: knows which checkpoints are complete, and drives operations.
-        ground: the files that this rank reads.
+        ground: the files that this rank reads, and how fast.
         protection, node_levels, persistent: the levels to repair, and those to repair from.
-        rate: bytes per second to read, or rather the limit that says so.
         limit: bandwidth limit of what leaves this rank, or None.
     """
 
@@ -125,13 +126,11 @@ class Scrubber:
         protection: Protection,
         node_levels: dict[str, NodeLevel],
         persistent: PersistentLevel,
-        rate: RateLimit,
         limit: RateLimit | None,
     ) -> None:
         self._comm, self._pipeline, self._ground = comm, pipeline, ground
         self._protection, self._levels, self._persistent = protection, node_levels, persistent
-        self._rate, self._limit = rate, limit
-        self._arena = Arena()
+        self._limit, self._arena = limit, Arena()
         self._closing = threading.Event()
         self._met_at = 0.0
         self._current: Attempt | None = None
@@ -212,7 +211,7 @@ class Scrubber:
 
     def _pace(self, nbytes: int) -> None:
         """Wait until so many bytes may be read; have a sync round when it is time."""
-        until = time.monotonic() + self._rate.reserve(nbytes)
+        until = time.monotonic() + self._ground.rate.reserve(nbytes)
         while True:
             now = time.monotonic()
             if now - self._met_at >= SLICE_S:

@@ -1,4 +1,4 @@
-"""What rank 0 says of leaves that differ between ranks, and of patterns that match nothing."""
+"""The warnings of rank 0 about leaves that differ between ranks, and about patterns that match nothing."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
         leads=session.leads_directory,
         lineage=session.lineage,
         node_of=session.topology.node_of,
+        rate=RateLimit(bandwidth / len(session.topology.mates(rank))),
     )
     return Scrubber(
         session.channels["scrub"],
@@ -73,7 +74,6 @@ def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:
         session.protection,
         session.node_levels,
         session.persistent,
-        RateLimit(bandwidth / len(session.topology.mates(rank))),
         session.limit,
     )
 
