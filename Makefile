@@ -28,7 +28,7 @@ help: ## this list
 
 venv: $(STAMP) ## the environment alone: .venv with torch, MPI and the tools
 
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is missing or older than 3.11: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
@@ -84,7 +84,7 @@ docs: $(STAMP) ## guide and API reference as pages, build/docs/index.html; warni
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
 
 fresh: ## pip install . into an environment of its own, without MPI, and README's snippets there
-	.ci/fresh
+	.ci/fresh $(PYTHON)
 
 check: lint types imports dead ## lint, types, import directions, unused names
 

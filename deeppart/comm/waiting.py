@@ -24,7 +24,7 @@ NOTICE_S = 30.0
 
 
 def finish(comm: Comm, operation: Operation[T], what: str, timeout: float, *, background: bool = False) -> T:
-    """RunningOperation an operation to its end and return its result.
+    """Drive an operation to its end and return its result.
 
     Args:
         what: the name of the operation, for the error: "checkpoint(step=100)".

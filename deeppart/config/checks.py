@@ -44,17 +44,18 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_COUNT
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """One of the choices."""
-    if value not in choices:
-        raise refusal(name, value, "one of " + ", ".join(map(repr, choices)))
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """The one of the choices that is meant."""
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise refusal(name, value, "one of " + ", ".join(map(repr, choices)))
 
 
 def check_replicated(value: object) -> str | dict[str, str]:
     """A mode, or a mapping from globs to modes."""
     if not isinstance(value, Mapping):
-        check_choice("replicated", value, REPLICATED)
-        return str(value)
+        return check_choice("replicated", value, REPLICATED)
     modes = (*REPLICATED, "rank0")
     for pattern, mode in value.items():
         if not isinstance(pattern, str) or not pattern or mode not in modes:

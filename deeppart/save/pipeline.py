@@ -299,7 +299,7 @@ class Pipeline:
             self._settle_all(given.job, {*REDUNDANT_LEVELS}, failure)
 
     def _repair(self, repair: Repair) -> None:
-        """Rebuild redundancy; what goes wrong is told at the next call."""
+        """Heal redundancy; what goes wrong is told at the next call."""
         channel = next(self._channels[level] for level in REDUNDANT_LEVELS if level in self._channels)
         release = partial(repair.lease.done, Reader.HEAL)
         try:

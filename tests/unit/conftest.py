@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import deeppart
 from deeppart.state.capture import deferred
 
 
@@ -33,6 +34,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 @pytest.fixture
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What is written by a relative path is in the test's own directory."""
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def workplace(working_directory: Path) -> Iterator[Path]:
+    """The same, for tests of the default checkpointer, which is closed afterwards."""
+    yield working_directory
+    deeppart.close()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,7 @@ import deeppart
 from deeppart.errors import ConfigError, DirectoryInUseError
 from tests.unit.cli_support import block
 
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    deeppart.close()
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def state(value: float) -> dict[str, Any]:

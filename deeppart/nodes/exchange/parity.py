@@ -4,7 +4,7 @@ In a row, member s of the set encodes stripe s (:mod:`deeppart.plan.redundancy.s
 other members, computes m blocks of parity, keeps the first and sends the others on. The blocks of the next row are on
 their way meanwhile. Blocks behind the end of a part are zeros and are not sent.
 
-What is encoded is what was written, and nothing else: each member digests all that it sends, which interleaved must be
+What is encoded is what was written, and nothing else: each member digests all that it sends, which together must be
 the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded. Parity of
 other bytes would take the place of good parity, and give nothing back when it is needed.
 

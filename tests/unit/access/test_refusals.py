@@ -14,8 +14,16 @@ from deeppart.access.rules import Complaint
 COMPLAINT = Complaint("a directory of this user", "owned by uid 61234", "take another one")
 
 
+def is_refused(complaint: Complaint | None) -> bool:
+    try:
+        refuse("/scratch", complaint)
+    except ForeignAccessError:
+        return True
+    return False
+
+
 def test_nothing_against_it_is_no_refusal() -> None:
-    refuse("/scratch", None)
+    assert is_refused(COMPLAINT) and not is_refused(None)
 
 
 def test_a_complaint_is_a_refusal_of_that_path() -> None:

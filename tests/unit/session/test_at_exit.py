@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,7 @@ import torch
 import deeppart
 from deeppart.errors import CheckpointError
 
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    deeppart.close()
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def state(value: float) -> dict[str, Any]:

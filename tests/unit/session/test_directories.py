@@ -23,12 +23,9 @@ from deeppart.storage.node import NODE_FOLDERS
 from deeppart.storage.owner import DirectoryOwner
 from tests.users import STRANGER, needs_root
 
+pytestmark = pytest.mark.usefixtures("working_directory")
+
 ONE = Topology(("n0",), (0,), ("",), ("",))
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

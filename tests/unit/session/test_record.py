@@ -16,6 +16,8 @@ from deeppart.errors import DirectoryInUseError
 from deeppart.model import Attempt
 from deeppart.session.topology import Topology
 
+pytestmark = pytest.mark.usefixtures("working_directory")
+
 
 def as_rank(rank: int) -> SingleComm:
     """This rank of several, for what only compares ranks."""
@@ -49,11 +51,6 @@ def test_of_nodes_that_share_a_directory_the_first_straightens(opened: Any) -> N
     topology = Topology(("a", "b", "c"), (0, 1, 2), ("/l",) * 3, ("",) * 3)
     assert leading(opened(), topology, ((0, 2),)) == ([0, 1, 2], [0, 1])
     assert leading(opened(persistent_dir="other"), topology, ((0, 1), (0, 2), (1, 2))) == ([0, 1, 2], [0])
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_closing_gives_the_directory_and_the_rules_back(opened: Any, tmp_path: Path) -> None:

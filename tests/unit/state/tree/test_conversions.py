@@ -184,7 +184,9 @@ def test_a_learning_rate_function_is_left_out() -> None:
 def test_nothing_is_advised_for_what_can_be_stored() -> None:
     """A row for one of these would be a lie; each has a type that some row could seem to cover."""
     storable = [torch.float32, torch.device("cpu"), torch.Size([1]), collections.Counter("a"), np.float64(1), True]
-    flatten({"v": [*storable, collections.OrderedDict(a=1), {"a": (1,)}, np.random.RandomState(1).get_state()]})
+    generator: Any = np.random.RandomState(1).get_state()
+    flat = flatten({"v": [*storable, collections.OrderedDict(a=1), {"a": (1,)}, generator]})
+    assert [id(leaf) for leaf in flat.data] == [id(generator[1])]
 
 
 def test_every_row_is_tested() -> None:
