@@ -9,11 +9,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from deeppart.state.compare import owners
 from deeppart.state.compare.owners import OwnedTensors
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES
 from deeppart.state.tree.flatten import flatten
 
 Change = Callable[[torch.nn.Module, torch.optim.Optimizer], None]
+
+
+@pytest.fixture(autouse=True)
+def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers of other tests in this process that still live, with a session that listens, are none of these tests'."""
+    monkeypatch.setattr(owners, "REGISTRY", owners._Registry())
 
 
 def stepped(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
