@@ -39,7 +39,7 @@ from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
 from deeppart.session.open import open_session
-from deeppart.session.restore_warnings import not_drained, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
+from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
     cadence_for,
@@ -225,9 +225,9 @@ class Checkpointer:
         check_state(state)
         step = None if step is None else check_step(step, "restore(state, step)")
         refusal = refusal_of(per_rank)
-        undrained = None if self._pipeline.drain(timeout) else not_drained(timeout)
+        unfinished = None if self._pipeline.wait_until_idle(timeout) else still_busy(timeout)
         self._saver.agree_on_restore(step, way_of(per_rank))
-        raise_together(self._comm, refusal or undrained, "restore", timeout)
+        raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
         inventory = take_inventory(

@@ -73,7 +73,7 @@ class Decider:
         levels: that are on.
         nodes: of this run.
         runs: earlier ones.
-        drain_share: of the time, that the persistent level may be written to.
+        flush_share: of the time, that the persistent level may be written to.
 
     Attributes:
         report: the cadence in use; None while too little is known.
@@ -82,7 +82,7 @@ class Decider:
     levels: Collection[str]
     nodes: int
     runs: Sequence[Run] = ()
-    drain_share: float = 1.0
+    flush_share: float = 1.0
     meter: CostMeter = field(default_factory=CostMeter)
     report: CadenceReport | None = None
     _made_at: float | None = None
@@ -123,7 +123,7 @@ class Decider:
         return max(1, round(seconds / self.meter.step_s)) if self.meter.step_s else 1
 
     def _updated(self) -> CadenceReport:
-        costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs), self.drain_share)
+        costs = self.meter.costs(self.levels, failure_rates(self.nodes, self.levels, self.runs), self.flush_share)
         if self.report is None or tuple(costs) != self.report.costs:
             self.report = CadenceReport(
                 best(costs, self.meter.step_s),
@@ -144,7 +144,7 @@ class AutoCadence:
         nodes: of this run.
         history: on rank 0.
         timeout: seconds to wait for other ranks.
-        drain_share: of the time, that the persistent level may be written to.
+        flush_share: of the time, that the persistent level may be written to.
     """
 
     def __init__(
@@ -154,13 +154,13 @@ class AutoCadence:
         nodes: int,
         history: History | None,
         timeout: float,
-        drain_share: float = 1.0,
+        flush_share: float = 1.0,
     ) -> None:
         self._comm, self._timeout = comm, timeout
         self._levels = tuple(level for level in LEVELS if every[level])
         self._history = history
         runs = () if history is None else history.runs
-        self._decider = Decider(self._levels, nodes, runs, drain_share) if comm.rank == 0 else None
+        self._decider = Decider(self._levels, nodes, runs, flush_share) if comm.rank == 0 else None
         self._calls_left = 1
         self._last: tuple[int, bool] | None = None
 

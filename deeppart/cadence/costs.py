@@ -86,13 +86,13 @@ class CostMeter:
         self._reports.extend(reports)
         return frozenset(name for report in reports for name, level in report.levels.items() if level.state == FAILED)
 
-    def costs(self, levels: Collection[str], rates: Mapping[str, float], drain_share: float = 1.0) -> list[LevelCost]:
+    def costs(self, levels: Collection[str], rates: Mapping[str, float], flush_share: float = 1.0) -> list[LevelCost]:
         """The cost of each level: medians over the last checkpoints.
 
         Args:
             levels: that are on.
             rates: level -> failures per second that need it.
-            drain_share: of the time, that the persistent level may be written to.
+            flush_share: of the time, that the persistent level may be written to.
         """
         blocked = [report.blocked_s - report.waited_s + report.held_s for report in self._reports]
         call_s = max(median(blocked) if blocked else 0.0, _LEAST_COST_S)
@@ -100,7 +100,7 @@ class CostMeter:
         for level in (name for name in LEVELS if name in levels):
             done = [report for report in self._reports if report.levels[level].state == DONE]
             busy_s = median(report.stages_s.get(level, 0.0) for report in done) if done else 0.0
-            apart_s = busy_s / drain_share if level == Level.PERSISTENT else busy_s
+            apart_s = busy_s / flush_share if level == Level.PERSISTENT else busy_s
             latency_s = median(report.levels[level].seconds or 0.0 for report in done) if done else 0.0
             found.append(
                 LevelCost(

@@ -35,7 +35,7 @@ from deeppart.model.units import show_seconds, show_share
 MOST_EVERY = 10_000
 #: Share of the time that a job means to be writing at most to a file system which others use too, unless it has a
 #: ``flush_bandwidth``: then that is the limit. Assumed: a flush slows training little, but others more.
-DRAIN_SHARE = 0.1
+FLUSH_SHARE = 0.1
 #: Calls are never closer than this.
 LEAST_PERIOD_S = 1e-3
 #: A part of the waste that is smaller than this is not worth a word.

@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalPart:
-    """The local part file of a checkpoint, while it is written and after; the drain thread follows it.
+    """The local part file of a checkpoint, while it is written and after; the flush thread follows it.
 
     Attributes:
         file: being written.
@@ -80,7 +80,7 @@ class LocalPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """The message of the store thread to the drain thread before it writes.
+    """The message of the store thread to the flush thread before it writes.
 
     Attributes:
         failure: the reason why there is no share to write, or None.
@@ -152,7 +152,7 @@ class Job:
         Args:
             staged: the share in staging memory; None if it could not be captured.
         """
-        readers = (Reader.STORE, Reader.DRAIN) if Level.PERSISTENT in due else (Reader.STORE,)
+        readers = (Reader.STORE, Reader.FLUSH) if Level.PERSISTENT in due else (Reader.STORE,)
         layout, document = (None, None) if staged is None else (staged.layout, staged.document)
         lease = StagingLease(staged, readers)
         return cls(attempt, due, pending, lease, layout, document, failure, deferred, Progress(due))

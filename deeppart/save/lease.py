@@ -2,8 +2,8 @@
 
 States, in this order; a lease without memory is over from the start:
 
-* *held*: the store and, if the persistent level is due, the drain may read it.
-* *stored*: the share is complete in a file. The store is done, and so is the drain, unless it has claimed the memory.
+* *held*: the store and, if the persistent level is due, the flush may read it.
+* *stored*: the share is complete in a file. The store is done, and so is the flush, unless it has claimed the memory.
 * *over*: nobody reads it. A claim comes too late.
 
 What :meth:`StagingLease.keep` was called for is never done: the memory stays taken for good.
@@ -24,7 +24,7 @@ class Reader(Enum):
 
     CAPTURE = "capture"
     STORE = "store"
-    DRAIN = "drain"
+    FLUSH = "flush"
     HEAL = "heal"
 
 
@@ -65,9 +65,9 @@ class StagingLease(Generic[T]):
         callback()
 
     def claim(self) -> T | None:
-        """Keep the memory for the drain thread, and return it; None if the lease is over (for this thread)."""
+        """Keep the memory for the flush thread, and return it; None if the lease is over (for this thread)."""
         with self._lock:
-            if Reader.DRAIN in self._readers:
+            if Reader.FLUSH in self._readers:
                 self._claimed = True
                 return self._memory
             return None
@@ -79,7 +79,7 @@ class StagingLease(Generic[T]):
                 self._readers.add(reader)
 
     def stored(self) -> None:
-        """Note that the share is complete in a file, which the drain thread reads unless it has claimed the memory."""
+        """Note that the share is complete in a file, which the flush thread reads unless it has claimed the memory."""
         self._release({Reader.STORE}, stored=True)
 
     def done(self, *readers: Reader) -> None:
@@ -91,7 +91,7 @@ class StagingLease(Generic[T]):
             held = bool(self._readers)
             self._readers -= readers
             if stored and not self._claimed:
-                self._readers.discard(Reader.DRAIN)
+                self._readers.discard(Reader.FLUSH)
             if self._readers or not held:
                 return
             self._memory = None

@@ -1,16 +1,16 @@
-"""The background of a save: capture, store, drain, protect; each ends in a commit round.
+"""The background of a save: capture, store, flush, protect; each ends in a commit round.
 
 ============  ==================================================  ==============================  ===============
 stage         what it does                                        levels                          then
 ============  ==================================================  ==============================  ===============
 capture       makes the copies that are left (``capture="lazy"``)                                 store
-store         writes the staged share to the local level          local                           drain, protect
-drain         follows the local part to the persistent level      persistent
+store         writes the staged share to the local level          local                           flush, protect
+flush         follows the local part to the persistent level      persistent
 protect       exchanges copies and parity with other nodes        partner, parity
 ============  ==================================================  ==============================  ===============
 
 A thread for each (:mod:`deeppart.save.stages`), bandwidth-capped where it writes (:mod:`deeppart.save.write`), and one
-for writing behind the drain. In a *commit round* every rank reports to rank 0, which commits if all succeeded and tells
+for writing behind the flush. In a *commit round* every rank reports to rank 0, which commits if all succeeded and tells
 everyone the outcome.
 
 Invariants
@@ -110,8 +110,8 @@ class Pipeline:
         self._lease: StagingLease[Any] = StagingLease(None, ())  # the last; touched by the training thread alone
         self._capturer = Capturer() if config.capture == "lazy" else None
         stages = [
-            Stage("store", self._store, self._give_up_storing, next=("drain", "protect")),
-            Stage("drain", self._drain, self._give_up_draining),
+            Stage("store", self._store, self._give_up_storing, next=("flush", "protect")),
+            Stage("flush", self._flush, self._give_up_flushing),
         ]
         if self._capturer is not None:
             stages.insert(
@@ -153,7 +153,7 @@ class Pipeline:
         else:
             self._stages.put("store", Captured(job, job.failure))
         if Level.PERSISTENT in job.due:
-            self._stages.put("drain", job)
+            self._stages.put("flush", job)
 
     def submit_repair(self, repair: Repair) -> None:
         """Take over the rebuilding of redundancy, with the lease of the staging memory if it needs that."""
@@ -177,13 +177,13 @@ class Pipeline:
         """Advance exchanges that must happen in the training thread; see :class:`deeppart.comm.driver.Driver`."""
         self.driver.poll(patience_s)
 
-    def drain(self, timeout: float) -> bool:
+    def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than ``timeout`` seconds."""
         return self._wait_until(lambda: self.idle, timeout)
 
     def close(self, timeout: float) -> None:
         """End the threads; what is queued is finished first as far as ``timeout`` seconds allow."""
-        if not self.drain(timeout):
+        if not self.wait_until_idle(timeout):
             for channel in self._channels.values():  # ends the waits of our own threads
                 channel.broken = channel.broken or CommError("the checkpointer was closed before this was finished")
         if self._capturer is not None:
@@ -256,22 +256,22 @@ class Pipeline:
 
     def _give_up_storing(self, captured: Captured, failure: DeeppartError) -> None:
         job = captured.job
-        if not job.opened.done():  # the drain takes part in its own round all the same
+        if not job.opened.done():  # the flush takes part in its own round all the same
             job.opened.set_result(Opened(failure))
         elif job.local is not None:
             job.local.relay.give_up()
         job.lease.done(Reader.STORE)
         self._settle_all(job, {Level.LOCAL, *REDUNDANT_LEVELS}, failure)
 
-    def _drain(self, job: Job) -> None:
+    def _flush(self, job: Job) -> None:
         opened = job.opened.result()  # the store resolves it, whatever becomes of its own work
         job.pending.note_level(Level.PERSISTENT, RUNNING)
         outcome = self._timed(job, Level.PERSISTENT, lambda: self._writer.write_persistent(job, opened))
-        job.lease.done(Reader.DRAIN)
+        job.lease.done(Reader.FLUSH)
         self._finish_level(job, Level.PERSISTENT, outcome)
 
-    def _give_up_draining(self, job: Job, failure: DeeppartError) -> None:
-        job.lease.done(Reader.DRAIN)
+    def _give_up_flushing(self, job: Job, failure: DeeppartError) -> None:
+        job.lease.done(Reader.FLUSH)
         self._settle_all(job, {Level.PERSISTENT}, failure)
 
     def _protect(self, given: Stored | Repair) -> None:
@@ -315,7 +315,7 @@ class Pipeline:
                 self._changed.notify_all()
 
     def _ended(self, stage: str) -> None:
-        if stage == "drain":  # the last that needs these
+        if stage == "flush":  # the last that needs these
             self._compressing.close()
             self._behind.close()
 
@@ -363,7 +363,7 @@ class Pipeline:
         """A level of a job is over; the job leaves with its last one."""
         if not job.progress.settle(level):
             return
-        job.lease.done(Reader.STORE, Reader.DRAIN)
+        job.lease.done(Reader.STORE, Reader.FLUSH)
         if job.local is not None:
             job.local.relay.close()
         with self._changed:

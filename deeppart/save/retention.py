@@ -8,7 +8,7 @@ Invariants
   that another has taken the directory from.
 * A step whose verdict this rank has not heard stays until a newer one is committed at the level, beside the last one
   that is known to be: other ranks may have heard that it is complete, and have removed what it replaces.
-* A local part is not removed while it is being drained, copied or encoded, nor as long as copies or parity of its step
+* A local part is not removed while it is being flushed, copied or encoded, nor as long as copies or parity of its step
   are kept: each is only worth something together with the other.
 """
 

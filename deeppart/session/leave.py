@@ -64,7 +64,7 @@ class Background:
         """Wait until it is over, each of two waits at most ``timeout`` seconds; False if it was not by then."""
         if self._scrubber is not None:
             self._scrubber.close(timeout)
-        return self._pipeline.drain(timeout)
+        return self._pipeline.wait_until_idle(timeout)
 
     def end_scrubbing(self) -> None:
         """Begin to close; it takes part in one more sync round."""

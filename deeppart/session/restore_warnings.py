@@ -54,7 +54,7 @@ def tell_restored(
         )
 
 
-def not_drained(timeout: float) -> CheckpointError:
+def still_busy(timeout: float) -> CheckpointError:
     """A restore reads into the staging memory: nothing of an earlier checkpoint may be left in it."""
     return CheckpointError(
         "restore: an earlier checkpoint is still being written",

@@ -8,7 +8,7 @@ from deeppart.cadence import AutoCadence, History
 from deeppart.config.checks import AUTO
 from deeppart.errors import DeeppartWarning, warn_caller
 from deeppart.model import Attempt, Level
-from deeppart.plan.interval import DRAIN_SHARE
+from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair.scrub import Ground, Scrubber
 from deeppart.save.compress import Compressing
 from deeppart.save.incremental import Incremental
@@ -86,7 +86,7 @@ def cadence_for(session: Session) -> AutoCadence | None:
     history = History(session.persistent.root, session.session, nodes) if session.comm.rank == 0 else None
     if history is not None and history.problem is not None:
         warn_caller(f"every='auto' does not know earlier runs: {history.problem}", DeeppartWarning)
-    share = DRAIN_SHARE if session.config.flush_bandwidth is None else 1.0
+    share = FLUSH_SHARE if session.config.flush_bandwidth is None else 1.0
     return AutoCadence(session.comm, session.protection.every, nodes, history, session.config.timeout, share)
 
 

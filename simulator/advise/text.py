@@ -43,7 +43,7 @@ def reasons(advice: Advice) -> list[str]:
         )
     for cost in chosen.costs:
         lines.append(_level_line(chosen, cost.name))
-    lines.append(_drain_line(chosen))
+    lines.append(_flush_line(chosen))
     lines.append(_codec_line(advice))
     widths = advice.by_ranks_per_node
     if len(widths) > 1:
@@ -110,12 +110,12 @@ def _level_line(choice: Choice, level: str) -> str:
     )
 
 
-def _drain_line(chosen: Choice) -> str:
+def _flush_line(chosen: Choice) -> str:
     """The bytes that are written, and the share of the file system's time that this takes."""
     if not chosen.drained_daily_bytes:
         return ""
     busy = chosen.complete_s[Level.PERSISTENT] / chosen.cadence.interval_s(Level.PERSISTENT)
-    most = f", of at most {show_share(chosen.job.drain_share)}" if math.isinf(chosen.job.flush_bandwidth) else ""
+    most = f", of at most {show_share(chosen.job.flush_share)}" if math.isinf(chosen.job.flush_bandwidth) else ""
     return (
         f"written: {show_bytes(chosen.node_daily_bytes)} a day to each node's storage; "
         f"{show_bytes(chosen.drained_daily_bytes)} a day to the file system, which takes {show_share(busy)} of the "

@@ -71,7 +71,7 @@ def level_costs(planned: Planned, found: Survival | None = None) -> list[LevelCo
         coming_back = restart.detect + restart.relaunch + (restart.replace if lost else 0.0)
         coming_back += world.restore_s({name: count for name, count in parts.items() if count}, planned.nodes)
         unlimited = level == Level.PERSISTENT and math.isinf(planned.job.flush_bandwidth)
-        share = planned.job.drain_share if unlimited else 1.0
+        share = planned.job.flush_share if unlimited else 1.0
         costs.append(LevelCost(level, cost, done, busy / share, coming_back, rate))
         before = max(before, done)
     return costs

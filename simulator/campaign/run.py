@@ -78,7 +78,7 @@ class _Run:
         self._changed = self.env.event()
         self._node_back = self.env.event()
         self._protect = simpy.Resource(self.env)
-        self._drain = simpy.Resource(self.env)
+        self._turns = simpy.Resource(self.env)
         persistent = planned.job.machine.persistent
         self._file_system = SharedBandwidth(self.env, persistent.write)
         size = Size(planned.job.ranks, nodes)
@@ -168,13 +168,13 @@ class _Run:
     def _complete(self, stored: Stored, due: tuple[str, ...]) -> Events:
         """One checkpoint through its levels. A failure of the job ends it, with what is complete by then."""
         stages = self._world.stages
-        drain = None
+        flush = None
         try:
             if self._world.times.lazy:
                 yield self.env.timeout(stages["capture"])
             if Level.PERSISTENT in due:
-                drain = self.env.process(self._flush(stored, Level.LOCAL not in due))
-                self._background.append(drain)
+                flush = self.env.process(self._flush(stored, Level.LOCAL not in due))
+                self._background.append(flush)
             if Level.LOCAL in due:
                 yield self.env.timeout(self._world.local_s)
                 self._done(stored, Level.LOCAL)
@@ -186,8 +186,8 @@ class _Run:
                     for level in redundant:
                         yield self.env.timeout(stages[level])
                         self._done(stored, level)
-            if drain is not None:
-                yield drain
+            if flush is not None:
+                yield flush
             if Level.LOCAL not in due:
                 self._free_staging()
             self._in_flight -= 1
@@ -198,7 +198,7 @@ class _Run:
     def _flush(self, stored: Stored, from_memory: bool) -> Events:
         transfer: Transfer | None = None
         try:
-            with self._drain.request() as turn:
+            with self._turns.request() as turn:
                 yield turn
                 began = self.env.now
                 if from_memory and self._world.stages["encode"]:

@@ -146,9 +146,9 @@ def _table(advice: Advice) -> Table:
         "levels every",
         "on a node",
         "written/day",
-        "drained/day",
+        "flushed/day",
     ]
-    found = table("what wastes least; on each node, and written there; drained by the whole job", names)
+    found = table("what wastes least; on each node, and written there; flushed by the whole job", names)
     for choice in advice.choices:
         cadence, waste = choice.cadence, choice.cadence.waste
         every = " / ".join(show_seconds(cadence.interval_s(cost.name)) for cost in choice.costs)

@@ -18,7 +18,7 @@ from rich.table import Table
 from deeppart.cli import commands
 from deeppart.errors import ConfigError
 from deeppart.model.units import read_rate
-from deeppart.plan.interval import DRAIN_SHARE
+from deeppart.plan.interval import FLUSH_SHARE
 
 from ..machine.files import read_machine
 from ..machine.record import Machine
@@ -167,9 +167,10 @@ def job_options(function: F) -> F:
         click.option("--local/--no-local", default=True, help="Use the nodes' own storage; on if left out."),
         click.option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
         click.option(
+            "--flush-share",
             "--drain-share",
             type=click.FloatRange(min=0, max=1, min_open=True),
-            default=DRAIN_SHARE,
+            default=FLUSH_SHARE,
             show_default=True,
             help="Share of the time that the job may be writing there, where no --flush-bandwidth is the limit.",
         ),
@@ -201,7 +202,7 @@ def make_job(common: Common, ranks: int, options: Mapping[str, Any]) -> Job:
         capture=options.get("capture", "eager"),
         protection=protection,
         flush_bandwidth=flush,
-        drain_share=options.get("drain_share", DRAIN_SHARE),
+        flush_share=options.get("flush_share", FLUSH_SHARE),
     )
     machine.nodes_for(ranks, width)  # refuses what the machine is too small for
     return job

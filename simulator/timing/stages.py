@@ -1,9 +1,9 @@
 """The time of each stage of one checkpoint, from the shares that the partitioner made and the machine's numbers.
 
 The stages are the library's (docs/architecture.md, "A save, step by step"): planning and the copy block training;
-encoding, the part file on the node, copies, parity and the drain follow in the background. Times are those of the
+encoding, the part file on the node, copies, parity and the flush follow in the background. Times are those of the
 slowest rank or node, since ranks meet in the next stage. Overlapped, chunks are encoded while others are written, and
-the drain follows the local file as it grows; serial, one stage begins where the one before ends.
+the flush follows the local file as it grows; serial, one stage begins where the one before ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError
 from deeppart.model import REDUNDANT_LEVELS, Level
-from deeppart.plan.interval import DRAIN_SHARE
+from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from ..machine.record import Machine
@@ -69,7 +69,7 @@ class Job:
         capture: "eager" or "lazy".
         protection: the levels.
         flush_bandwidth: most bytes per second of a node to the file system and other nodes; infinity for no limit.
-        drain_share: of the time, that the job means to be writing to the file system at most, which others use too.
+        flush_share: of the time, that the job means to be writing to the file system at most, which others use too.
             With a ``flush_bandwidth`` that is the limit, and it may write all the time.
     """
 
@@ -82,7 +82,7 @@ class Job:
     capture: str = "eager"
     protection: Protection = Protection()
     flush_bandwidth: float = math.inf
-    drain_share: float = DRAIN_SHARE
+    flush_share: float = FLUSH_SHARE
 
     @property
     def nodes(self) -> int:

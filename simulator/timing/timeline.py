@@ -12,7 +12,7 @@ from .bandwidth_sharing import by_node
 from .stages import Job, Times
 
 #: Rows of the picture, per node, from top to bottom: what runs side by side there.
-LANES = ("training", "store", "protect", "drain")
+LANES = ("training", "store", "protect", "flush")
 #: Nodes that are shown.
 MOST_NODES = 8
 
@@ -71,5 +71,5 @@ def timeline(job: Job, times: Times) -> list[Bar]:
                 ready += float(took.max())
         if persistent[node].any():
             ends = np.maximum(np.maximum(encode[node], local[node]), persistent[node]).max()
-            bars.append(Bar(node, "drain", "flush", begin, begin + float(ends), bytes_out))
+            bars.append(Bar(node, "flush", "flush", begin, begin + float(ends), bytes_out))
     return [bar for bar in bars if bar.end_s > bar.begin_s]

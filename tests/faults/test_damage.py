@@ -361,7 +361,7 @@ def test_damage_while_the_job_runs_is_noticed_at_the_next_restore(directory: Pat
         pending = ck.checkpoint(state(3), 3)
         pending.wait("local", timeout=200)
         pending.wait("persistent", timeout=200)
-        assert ck._pipeline.drain(30)  # nothing is being removed any more
+        assert ck._pipeline.wait_until_idle(30)  # nothing is being removed any more
         for level in ("local", "persistent"):
             flip(part(directory, level, 3), 5000)
         live = blank()

@@ -82,10 +82,10 @@ def operations(directory: Path, level: str) -> int:
         with deeppart.Checkpointer(config(directory)) as ck:
             for step in (1, 2, 3):
                 ck.checkpoint(state(step), step).wait(timeout=200)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
             faults.clear()
             ck.checkpoint(state(4), 4).wait(timeout=200)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
             count = len(faults.log)
     names = {name for name, _ in faults.log}
     assert {"open", "write", "fsync", "rename_noreplace", "unlink", "rmdir", "mkdir"} <= names
@@ -116,11 +116,11 @@ def one_fault(directory: Path, level: str, number: int, code: int, lasting: bool
         with deeppart.Checkpointer(config(directory)) as ck:
             for step in (1, 2, 3):
                 ck.checkpoint(state(step), step).wait(timeout=200)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
             faults.refuse(number, code, count=None if lasting else 1)
             pending = ck.checkpoint(state(4), 4)  # never raises for storage
             found = settle(pending)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
             refused, log = faults.refused, list(faults.log)
             faults.clear()
             where = f"{level}, operation {number}: {log[number : number + 1]}, {found}"

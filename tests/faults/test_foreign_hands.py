@@ -117,7 +117,7 @@ def test_what_lies_among_the_spares_is_not_written_over_even_where_nobody_asks(
     with pytest.warns(deeppart.DeeppartWarning, match="unchecked"), deeppart.Checkpointer(settings) as checkpointer:
         for step in (1, 2, 3, 4, 5):
             checkpointer.checkpoint(state(step), step).wait(timeout=200)
-            assert checkpointer._pipeline.drain(30)
+            assert checkpointer._pipeline.wait_until_idle(30)
             for path in (shared / "scratch").rglob(".spare*/**/*.dpp"):
                 path.unlink()
                 if kind == "symbolic":
@@ -182,7 +182,7 @@ def test_nobody_else_can_read_weights_on_a_node(shared: Path) -> None:
         with deeppart.Checkpointer(config(shared, local_dir=str(shared / "scratch"))) as checkpointer:
             for step in (1, 2, 3):
                 checkpointer.checkpoint(state(step), step).wait(timeout=200)
-            assert checkpointer._pipeline.drain(30)
+            assert checkpointer._pipeline.wait_until_idle(30)
             found = everything(shared / "scratch")
             assert any(path.is_file() for path in found)
             for path in found:

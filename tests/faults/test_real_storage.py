@@ -171,7 +171,7 @@ def test_a_local_file_system_that_turns_read_only(mount_tmpfs: Callable[..., Pat
     local = mount_tmpfs("local", 16)
     with deeppart.Checkpointer(config(tmp_path / "p", local)) as ck:
         assert outcome(checkpoint(ck, 1)) == ("done", "done")
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         run("mount", "-o", "remount,ro", str(local))
         try:
             pending = checkpoint(ck, 2)
@@ -205,7 +205,7 @@ def test_a_file_system_that_is_unmounted(mount_tmpfs: Callable[..., Path], level
     directories = {name: mount_tmpfs(name, 16) for name in ("local", "persistent")}
     with deeppart.Checkpointer(config(directories["persistent"], directories["local"])) as ck:
         assert outcome(checkpoint(ck, 1)) == ("done", "done")
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         run("umount", "-l", str(directories[level]))
         pending = checkpoint(ck, 2)
         assert outcome(pending) == (("failed", "done") if level == "local" else ("done", "failed"))

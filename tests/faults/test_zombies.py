@@ -123,7 +123,7 @@ def _be_overtaken(root: Path, stage: str, said: Path) -> None:
         pending = checkpointer.checkpoint({"x": torch.full((300_000,), 1000.0 + step), "step": step}, step)
         while not pending.finished:
             time.sleep(0.002)
-        checkpointer._pipeline.drain(30)
+        checkpointer._pipeline.wait_until_idle(30)
         levels = pending.report.levels
         lines.append(f"{step} {levels['local'].state} {levels['persistent'].state} {levels['persistent'].error}")
     checkpointer.close()
@@ -205,7 +205,7 @@ def test_a_zombie_touches_nothing_of_its_successor(stage: str, locks: str, memor
             assert first in (2, 3) and live["x"].unique().tolist() == [1000.0 + first]
             for step in range(first + 1, 6):
                 checkpointer.checkpoint(state(step), step).wait(timeout=200)
-            checkpointer._pipeline.drain(60)
+            checkpointer._pipeline.wait_until_idle(60)
             session = checkpointer._session.session
             before = files_of(memory, session)
             assert sum(path.name == "manifest" for path in before) == min(3, 5 - first)

@@ -195,7 +195,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_the_local_part(self) -> None:
-        """The drain cannot read it back, and claims the memory if it is still there."""
+        """The flush cannot read it back, and claims the memory if it is still there."""
         if not self.let(0, errno.EIO, "Relay.read_into"):
             self.checkpoint()
 
@@ -227,7 +227,7 @@ class PipelineMachine(RuleBasedStateMachine):
             assert not self.saved
             assert all(lease.over and lease.memory is None for lease in self.leases) and not self.read
             assert not [
-                each.name for each in threading.enumerate() if each.name in ("deeppart-store", "deeppart-drain")
+                each.name for each in threading.enumerate() if each.name in ("deeppart-store", "deeppart-flush")
             ]
         finally:
             self.patch.undo()

@@ -110,7 +110,7 @@ def test_keep_counts_per_level(memory: Path, keep: int) -> None:
 
 
 def test_what_counts_as_complete_on_nodes_has_its_files_there(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, however slowly it is drained; and not when it has been replaced, even if it is drained after that."""
+    """At once, however slowly it is flushed; and not when it has been replaced, even if it is flushed after that."""
     go_on, open_part = threading.Event(), persistent.PersistentLevel.open_part
 
     def late(self: persistent.PersistentLevel, *which: Any) -> DurableFile:
@@ -173,7 +173,7 @@ def test_load_goes_on_to_the_next_step_if_a_running_job_removes_the_one_it_reads
         def train_on(*arguments: Any) -> Any:
             monkeypatch.setattr(module, name, real)
             ck.checkpoint(state(2), 2).wait(timeout=200)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
             return real(*arguments)
 
         monkeypatch.setattr(module, name, train_on)
@@ -254,7 +254,7 @@ def test_the_newest_commit_stays_whatever_the_clock_says(memory: Path, monkeypat
     with deeppart.Checkpointer(config(memory, keep={"persistent": 2})) as ck:
         for step in (3, 4):
             ck.checkpoint(state(step), step).wait(timeout=200)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
             assert step in persistent_steps(memory) and len(persistent_steps(memory)) == 2
 
 
@@ -271,7 +271,7 @@ def test_a_step_that_failed_may_be_used_again(memory: Path) -> None:
         ck.checkpoint(state(55), step=5).wait(timeout=200)
         assert deeppart.load(memory / "p", 5)["step"] == 55
         ck.checkpoint(state(6), step=6).wait(timeout=200)
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         assert persistent_steps(memory) == [5, 6], "no leftover of the failures is taken for one"
 
 

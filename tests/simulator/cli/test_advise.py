@@ -37,6 +37,13 @@ def test_advice_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert factors[0.5]["kept"] >= factors[0.5]["adapted"]
 
 
+def test_the_share_of_flushes_counts_under_its_old_name_too(capsys: pytest.CaptureFixture[str]) -> None:
+    def advised(*options: str) -> object:
+        return sim_json(capsys, "advise", *SMALL, "--ranks", "1024", *options)["advised"]
+
+    assert advised("--drain-share", "1e-6") == advised("--flush-share", "1e-6") != advised()
+
+
 def test_advice_for_a_machine_without_failures_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "safe.toml"
     file.write_text('base = "frontier"\n[failures]\nnode = "never"\nsystem = "never"\n')

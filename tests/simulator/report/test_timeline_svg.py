@@ -27,7 +27,7 @@ def test_bars_lie_where_their_times_are() -> None:
 
 
 def test_nodes_and_lanes_have_rows_of_their_own() -> None:
-    bars = [Bar(node, lane, "write", 0.0, 1.0) for node in (0, 3) for lane in ("store", "drain")]
+    bars = [Bar(node, lane, "write", 0.0, 1.0) for node in (0, 3) for lane in ("store", "flush")]
     assert len({y for _, y, _, _ in rows(bars)}) == 4
 
 

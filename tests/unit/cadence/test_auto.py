@@ -108,7 +108,7 @@ def test_a_level_that_failed_is_tried_again_with_the_next() -> None:
 def test_the_file_system_is_left_to_others_most_of_the_time() -> None:
     """Failures every minute would have it written to all the time: it takes 8 s."""
     runs = [Run(60.0, 8, failed=True, needed="persistent") for _ in range(1500)]
-    made, _ = train(Decider(("persistent",), 8, runs, drain_share=0.1), 3600)
+    made, _ = train(Decider(("persistent",), 8, runs, flush_share=0.1), 3600)
     assert 79 < 3600 / len(made) < 90
     made, _ = train(Decider(("persistent",), 8, runs), 3600)
     assert 3600 / len(made) < 20

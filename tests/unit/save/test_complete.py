@@ -42,7 +42,7 @@ def test_failures_are_told_once(memory: Path) -> None:
 def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         ck.checkpoint(state(1), 1).wait(timeout=200)
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         with monkeypatch.context() as patch:
 
             def refuse(*arguments: Any, **options: Any) -> None:
@@ -52,7 +52,7 @@ def test_retiring_that_is_refused_is_reported_and_made_up_for(memory: Path, monk
             pending = ck.checkpoint(state(2), 2)
             pending.wait("local", timeout=200)
             pending.wait("persistent", timeout=200)
-            ck._pipeline.drain(30)
+            ck._pipeline.wait_until_idle(30)
         assert "cannot remove an old checkpoint" in str(pending.report.retire_error)
         assert persistent_steps(memory) == [1, 2] and ck.failures == 0
         with pytest.warns(BackgroundFailureWarning) as caught:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from deeppart.save.lease import Reader, StagingLease
 
-BOTH = (Reader.STORE, Reader.DRAIN)
+BOTH = (Reader.STORE, Reader.FLUSH)
 #: What may be done to a lease, by whom it is done in the pipeline.
-STEPS = ("claim", "stored", "store is done", "drain is done", "keep")
+STEPS = ("claim", "stored", "store is done", "flush is done", "keep")
 
 
 def apply(lease: StagingLease[str], step: str) -> str | None:
@@ -23,7 +23,7 @@ def apply(lease: StagingLease[str], step: str) -> str | None:
     elif step == "stored":
         lease.stored()
     else:
-        lease.done(Reader.STORE if step == "store is done" else Reader.DRAIN)
+        lease.done(Reader.STORE if step == "store is done" else Reader.FLUSH)
     return None
 
 
@@ -37,16 +37,16 @@ def test_a_share_in_a_file_frees_the_memory() -> None:
     assert freed == [1], "it is over once"
 
 
-def test_a_drain_that_has_claimed_the_memory_keeps_it() -> None:
+def test_a_flush_that_has_claimed_the_memory_keeps_it() -> None:
     lease = StagingLease("share", BOTH)
     assert lease.claim() == "share"
     lease.stored()
     assert not lease.over and lease.memory == "share" and lease.claim() == "share"
-    lease.done(Reader.DRAIN)
+    lease.done(Reader.FLUSH)
     assert lease.over
 
 
-def test_a_share_that_is_in_no_file_is_kept_for_the_drain() -> None:
+def test_a_share_that_is_in_no_file_is_kept_for_the_flush() -> None:
     lease = StagingLease("share", BOTH)
     lease.done(Reader.STORE)
     assert not lease.over and lease.claim() == "share"
@@ -80,24 +80,24 @@ def test_any_order(steps: list[str]) -> None:
     """A model that knows only who has not said that it is done."""
     lease, freed = StagingLease("share", BOTH), list[int]()
     lease.when_over(lambda: freed.append(1))
-    reading, claimed = {"store", "drain"}, False
+    reading, claimed = {"store", "flush"}, False
     for step in steps:
         if step == "claim":
-            claimed = claimed or "drain" in reading
+            claimed = claimed or "flush" in reading
         elif step == "keep":
             reading |= {"capture"} if reading else set()
         else:
-            reading -= {"store"} if step in ("stored", "store is done") else {"drain"}
-            reading -= {"drain"} if step == "stored" and not claimed else set()
+            reading -= {"store"} if step in ("stored", "store is done") else {"flush"}
+            reading -= {"flush"} if step == "stored" and not claimed else set()
         answer = apply(lease, step)
-        assert answer == ("share" if step == "claim" and "drain" in reading else None)
+        assert answer == ("share" if step == "claim" and "flush" in reading else None)
         assert lease.over is not bool(reading) and lease.memory == ("share" if reading else None)
         assert freed == ([] if reading else [1])
 
 
 @pytest.mark.parametrize("_", range(20))
-def test_store_and_drain_at_the_same_moment(_: int) -> None:
-    """Either the drain gets the memory and keeps it, or it is free: never both."""
+def test_store_and_flush_at_the_same_moment(_: int) -> None:
+    """Either the flush gets the memory and keeps it, or it is free: never both."""
     lease, start, got = StagingLease("share", BOTH), threading.Barrier(2), list[str | None]()
 
     def claim() -> None:

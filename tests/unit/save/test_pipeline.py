@@ -63,7 +63,7 @@ def test_skipping_while_a_slow_level_is_busy(memory: Path, monkeypatch: pytest.M
         for step in range(12):
             pendings.append(ck.checkpoint(state(step, BIG), step))
             time.sleep(0.05)
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         skipped = [p for p in pendings if p.skipped]
         assert skipped and not pendings[0].skipped
         for pending in skipped:
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_goes_nowhere_waits_for_nothing(memory: Path, on_busy:
         fourth = ck.checkpoint(state(3, BIG), 3)
         assert fourth.skipped == (on_busy == "skip")
         first.wait(timeout=200)
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         if on_busy == "skip":
             ck.checkpoint(state(4), 4).wait(timeout=200)  # a skipped one is made up for by the next call
 
@@ -162,7 +162,7 @@ def test_a_bug_in_the_background_ends_that_checkpoint_alone(memory: Path, monkey
                 while not pending.finished:
                     assert time.monotonic() < deadline
                     time.sleep(0.005)
-                ck._pipeline.drain(30)
+                ck._pipeline.wait_until_idle(30)
             failed = [level for level in ("local", "persistent") if pending.report.levels[level].state == "failed"]
             assert failed, name
             with pytest.warns(BackgroundFailureWarning, match="ZeroDivisionError|a bug"):
@@ -177,9 +177,9 @@ def test_a_long_run_does_not_grow(memory: Path) -> None:
     with deeppart.Checkpointer(config(memory, keep={"persistent": 1})) as ck:
         for step in range(300):
             ck.checkpoint({"step": step}, step)
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         ck.checkpoint({"step": 300}, 300).wait(timeout=200)
-        ck._pipeline.drain(30)
+        ck._pipeline.wait_until_idle(30)
         assert len(ck._recent) <= 3
         assert all(len(steps) <= 2 for steps in ck._retention._steps.values()) and not any(
             ck._retention._leftovers.values()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def written(share: Staged, path: Path, compression: str, only: set[str] | None = None) -> Relay:
-    """A complete local part, as the drain sees it."""
+    """A complete local part, as the flush sees it."""
     file = DurableFile(path)
     relay = Relay(file)
     relay.complete(write_part(share, relay, Encoding(Chooser(compression, only), Encoders(1)), ATTEMPT, 0))

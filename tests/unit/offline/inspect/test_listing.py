@@ -29,7 +29,7 @@ def test_local_parts(tmp_path: Path) -> None:
 def test_local_only_and_unfinished(tmp_path: Path) -> None:
     root, local = tmp_path / "ckpt", tmp_path / "local"
     save(root, 1, 2, local_dir=local)
-    manifest_path(root, 1).unlink()  # as if the job had been killed while it drained
+    manifest_path(root, 1).unlink()  # as if the job had been killed while it flushed
     for file in step_dir(root, 2).iterdir():
         file.unlink()
     step_dir(root, 2).rmdir()

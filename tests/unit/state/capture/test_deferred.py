@@ -82,7 +82,7 @@ def test_a_failed_capture_is_told_at_the_next_call(tmp_path: Path, slow: threadi
         ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
         _in_place(net[0].weight)
         slow.set()
-        assert ck._pipeline.drain(30)
+        assert ck._pipeline.wait_until_idle(30)
         with (
             pytest.warns(BackgroundFailureWarning, match=r"writes to net/0\.weight"),
             pytest.warns(LazyCaptureNotice, match=r"net/0\.weight"),

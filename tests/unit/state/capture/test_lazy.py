@@ -228,7 +228,7 @@ def test_tensors_are_let_go_of_when_they_are_captured(tmp_path: Path) -> None:
     weight = weakref.ref(net[0].weight)
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         ck.checkpoint({"net": net, "optimizer": optimizer}, 1)
-        assert ck._pipeline.drain(30)
+        assert ck._pipeline.wait_until_idle(30)
         del net, optimizer
         gc.collect()
         assert weight() is None

@@ -19,7 +19,7 @@ Change = Callable[[torch.nn.Module, torch.optim.Optimizer], None]
 
 @pytest.fixture(autouse=True)
 def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizers of other tests in this process that still live, with a session that listens, are none of these tests'."""
+    """Optimizers that other tests have left in this process are no part of what these tests count."""
     monkeypatch.setattr(owners, "REGISTRY", owners._Registry())
 
 
