@@ -330,10 +330,10 @@ class Checkpointer:
 
     def _look_and_agree(self, call: Call, state: Any, refusal: DeeppartError | None, pending: Pending) -> Agreed | None:
         began = time.monotonic()
-        looked = refusal if refusal is not None else self._saver.look(state)
+        flattened = refusal if refusal is not None else self._saver.flatten(state)
         agreeing = time.monotonic()
         full = bool(call.due) and not self._pipeline.has_room()
-        agreed = self._saver.agree(call, looked, busy=full)
+        agreed = self._saver.agree(call, flattened, busy=full)
         self._pipeline.poll(_ROUND_PATIENCE_S)  # now that all ranks are here
         pending.note_stage("flatten", agreeing - began)
         pending.note_stage("agree", time.monotonic() - agreeing)

@@ -96,7 +96,7 @@ class Folder:
         """The most permissions of a new file: in a command, those of the directory; in a job, its rules decide."""
         return stat.S_IMODE(os.fstat(self._fd).st_mode) if self.rules.reading else 0o777
 
-    def look(self, name: str) -> os.stat_result:
+    def lstat(self, name: str) -> os.stat_result:
         """``lstat``."""
         with storage_operation("stat", self.path / name):
             return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -104,7 +104,7 @@ class Folder:
     def has(self, name: str) -> bool:
         """True if anything has that name."""
         try:
-            self.look(name)
+            self.lstat(name)
         except FileNotFoundError:
             return False
         return True

@@ -45,9 +45,9 @@ def check_found(path: Path) -> None:
     refuse(str(path.absolute()), planted(status, directory, who()))
 
 
-def look(path: Path | str) -> os.stat_result:
+def lstat(path: Path | str) -> os.stat_result:
     """``lstat``."""
-    found: os.stat_result = _in_parent(Path(path), lambda folder, name: folder.look(name))
+    found: os.stat_result = _in_parent(Path(path), lambda folder, name: folder.lstat(name))
     return found
 
 
@@ -58,7 +58,7 @@ def exists(path: Path | str) -> bool:
         OSError: that cannot be told.
     """
     try:
-        look(path)
+        lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -71,7 +71,7 @@ def is_directory(path: Path) -> bool:
         OSError: that cannot be told.
     """
     try:
-        return stat.S_ISDIR(look(path).st_mode)
+        return stat.S_ISDIR(lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

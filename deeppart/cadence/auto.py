@@ -191,12 +191,12 @@ class AutoCadence:
         self._calls_left -= 1
         due = frozenset[str]()
         if self._calls_left <= 0 or force:
-            due = self._look(step, room=room, force=force)
+            due = self._agree_on_due(step, room=room, force=force)
         if self._decider is not None and not due:
             self._decider.meter.left(time.monotonic(), working=working)
         return due
 
-    def _look(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
+    def _agree_on_due(self, step: int, *, room: bool, force: bool) -> frozenset[str]:
         """The levels that are due, as rank 0 says (collective); none if the pipeline of a rank is full, unless
         forced.
         """

@@ -105,7 +105,7 @@ class History:
             return None
         for directory in steps.values():
             try:
-                times.append(access.look(directory / MANIFEST_NAME).st_mtime)
+                times.append(access.lstat(directory / MANIFEST_NAME).st_mtime)
             except OSError:
                 continue
         newest = max(times, default=0.0)

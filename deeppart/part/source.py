@@ -113,7 +113,7 @@ class FileSource:
             StorageError: it does not say.
         """
         try:
-            status = access.look(self.path)
+            status = access.lstat(self.path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:

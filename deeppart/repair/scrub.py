@@ -344,7 +344,7 @@ def _refer_to(damaged: set[Location], inventory: Inventory) -> set[Location]:
 
 def _is_gone(path: Path) -> bool:
     try:
-        access.look(path)
+        access.lstat(path)
     except FileNotFoundError:
         return True
     except OSError:

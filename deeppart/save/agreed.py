@@ -1,4 +1,4 @@
-"""The records that the steps of a save hand to each other while training waits: look, agree, capture."""
+"""The records that the steps of a save hand to each other while training waits: flatten, agree, capture."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Compressing:
         self._auto = AutoCompression(processors.threads, spare=processors.spare) if auto else None
         self._fixed = Chooser("none" if compression == "auto" else compression)
 
-    def look(self, staged: Staged) -> None:
+    def try_new_dtypes(self, staged: Staged) -> None:
         """With "auto": encode a few chunks of each new dtype, to see how fast that is and how small they get."""
         if self._auto is None:
             return

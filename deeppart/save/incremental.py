@@ -30,8 +30,8 @@ class Incremental:
         self._holdings: dict[str, Holdings | None] = dict.fromkeys((Level.LOCAL, Level.PERSISTENT))
         self._copied: frozenset[str] = frozenset()
 
-    def look(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
-        """Digests of a share's chunks, if it looks as if some of them have not changed.
+    def digests(self, staged: Staged, due: Collection[str]) -> list[bytes] | None:
+        """Digests of a share's chunks, if a sample of them tells that some have not changed; None if not.
 
         Args:
             due: levels that the share goes to.

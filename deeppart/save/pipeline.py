@@ -223,7 +223,7 @@ class Pipeline:
         job, failure, digests = captured.job, captured.failure, None
         if failure is None:
             try:
-                digests = self._writer.look(job)
+                digests = self._writer.prepare(job)
             except Exception as error:  # it is told in the commit rounds, for which the other ranks wait
                 failure = as_error(error, "the captured share could not be read")
         if Level.LOCAL not in job.due:
@@ -290,7 +290,7 @@ class Pipeline:
         job, channel = stored.job, self._channels[level]
         what = f"step {job.attempt.step}, exchange of level {level}"
         paths = self._protector.protect(stored, level, channel, lambda each: self.driver.drive(channel, each, what))
-        written = sum(access.look(path).st_size for path in paths if parse_base_file_name(path.name) is None)
+        written = sum(access.lstat(path).st_size for path in paths if parse_base_file_name(path.name) is None)
         job.pending.note_level(level, RUNNING, nbytes=written)
         return paths
 

@@ -1,4 +1,4 @@
-"""Saving: what ``checkpoint()`` does before it returns, for one rank: look, agree, capture.
+"""Saving: what ``checkpoint()`` does before it returns, for one rank: flatten, agree, capture.
 
 Keeps what is derived from the state's structure from one checkpoint to the next. What belongs to one checkpoint is
 handed from step to step (:mod:`deeppart.save.agreed`).
@@ -76,7 +76,7 @@ class Saver:
         self._pinned = False
         self._fresh = False
 
-    def look(self, state: object) -> FlatState | DeeppartError:
+    def flatten(self, state: object) -> FlatState | DeeppartError:
         """Take the state apart (local); or the error that the ranks are to hear of in :meth:`agree`.
 
         What it returns holds until the next call or :meth:`let_go`.
@@ -91,11 +91,11 @@ class Saver:
             return StateError("looking at the state failed", found=f"{type(error).__name__}: {error}")
         return flat
 
-    def agree(self, call: Call, looked: FlatState | DeeppartError, *, busy: bool) -> Agreed | None:
+    def agree(self, call: Call, flattened: FlatState | DeeppartError, *, busy: bool) -> Agreed | None:
         """Compare the call and the state across ranks (collective); None if any rank is busy.
 
         Args:
-            looked: as :meth:`look` returned it, or why this rank cannot take part.
+            flattened: as :meth:`flatten` returned it, or why this rank cannot take part.
             busy: an earlier checkpoint of this rank leaves no room for another.
 
         Raises:
@@ -105,14 +105,14 @@ class Saver:
             PeerTimeoutError: a rank did not make the call.
         """
         what = call.name
-        error = looked if isinstance(looked, DeeppartError) else None
+        error = flattened if isinstance(flattened, DeeppartError) else None
         owned: Mapping[int, torch.Tensor] = {}
         digests, rank0 = dict.fromkeys(DIGESTS, 0), (0, 0)
-        if not isinstance(looked, DeeppartError):
+        if not isinstance(flattened, DeeppartError):
             if self._lazy is not None and call.due:
-                owned = self._lazy.owned(looked)
-            digests = self._classifier.digests(looked, call.turn, fresh=self._fresh, owned=owned)
-            rank0 = _count_rank0(looked)
+                owned = self._lazy.owned(flattened)
+            digests = self._classifier.digests(flattened, call.turn, fresh=self._fresh, owned=owned)
+            rank0 = _count_rank0(flattened)
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in call.due)
         fields = {"call": _CHECKPOINT, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
@@ -122,13 +122,13 @@ class Saver:
         agreed = agree(self._comm, fields, flags, what, self._timeout)
         if agreed.differing & _CALL:
             self._raise_disagreement(what)
-        if isinstance(looked, DeeppartError) or agreed.flags["error"]:
+        if isinstance(flattened, DeeppartError) or agreed.flags["error"]:
             raise_together(self._comm, error, what, self._timeout)
             raise AssertionError("an error on any rank is raised on all")
         if agreed.flags["busy"]:
             return None
         rank0 = agreed.flags["rank0_arrays"], agreed.flags["rank0_values"]
-        fresh, flat = bool(agreed.flags["fresh"]), looked
+        fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             flat, fresh = self._recut(flat, what), True
         if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"]:

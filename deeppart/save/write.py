@@ -57,19 +57,19 @@ class ShareWriter:
         self._storage, self._compressing = storage, compressing
         self._incremental, self._behind = incremental, behind
 
-    def look(self, job: Job) -> list[bytes] | None:
+    def prepare(self, job: Job) -> list[bytes] | None:
         """Digests of a captured share's chunks, if it looks as if some of them have not changed; None if not."""
         staged = job.lease.memory
         if staged is None:
             return None
-        self._compressing.look(staged)
-        return self._incremental.look(staged, job.due)
+        self._compressing.try_new_dtypes(staged)
+        return self._incremental.digests(staged, job.due)
 
     def open_local(self, job: Job, level: NodeLevel, digests: Sequence[bytes] | None) -> LocalPart:
         """Begin the local part file.
 
         Args:
-            digests: of :meth:`look`.
+            digests: of :meth:`prepare`.
 
         Raises:
             StorageError: the level refused.

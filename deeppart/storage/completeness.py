@@ -43,7 +43,7 @@ def part_problem(
 def file_length(path: Path) -> tuple[str | None, int]:
     """(what is wrong, or None; bytes) of a file."""
     try:
-        status = access.look(path)
+        status = access.lstat(path)
     except FileNotFoundError:
         return "is missing", 0
     except OSError as error:

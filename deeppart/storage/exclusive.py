@@ -81,7 +81,7 @@ def link_new(source: Path, target: Path) -> None:
         access.link(source, target)
     except FileExistsError:
         # An answer of a network file system that was lost on the way comes back as this: the link is there.
-        if not os.path.samestat(access.look(source), access.look(target)):
+        if not os.path.samestat(access.lstat(source), access.lstat(target)):
             raise
     with contextlib.suppress(OSError):  # a second name that nobody looks for
         access.remove(source)

@@ -109,13 +109,13 @@ def take_lineage(directory: Path, lock_fd: int) -> Lineage:
     Raises:
         StorageError, CorruptFileError: the record cannot be read or made.
     """
-    found = _look(directory)
+    found = _read_if_sound(directory)
     name = found or _make(directory)
     here, before = _place(directory, lock_fd, name), _noted_place(lock_fd)
     if not found or not _is_copy(directory, name, before, here):
         return Lineage(name, here)
     fill(DurableFile(directory / LINEAGE_NAME, make_parent=False, over="anything"), [_record(directory, copy_of=name)])
-    own = _look(directory) or _make(directory)
+    own = _read_if_sound(directory) or _make(directory)
     former = before.lineage if before is not None and before.lineage != name else ""
     return Lineage(own, _place(directory, lock_fd, own), name, former)
 
@@ -142,7 +142,7 @@ def is_copy(directory: Path) -> bool:
 def _place(directory: Path, lock_fd: int, name: str) -> Place:
     path = directory / LINEAGE_NAME
     try:
-        record, folder = access.look(path), _folder(directory)[1]
+        record, folder = access.lstat(path), _folder(directory)[1]
         lock, filesystem = os.fstat(lock_fd).st_ino, os.fstatvfs(lock_fd).f_fsid
     except OSError as error:
         raise storage_error("persistent_dir has lost its lineage record", error, path) from error
@@ -223,7 +223,7 @@ def _is_another(name: str, path: str, directory: Path) -> bool:
     try:
         if read_lineage(elsewhere) != name:
             return False
-        theirs, ours = (access.look(each / LINEAGE_NAME) for each in (elsewhere, directory))
+        theirs, ours = (access.lstat(each / LINEAGE_NAME) for each in (elsewhere, directory))
         if ours.st_nlink > 1 and theirs.st_ino == ours.st_ino:
             return _folder(elsewhere)[:2] != _folder(directory)[:2]
     except (OSError, ValueError, CorruptFileError, StorageError):
@@ -239,7 +239,7 @@ def _record(directory: Path, **more: str) -> bytes:
     return json.dumps(record, indent=1).encode() + b"\n"
 
 
-def _look(directory: Path) -> str | None:
+def _read_if_sound(directory: Path) -> str | None:
     with contextlib.suppress(CorruptFileError):  # perhaps claimed by another job; the last look tells
         return read_lineage(directory)
     return None
@@ -252,7 +252,7 @@ def _make(directory: Path) -> str:
         if error.errno != errno.EEXIST:
             raise
     for _ in range(_LOOKS):  # another job may have claimed it, and be about to fill it
-        if found := _look(directory):
+        if found := _read_if_sound(directory):
             return found
         time.sleep(_PAUSE_S)
     found = read_lineage(directory)

@@ -16,7 +16,7 @@ def link(path: Path, name: Path) -> bool:
         access.link(path, name)
     except FileExistsError:
         with contextlib.suppress(OSError):
-            return os.path.samestat(access.look(path), access.look(name))
+            return os.path.samestat(access.lstat(path), access.lstat(name))
         return False
     except OSError:
         return False

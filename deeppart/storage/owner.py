@@ -170,7 +170,7 @@ class DirectoryOwner:
     def _is_exchanged(self) -> bool:
         """True if the lock file that is open here is not the one that has its name now."""
         with contextlib.suppress(OSError):  # whoever reads it says what is wrong
-            return access.look(self._path).st_ino != os.fstat(self._fd).st_ino
+            return access.lstat(self._path).st_ino != os.fstat(self._fd).st_ino
         return False
 
     def check_commit(self, key: StepKey) -> None:

@@ -48,7 +48,7 @@ class PersistentLevel:
             StorageError: the lineage record is not there.
         """
         try:
-            access.look(self.root / LINEAGE_NAME)
+            access.lstat(self.root / LINEAGE_NAME)
         except OSError as error:
             todo = "check that the file system is mounted; if someone removed the file alone, end the job and start it"
             raise storage_error(

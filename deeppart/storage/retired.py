@@ -24,7 +24,7 @@ def step_is_retired(directory: Path) -> bool:
 def is_gone(path: Path) -> bool:
     """True if a file on a node, or a step directory, is gone; False if that cannot be found out."""
     try:
-        access.look(path)
+        access.lstat(path)
     except FileNotFoundError:
         return True
     except OSError:  # such as a file in place of the directory, which no job puts there

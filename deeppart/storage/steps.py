@@ -105,7 +105,7 @@ def _is_foreign(directory: Path) -> bool:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             return False
     try:  # a link, or a file
-        return access.look(directory).st_uid != os.geteuid()
+        return access.lstat(directory).st_uid != os.geteuid()
     except OSError:
         return False
 

@@ -80,7 +80,7 @@ def _places(found: Found) -> tuple[dict[Path, Path], set[Path]]:
 def _is_directory_of(directory: Path, other: Path) -> bool:
     """True if a directory exists and has the same owner as another one."""
     try:
-        return access.look(directory).st_uid == access.look(other).st_uid
+        return access.lstat(directory).st_uid == access.lstat(other).st_uid
     except OSError:
         return False
 

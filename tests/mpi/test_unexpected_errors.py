@@ -84,7 +84,7 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
     [
         (complete, "encode_manifest", 0, [["persistent"]]),
         (share_planning, "partition", 1, [["local", "persistent"]]),
-        (write.ShareWriter, "look", 1, [["local", "persistent"]]),
+        (write.ShareWriter, "prepare", 1, [["local", "persistent"]]),
         (PartSummary, "record", 1, [["local"], ["persistent"]]),  # whichever of the two threads reports first
         (Incremental, "completed", 1, [[]]),
         (pipeline.Pipeline, "_write_local", 1, [["local"]]),

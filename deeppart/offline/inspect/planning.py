@@ -114,10 +114,10 @@ class _Looks:
     def problem(self, part: int, path: str) -> str | None:
         """Of one part."""
         if path not in self.found:
-            self.found[path] = self._look(part, Path(path).parent)
+            self.found[path] = self._problem_of(part, Path(path).parent)
         return self.found[path]
 
-    def _look(self, part: int, directory: Path) -> str | None:
+    def _problem_of(self, part: int, directory: Path) -> str | None:
         if directory not in self._manifests:
             path = directory / MANIFEST_NAME
             try:

@@ -363,4 +363,4 @@ def _order(path: Path) -> int:
 
 def _are_one(path: Path, other: Path) -> bool:
     """True if two names belong to one file."""
-    return access.exists(path) and os.path.samestat(access.look(path), access.look(other))
+    return access.exists(path) and os.path.samestat(access.lstat(path), access.lstat(other))

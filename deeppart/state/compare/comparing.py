@@ -90,7 +90,7 @@ class Comparison:
             owned: address -> tensor, of what is not going to change before an optimizer's next step; such leaves trail.
                 None if nothing is read after the call.
         """
-        ways = self._look(flat, watch, owned or {})
+        ways = self._ways_of(flat, watch, owned or {})
         if not np.array_equal(ways, self._own_ways):
             self._own_ways = ways
             self._go_by(ways)
@@ -162,7 +162,7 @@ class Comparison:
         found[self.large] = digests
         return found
 
-    def _look(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:
+    def _ways_of(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""
         trained = {} if watch is None else watch.trained()
         memory = flat.memory

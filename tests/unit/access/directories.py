@@ -37,7 +37,7 @@ def operations(path: Path) -> dict[str, Callable[[], object]]:
         "open_file": lambda: os.close(access.open_file(path)),
         "write": lambda: os.close(access.open_file(path, os.O_RDWR)),
         "create": lambda: os.close(access.create(other)),
-        "look": lambda: access.look(path),
+        "lstat": lambda: access.lstat(path),
         "names_in": lambda: access.names_in(path.parent),
         "rename": lambda: access.rename(path, other),
         "link": lambda: access.link(path, other),

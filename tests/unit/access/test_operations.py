@@ -44,7 +44,7 @@ def test_a_file_is_never_made_in_place_of_another(root: Path) -> None:
 
 
 def test_errors_name_the_path(root: Path) -> None:
-    for operation in (access.open_file, access.remove, access.look):
+    for operation in (access.open_file, access.remove, access.lstat):
         with pytest.raises(FileNotFoundError) as caught:
             operation(root / "step" / "nothing")
         assert caught.value.filename == str(root / "step" / "nothing")
@@ -64,10 +64,10 @@ def test_what_is_there(root: Path) -> None:
     assert not access.exists(root / "step" / "part" / "below a file")
     assert [name for name in there if access.is_directory(root / name)] == ["step"]
     assert not access.is_directory(root / "step" / "part" / "below a file")
-    assert access.look(root / "step" / "part").st_size == 4
+    assert access.lstat(root / "step" / "part").st_size == 4
 
 
-@pytest.mark.parametrize("ask", [access.exists, access.is_directory, access.look])
+@pytest.mark.parametrize("ask", [access.exists, access.is_directory, access.lstat])
 def test_what_cannot_be_told_is_no_answer(root: Path, ask: Callable[[Path], object]) -> None:
     with StorageFaults(root) as faults:
         faults.refuse(0, errno.EIO, only=("stat",))

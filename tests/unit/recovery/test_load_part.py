@@ -64,11 +64,11 @@ def test_another_file_of_that_name_is_not_the_one(used: tuple[LoadedPart, Path])
 def test_where_the_name_cannot_be_asked_for_the_digests_are(
     used: tuple[LoadedPart, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(path: Any) -> os.stat_result:
+    def lstat(path: Any) -> os.stat_result:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     part, path = used
-    monkeypatch.setattr(access, "look", look)
+    monkeypatch.setattr(access, "lstat", lstat)
     assert part.problem() is None
     write_over(path)
     assert isinstance(part.problem(), CorruptFileError)

@@ -38,32 +38,32 @@ def test_a_call_is_named_as_the_user_wrote_it() -> None:
 
 def test_look_agree_capture(saver: Saver) -> None:
     state = {"w": torch.arange(1000.0), "step": 1}
-    looked = saver.look(state)
-    assert isinstance(looked, FlatState)
-    agreed = saver.agree(Call(1, 0, PERSISTENT), looked, busy=False)
+    flattened = saver.flatten(state)
+    assert isinstance(flattened, FlatState)
+    agreed = saver.agree(Call(1, 0, PERSISTENT), flattened, busy=False)
     assert isinstance(agreed, Agreed)
-    assert agreed.flat is looked and agreed.rank0 == (0, 0) and agreed.diverged == () and agreed.trailing is None
+    assert agreed.flat is flattened and agreed.rank0 == (0, 0) and agreed.diverged == () and agreed.trailing is None
     assert [kind.shape for kind in agreed.layout.types] == [(1000,)]
     captured = saver.capture(agreed)
     assert captured.own_bytes == 0 and captured.deferred is None
     assert captured.staged.data.tobytes() == state["w"].numpy().tobytes()  # type: ignore[attr-defined]
     saver.let_go(agreed)
-    assert looked.data == [], "nothing of the state is kept"
+    assert flattened.data == [], "nothing of the state is kept"
 
 
 def test_a_busy_rank_ends_the_call_before_anything_is_planned(saver: Saver) -> None:
-    looked = saver.look({"w": torch.zeros(10)})
-    assert saver.agree(Call(1, 0, PERSISTENT), looked, busy=True) is None
-    again = saver.agree(Call(1, 0, PERSISTENT), saver.look({"w": torch.zeros(10)}), busy=False)
+    flattened = saver.flatten({"w": torch.zeros(10)})
+    assert saver.agree(Call(1, 0, PERSISTENT), flattened, busy=True) is None
+    again = saver.agree(Call(1, 0, PERSISTENT), saver.flatten({"w": torch.zeros(10)}), busy=False)
     assert again is not None and saver.capture(again).staged.layout.nbytes == 40
 
 
 def test_what_look_found_is_raised_by_agree(saver: Saver) -> None:
-    looked = saver.look({"w": object()})
-    assert isinstance(looked, UnsupportedLeafError)
+    flattened = saver.flatten({"w": object()})
+    assert isinstance(flattened, UnsupportedLeafError)
     with pytest.raises(UnsupportedLeafError) as raised:
-        saver.agree(Call(1, 0, PERSISTENT), looked, busy=False)
-    assert raised.value is looked
+        saver.agree(Call(1, 0, PERSISTENT), flattened, busy=False)
+    assert raised.value is flattened
     refusal: DeeppartError = CheckpointError("refused before it looked")
     with pytest.raises(CheckpointError, match="refused before it looked"):
         saver.agree(Call(2, 0, PERSISTENT), refusal, busy=False)

@@ -30,7 +30,7 @@ def test_adds_to() -> None:
 def test_a_few_chunks_are_tried_before_the_first_checkpoint() -> None:
     compressing = Compressing("auto", Processors(threads=1, spare=True))
     share = staged(("float32", 3_000_000), ("bfloat16", 700_000))
-    compressing.look(share)
+    compressing.try_new_dtypes(share)
     part = compressing.begin("persistent", share.layout)
     assert all("bandwidth is not known yet" in line for line in part.reasons)
     for _ in range(2):
