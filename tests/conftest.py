@@ -42,6 +42,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         limit_s = float(marker.args[0] if marker else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
+    for number, item in enumerate(starting_ranks(kept)):
+        item.add_marker(pytest.mark.xdist_group(f"ranks-{number % 2}"))
+
+
+def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests whose jobs have ranks from nurseries (tests/mpi/nursery.py), and no group of their own.
+
+    Two workers run them all: each worker that did would import torch once more for each of its nurseries.
+    """
+    fixtures = {"run_ranks", "start_ranks"}
+    starting = [each for each in items if fixtures & set(getattr(each, "fixturenames", ()))]
+    return [each for each in starting if each.get_closest_marker("xdist_group") is None]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -26,6 +26,9 @@ from tests.faults.campaign.trace import Trace
 from tests.mpi import launch
 from tests.mpi.launch import ROOT
 
+#: One worker runs all of these, so that the ranks for their seed are made ready once.
+pytestmark = pytest.mark.xdist_group("campaign")
+
 #: Everywhere the same: each other one would need ranks of its own, which see sets of names in another order.
 SEED = 6
 #: Jobs take longest to start: small ones, and one worker's. Number of scenarios: with kills and without.

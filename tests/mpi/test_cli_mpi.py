@@ -14,8 +14,8 @@ from tests.copying import copy_as_original
 from tests.mpi import launch
 from tests.unit.cli_support import call, call_json, flip, part_path
 
-#: One worker runs all of these, so that what they share is made once.
-pytestmark = pytest.mark.xdist_group("cli_mpi")
+#: One worker runs all of these, so that what they share is made once; one that has nurseries (tests/conftest.py).
+pytestmark = pytest.mark.xdist_group("ranks-0")
 
 
 def train(root: Path) -> int:

@@ -12,8 +12,8 @@ from deeppart.part import FileSource, ParityReader, ParityWriter
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json
 
-#: One worker runs all of these, so that what they share is made once.
-pytestmark = pytest.mark.xdist_group("cli_redundant")
+#: One worker runs all of these, so that what they share is made once; one that has nurseries (tests/conftest.py).
+pytestmark = pytest.mark.xdist_group("ranks-1")
 
 
 def test_parity_that_is_sound_and_of_other_bytes(job: Path) -> None:

@@ -13,8 +13,8 @@ from tests.mpi import launch
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json
 
-#: One worker runs all of these, so that what they share is made once.
-pytestmark = pytest.mark.xdist_group("cli_redundant")
+#: One worker runs all of these, so that what they share is made once; one that has nurseries (tests/conftest.py).
+pytestmark = pytest.mark.xdist_group("ranks-1")
 
 
 def levels(job: Path, code: int = 0) -> list[list[str]]:

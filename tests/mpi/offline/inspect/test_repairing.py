@@ -16,8 +16,8 @@ from tests.mpi import launch
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json, flip
 
-#: One worker runs all of these, so that what they share is made once.
-pytestmark = pytest.mark.xdist_group("cli_redundant")
+#: One worker runs all of these, so that what they share is made once; one that has nurseries (tests/conftest.py).
+pytestmark = pytest.mark.xdist_group("ranks-1")
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
