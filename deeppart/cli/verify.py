@@ -22,7 +22,7 @@ from deeppart.offline.inspect.naming import DamagedLeaf
 from deeppart.offline.inspect.node_files import NodeFiles, lineage_on_nodes, verify_nodes
 from deeppart.offline.inspect.ownership import Owner, hold_directory, read_owner
 from deeppart.offline.inspect.repairing import Repaired, Repairer
-from deeppart.offline.inspect.verifying import Damage, Verdict
+from deeppart.offline.inspect.verifying import Damage, VerifyResult
 from deeppart.offline.inspect.verifying import verify as verify_subject
 from deeppart.part import Signing
 from deeppart.storage.steps import list_steps, step_directory
@@ -81,7 +81,7 @@ def _verify(
     repair: bool,
     as_json: bool,
 ) -> int:
-    timed: list[tuple[Verdict, float]] = []
+    timed: list[tuple[VerifyResult, float]] = []
     out = console()
     there = not local_dirs or list_steps(directory)
     subjects = choose_steps(directory, step, every=every, signing=signing) if there else []
@@ -112,7 +112,7 @@ def _verify(
 
 
 def _repair(
-    directory: Path, verdicts: list[Verdict], nodes: NodeFiles | None, signing: Signing | None
+    directory: Path, verdicts: list[VerifyResult], nodes: NodeFiles | None, signing: Signing | None
 ) -> list[Repaired]:
     """Repair what can be: parts on the persistent level, and files on nodes."""
     damaged = [step_directory(directory, verdict.key) / file for verdict in verdicts for file in verdict.damaged_files]
@@ -121,7 +121,7 @@ def _repair(
 
 
 def _all_good(
-    timed: list[tuple[Verdict, float]], owner: Owner | None, nodes: NodeFiles | None, repaired: list[Repaired]
+    timed: list[tuple[VerifyResult, float]], owner: Owner | None, nodes: NodeFiles | None, repaired: list[Repaired]
 ) -> bool:
     if any(each.problem is not None for each in repaired):
         return False
@@ -131,7 +131,7 @@ def _all_good(
     return all(_is_good(verdict, owner) or (repaired and verdict.is_only_parts) for verdict, _ in timed)
 
 
-def _is_good(verdict: Verdict, owner: Owner | None) -> bool:
+def _is_good(verdict: VerifyResult, owner: Owner | None) -> bool:
     """Sound; or on its way in or out while a job is running."""
     if owner is not None and owner.running and verdict.state == "unfinished":
         return True
@@ -140,7 +140,7 @@ def _is_good(verdict: Verdict, owner: Owner | None) -> bool:
 
 def _document(
     directory: Path,
-    timed: list[tuple[Verdict, float]],
+    timed: list[tuple[VerifyResult, float]],
     owner: Owner | None,
     nodes: NodeFiles | None,
     repaired: list[Repaired],
@@ -194,18 +194,18 @@ def _document(
     }
 
 
-def _print_unchecked(out: Console, verdicts: list[Verdict]) -> None:
+def _print_unchecked(out: Console, verdicts: list[VerifyResult]) -> None:
     for verdict in verdicts:
         if verdict.manifest is not None and verdict.manifest.signed:
             out.print(Text(unchecked_line(verdict.step), "yellow"), soft_wrap=True)
 
 
-def _suspects(verdict: Verdict, suspicions: Suspicions) -> tuple[SuspectLeaf, ...]:
+def _suspects(verdict: VerifyResult, suspicions: Suspicions) -> tuple[SuspectLeaf, ...]:
     return () if verdict.manifest is None else suspicions.of(verdict.manifest.attempt)
 
 
 def _suspects_on_nodes(
-    nodes: NodeFiles | None, verdicts: list[Verdict], suspicions: Suspicions
+    nodes: NodeFiles | None, verdicts: list[VerifyResult], suspicions: Suspicions
 ) -> list[tuple[Attempt, tuple[SuspectLeaf, ...]]]:
     """Those that have files on nodes and are not among the verdicts."""
     stocks = () if nodes is None else [found for _, found in nodes.stocks]
@@ -215,7 +215,9 @@ def _suspects_on_nodes(
     return [(attempt, leaves) for attempt in ordered if (leaves := suspicions.of(attempt))]
 
 
-def _print_suspects(out: Console, verdicts: list[Verdict], nodes: NodeFiles | None, suspicions: Suspicions) -> None:
+def _print_suspects(
+    out: Console, verdicts: list[VerifyResult], nodes: NodeFiles | None, suspicions: Suspicions
+) -> None:
     """Steps whose bytes may be those of one rank only. That is not damage: the files are as they were written."""
     found = [(verdict.step, _suspects(verdict, suspicions)) for verdict in verdicts]
     found += [(attempt.step, leaves) for attempt, leaves in _suspects_on_nodes(nodes, verdicts, suspicions)]
@@ -256,7 +258,7 @@ def _print_nodes(out: Console, nodes: NodeFiles | None, repaired: list[Repaired]
         out.print(Text(printable(f"{done.path}: {what}"), "green" if done.problem is None else "red"), soft_wrap=True)
 
 
-def _print(out: Console, name: str, verdict: Verdict, seconds: float) -> None:
+def _print(out: Console, name: str, verdict: VerifyResult, seconds: float) -> None:
     line = Text.assemble((f"step {name}", "bold"), "  ", state_text(verdict.state))
     if verdict.parts:
         rate = f", {show_bytes(round(verdict.nbytes / seconds))}/s" if seconds > 0 else ""

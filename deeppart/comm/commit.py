@@ -19,7 +19,7 @@ Commit = Callable[[list[PartRecord]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RoundResult:
     """The outcome of a commit round.
 
     Attributes:
@@ -36,7 +36,7 @@ class CommitMayStandError(DeeppartError):
     """A commit failed, and what was to make the step a checkpoint may be there. Its cause says why."""
 
 
-def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | None) -> Operation[Verdict]:
+def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | None) -> Operation[RoundResult]:
     """All ranks report to rank 0; if all succeeded it commits; all learn the verdict.
 
     Args:
@@ -50,18 +50,18 @@ def commit_round(comm: Comm, report: PartRecord | str | None, commit: Commit | N
     if texts is not None:
         verdict = json.dumps(astuple(_decide([json.loads(text) for text in texts], commit))).encode()
     told = yield from comm.broadcast(verdict)
-    return Verdict(*json.loads(told))
+    return RoundResult(*json.loads(told))
 
 
-def _decide(reports: list[Any], commit: Commit | None) -> Verdict:
+def _decide(reports: list[Any], commit: Commit | None) -> RoundResult:
     failed = {rank: report for rank, report in enumerate(reports) if isinstance(report, str)}
     if failed:
-        return Verdict(f"{rank_names(failed)} failed: " + str(next(iter(failed.values()))))
+        return RoundResult(f"{rank_names(failed)} failed: " + str(next(iter(failed.values()))))
     if commit is not None:
         try:
             commit([PartRecord(*report) for report in reports])
         except CommitMayStandError as error:
-            return Verdict(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
+            return RoundResult(f"rank 0 could not commit, yet {error}: {error.__cause__}", may_stand=True)
         except Exception as error:  # of whatever kind: the other ranks wait for the verdict
-            return Verdict(f"rank 0 could not commit: {as_error(error, 'the commit failed')}")
-    return Verdict(None)
+            return RoundResult(f"rank 0 could not commit: {as_error(error, 'the commit failed')}")
+    return RoundResult(None)

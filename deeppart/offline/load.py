@@ -20,7 +20,7 @@ from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
 from deeppart.state.restore.merge import build, tie
-from deeppart.state.restore.scatter import Piece, Scatter, check_cover, check_places, chunk_pieces
+from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
 from deeppart.state.tree.leaves import Array
 from deeppart.storage.key_files import KeyFiles, read_key_files
@@ -180,7 +180,7 @@ class OpenCheckpoint:
         return leaves | {aliases[leaf].owner for leaf in leaves if leaf in aliases}
 
 
-def _chunks_of_leaves(pieces: list[list[Piece]]) -> dict[int, list[int]]:
+def _chunks_of_leaves(pieces: list[list[LeafPiece]]) -> dict[int, list[int]]:
     chunks: dict[int, list[int]] = {}
     for chunk, held in enumerate(pieces):
         for piece in held:

@@ -20,7 +20,7 @@ from deeppart.comm.waiting import finish
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
 from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.recover import Recovered
-from deeppart.state.restore.scatter import Piece, Scatter, chunk_pieces
+from deeppart.state.restore.scatter import LeafPiece, Scatter, chunk_pieces
 
 #: Chunks on their way at once.
 WINDOW = 8
@@ -44,7 +44,7 @@ class PartIndexView:
     part: int
     reader: int
     spans: npt.NDArray[np.void]
-    pieces: list[list[Piece]]
+    pieces: list[list[LeafPiece]]
     lengths: list[int]
     per_rank: list[bool]
 
@@ -125,7 +125,7 @@ class _Flight:
     """One chunk on its way to this rank (or from it)."""
 
     operation: Operation[None] | None
-    pieces: list[Piece]
+    pieces: list[LeafPiece]
     data: Bytes
     write: bool
 

@@ -39,7 +39,7 @@ from deeppart.plan.restart import (
 from deeppart.recovery.load_part import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.state.capture.copying import Staging, staging_bytes
 from deeppart.storage.manifests import read_manifests, unusable
-from deeppart.storage.node import Found, one_line, take_stock
+from deeppart.storage.node import NodeContents, one_line, take_stock
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.straightening import straighten
 
@@ -100,7 +100,7 @@ def take_inventory(
         PeerTimeoutError, RemoteRankError: from the other ranks.
     """
     what = "taking inventory"
-    stock: Found | None = None
+    stock: NodeContents | None = None
     renamed: list[str] = []
     if straightens is not None:
         if local is not None and straightens:
@@ -135,18 +135,18 @@ def take_inventory(
     )
 
 
-def _take_stock(local: Path | None, lineage: str, signing: Signing | None) -> Found:
+def _take_stock(local: Path | None, lineage: str, signing: Signing | None) -> NodeContents:
     """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told."""
     if local is None:
-        return Found()
+        return NodeContents()
     try:
         return take_stock(local, lineage, signing)
     except Exception as error:
         line = one_line(as_error(error, f"listing what lies in {local} failed"))
-        return Found(problems=[line], unlisted=[line])
+        return NodeContents(problems=[line], unlisted=[line])
 
 
-def _straightened(stock: Found) -> list[str]:
+def _straightened(stock: NodeContents) -> list[str]:
     """The files that were renamed to their right names; it stops at the first failure."""
     try:
         return straighten(stock)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deeppart._gc import collection_paused
 from deeppart.comm.base import Comm
-from deeppart.comm.commit import CommitMayStandError, Verdict, commit_round
+from deeppart.comm.commit import CommitMayStandError, RoundResult, commit_round
 from deeppart.comm.driver import Driver
 from deeppart.errors import (
     BackgroundFailureWarning,
@@ -75,7 +75,7 @@ class Completer:
         try:
             verdict = self._driver.drive(channel, commit_round(channel, report, commit), what)
         except DeeppartError as error:  # rank 0 may have committed the step, or be about to
-            verdict, agreed = Verdict(str(error), may_stand=not failed), False
+            verdict, agreed = RoundResult(str(error), may_stand=not failed), False
         complete = verdict.problem is None and not failed
         if complete:
             self._remember(job, level, outcome)  # first: who waits for the level may save again at once

@@ -47,7 +47,7 @@ _LOOKS, _PAUSE_S = 5, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DirectoryIdentity:
     """The place of the files of a directory; a copy is recognized by it.
 
     Attributes:
@@ -95,7 +95,7 @@ class Lineage:
     """
 
     name: str
-    place: Place
+    place: DirectoryIdentity
     copy_of: str = ""
     former: str = ""
 
@@ -139,14 +139,16 @@ def is_copy(directory: Path) -> bool:
         os.close(descriptor)
 
 
-def _place(directory: Path, lock_fd: int, name: str) -> Place:
+def _place(directory: Path, lock_fd: int, name: str) -> DirectoryIdentity:
     path = directory / LINEAGE_NAME
     try:
         record, folder = access.lstat(path), _folder(directory)[1]
         lock, filesystem = os.fstat(lock_fd).st_ino, os.fstatvfs(lock_fd).f_fsid
     except OSError as error:
         raise storage_error("persistent_dir has lost its lineage record", error, path) from error
-    return Place(os.path.realpath(directory), lock, record.st_ino, record.st_ctime_ns, filesystem, folder, name)
+    return DirectoryIdentity(
+        os.path.realpath(directory), lock, record.st_ino, record.st_ctime_ns, filesystem, folder, name
+    )
 
 
 def _folder(directory: Path) -> tuple[int, int, int]:
@@ -156,10 +158,10 @@ def _folder(directory: Path) -> tuple[int, int, int]:
         return status.st_dev, status.st_ino, os.fstatvfs(folder.fd).f_fsid
 
 
-def _noted_place(lock_fd: int) -> Place | None:
+def _noted_place(lock_fd: int) -> DirectoryIdentity | None:
     """The place that the last job has noted; None if it cannot be understood."""
     try:
-        place = Place(**parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))["place"])
+        place = DirectoryIdentity(**parse_json(os.pread(lock_fd, SMALL_FILE_BYTES, 0))["place"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     texts = place.path, place.lineage
@@ -183,7 +185,7 @@ def _is_whole(path: str) -> bool:
     return os.path.isabs(path) and path == os.path.normpath(path)
 
 
-def _is_copy(directory: Path, name: str, before: Place | None, here: Place) -> bool:
+def _is_copy(directory: Path, name: str, before: DirectoryIdentity | None, here: DirectoryIdentity) -> bool:
     if before is None:  # the first start was not over, or the lock file is not the one that belongs here
         return _is_away_from_home(directory, name)
     if before.lineage and before.lineage != name:

@@ -194,7 +194,7 @@ class NodeLevel:
 
 
 @dataclass(slots=True)
-class Found:
+class NodeContents:
     """The files on a node's storage.
 
     Attributes:
@@ -231,20 +231,20 @@ class Found:
         self.unlisted.append(line)
 
 
-def take_stock(directory: Path, lineage: str, signing: Signing | None) -> Found:
+def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
     """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line.
 
     Args:
         signing: parts must be signed with one of these keys; None: not checked.
     """
-    found = Found()
+    found = NodeContents()
     with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
         for level in NODE_FOLDERS:
             _take_stock(node_root(directory, lineage, level), level, lineage, signing, found)
     return found
 
 
-def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
+def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
     try:
         steps, foreign = own_and_foreign_steps(root)
     except StorageError as error:
@@ -274,7 +274,7 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
                     found.refused.append(one_line(error))
 
 
-def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signing | None, found: Found) -> None:
+def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signing | None, found: NodeContents) -> None:
     if parse_part_file_name(path.name) is not None:
         part = stored_part(path, level, signing)
         name = part_file_name(part.rank, part.attempt.world_size)
@@ -294,7 +294,7 @@ def _look_at(path: Path, key: StepKey, level: str, lineage: str, signing: Signin
             found.parity.append(replace(parity, misplaced=not _is_in_place(path, attempt, key, name)))
 
 
-def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: Found) -> bool:
+def _is_ours(path: Path, attempt: Attempt, key: StepKey, name: str, lineage: str, found: NodeContents) -> bool:
     """True if a sound file lies where the library would have put it; somebody may have moved or copied it.
 
     What counts is what its header says, which stands under a digest: a file of the same lineage in the wrong place is

@@ -18,11 +18,11 @@ from pathlib import Path
 from deeppart import access
 from deeppart.part import parity_file_name, part_file_name
 from deeppart.storage.exclusive import exchange_names, rename_new
-from deeppart.storage.node import Found
+from deeppart.storage.node import NodeContents
 from deeppart.storage.steps import step_directory
 
 
-def straighten(found: Found) -> list[str]:
+def straighten(found: NodeContents) -> list[str]:
     """Rename sound files that lie in wrong places, into the directory of their step where there is one.
 
     Args:
@@ -59,7 +59,7 @@ def _put_right(path: Path, wanted: dict[Path, Path], settled: set[Path], lines: 
                 lines.append(f"{own}: was in the wrong place: renamed to {path}")
 
 
-def _places(found: Found) -> tuple[dict[Path, Path], set[Path]]:
+def _places(found: NodeContents) -> tuple[dict[Path, Path], set[Path]]:
     """(misplaced file -> its place, where its step has a directory), and the files that lie in their places."""
     wanted, settled = dict[Path, Path](), set[Path]()
     parts = [(each, part_file_name(each.rank, each.attempt.world_size)) for each in found.parts]

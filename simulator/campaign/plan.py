@@ -66,7 +66,7 @@ class Cadences:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class World:
+class SizedJob:
     """A job on some number of nodes.
 
     Attributes:
@@ -111,9 +111,9 @@ class Planned:
         failures = job.machine.failures
         #: Nodes that share a switch, where groups of nodes fail together: copies are then kept on other switches.
         self.domain_nodes = failures.group_nodes if math.isfinite(failures.group) else 0
-        self._worlds: dict[int, World] = {}
+        self._worlds: dict[int, SizedJob] = {}
 
-    def on(self, nodes: int) -> World:
+    def on(self, nodes: int) -> SizedJob:
         """The job on so many nodes.
 
         Raises:
@@ -134,7 +134,7 @@ class Planned:
             return count
         return 0
 
-    def _make(self, nodes: int) -> World:
+    def _make(self, nodes: int) -> SizedJob:
         ranks = self.job.ranks if nodes == self.nodes else nodes * self.job.ranks_per_node
         job = replace(self.job, ranks=ranks)
         shares = job.state.shares(ranks, job.strategy, job.machine.memory.kappa_bytes)
@@ -150,7 +150,7 @@ class Planned:
             Level.PARITY: _parity_bytes(job, written),
             Level.PERSISTENT: written,
         }
-        return World(
+        return SizedJob(
             job=job,
             shares=shares,
             times=times,

@@ -38,7 +38,7 @@ class Layout:
     sharded: int = 1
     optimizer_sharded: bool = False
 
-    def at(self, ranks: int, where: str = "--ranks") -> World:
+    def at(self, ranks: int, where: str = "--ranks") -> RankGrid:
         """The layout on so many ranks.
 
         Raises:
@@ -56,7 +56,7 @@ class Layout:
                 where=where,
                 todo="choose another number of ranks, or other numbers behind @ in --state",
             )
-        return World(self.pipeline, data // shards, shards, self.tensor, self.expert, self.optimizer_sharded)
+        return RankGrid(self.pipeline, data // shards, shards, self.tensor, self.expert, self.optimizer_sharded)
 
     def __str__(self) -> str:
         parts = [f"{name}={size}" for name, size in self._sizes() if size > 1]
@@ -69,7 +69,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RankGrid:
     """A layout on a number of ranks. The data-parallel ranks are ``replicas * shards``.
 
     Attributes:

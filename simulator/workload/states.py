@@ -19,7 +19,7 @@ from deeppart.model import LeafSpec
 from deeppart.partition import DEFAULT_KAPPA_BYTES, Leaves, partition
 from deeppart.partition.cost import IntArray
 
-from .layout import Layout, World, read_layout
+from .layout import Layout, RankGrid, read_layout
 from .shapes import Model, Parameter, model_named
 
 ITEM_BYTES = {
@@ -182,7 +182,7 @@ class State:
         shares = {dtype: count / total for dtype, count in by_dtype.items()} if total else {}
         return Shares(nbytes, spans, split, shares)
 
-    def _groups(self, world: World) -> Iterator[Groups]:
+    def _groups(self, world: RankGrid) -> Iterator[Groups]:
         if self.own:
             sizes = [tensor.elements for tensor in self.own]
             yield self._group(("own",), self.own, sizes, np.arange(world.ranks, dtype=np.int64)[:, None])

@@ -191,6 +191,7 @@ def outcome(name: str, directory: Path, capture: str, moment: str) -> str:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    gc.freeze()  # torch's own objects: each collection would go through all of them
     for number, way in enumerate(WAYS):
         if way == "_swap_data_ptr_" and not hasattr(torch.UntypedStorage, way):
             found = "right"

@@ -18,7 +18,7 @@ from deeppart.nodes.exchange.blocks import Blocks
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.part import ParityReader, set_id, stripes_of
 from deeppart.plan.redundancy import Stripes
-from deeppart.plan.restart import Piece, Rebuild
+from deeppart.plan.restart import BlockFile, Rebuild
 
 _DIGEST_BYTES = 16
 #: A block that cannot be read, for whatever of these reasons, is not good; the other ranks wait to hear of it.
@@ -40,8 +40,8 @@ class ParitySetFiles:
     """
 
     identity: ParityIdentity
-    data: dict[int, list[Piece]] = field(default_factory=dict)
-    parity: dict[int, list[Piece]] = field(default_factory=dict)
+    data: dict[int, list[BlockFile]] = field(default_factory=dict)
+    parity: dict[int, list[BlockFile]] = field(default_factory=dict)
     digests: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
     good: dict[tuple[str, int, int], Bits] | None = None
     doubtful: set[tuple[str, int]] = field(default_factory=set)
@@ -58,14 +58,14 @@ class ParitySetFiles:
                 if piece not in pieces.setdefault(piece.place, []):
                     pieces[piece.place].append(piece)
 
-    def pieces(self) -> Iterator[tuple[str, int, Piece]]:
+    def pieces(self) -> Iterator[tuple[str, int, BlockFile]]:
         """Every file: (kind, which of its place, file)."""
         for kind, pieces in (("parity", self.parity), ("data", self.data)):
             for place in sorted(pieces):
                 for which, piece in enumerate(pieces[place]):
                     yield kind, which, piece
 
-    def piece(self, kind: str, place: int, which: int) -> Piece:
+    def piece(self, kind: str, place: int, which: int) -> BlockFile:
         """One of them."""
         return (self.data if kind == "data" else self.parity)[place][which]
 
@@ -85,7 +85,7 @@ class ParitySetFiles:
         return kind == "data" and not self.stripes.filled(row, index, self.identity.members[place].nbytes)
 
 
-def holder_of(piece: Piece) -> int:
+def holder_of(piece: BlockFile) -> int:
     """The rank that reads a file, of those that can: spread over a node's ranks."""
     return piece.readers[piece.place % len(piece.readers)]
 
@@ -98,16 +98,16 @@ class SetFiles:
         self._sources: dict[str, Blocks] = {}
         self._readers: dict[str, ParityReader] = {}
 
-    def mine(self, piece: Piece) -> bool:
+    def mine(self, piece: BlockFile) -> bool:
         """True if this rank reads it."""
         return holder_of(piece) == self._rank
 
-    def _open(self, piece: Piece) -> Blocks:
+    def _open(self, piece: BlockFile) -> Blocks:
         if piece.path not in self._sources:
             self._sources[piece.path] = Blocks(piece.path)
         return self._sources[piece.path]
 
-    def parity(self, piece: Piece) -> ParityReader:
+    def parity(self, piece: BlockFile) -> ParityReader:
         """A parity file, its header and tables checked."""
         if piece.path not in self._readers:
             self._readers[piece.path] = ParityReader(self._open(piece).source, where=piece.path)
@@ -118,7 +118,7 @@ class SetFiles:
         for source in self._sources.values():
             source.close()
 
-    def get(self, entry: ParitySetFiles, kind: str, piece: Piece, row: int, index: int, memory: Bytes) -> Bytes:
+    def get(self, entry: ParitySetFiles, kind: str, piece: BlockFile, row: int, index: int, memory: Bytes) -> Bytes:
         """Block ``index`` of a row, in ``memory`` or where it lies; behind the end of a part there are zeros.
 
         Raises:
@@ -177,7 +177,7 @@ def _check_pieces(files: SetFiles, sets: dict[str, ParitySetFiles]) -> bytes:
     return _pack(heads, tables)
 
 
-def _good_blocks(files: SetFiles, entry: ParitySetFiles, kind: str, piece: Piece) -> Bits:
+def _good_blocks(files: SetFiles, entry: ParitySetFiles, kind: str, piece: BlockFile) -> Bits:
     stripes, place = entry.stripes, piece.place
     count = stripes.data_blocks if kind == "data" else stripes.tolerate
     good = np.zeros((stripes.rows, count), dtype=np.bool_)

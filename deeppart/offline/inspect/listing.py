@@ -18,11 +18,11 @@ from deeppart.offline.inspect.examining import COMPLETE, DAMAGED, UNFINISHED_STA
 from deeppart.offline.inspect.node_files import stock_of
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
-from deeppart.plan.restart import Inventory, Source, Stock
+from deeppart.plan.restart import FilesByAttempt, Inventory, Source
 from deeppart.storage.files import storage_error
 from deeppart.storage.lineage import is_copy, read_lineage
 from deeppart.storage.mistaken_paths import recognize
-from deeppart.storage.node import NODE_FOLDERS, Found
+from deeppart.storage.node import NODE_FOLDERS, NodeContents
 from deeppart.storage.reduced_protection import reduced_runs
 from deeppart.storage.steps import MANIFEST_NAME
 from deeppart.storage.suspects import read_suspicions
@@ -32,7 +32,7 @@ RECOVERABLE = "recoverable"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepLocation:
     """A directory in which parts of a step were found.
 
     Attributes:
@@ -74,7 +74,7 @@ class StepSummary:
     nbytes: int
     raw_bytes: int | None
     referenced_bytes: int | None
-    places: tuple[Place, ...]
+    places: tuple[StepLocation, ...]
     reduced: tuple[str, ...] = ()
     suspect: tuple[SuspectLeaf, ...] = ()
 
@@ -181,19 +181,21 @@ def _lineage(root: Path, *, needed: bool) -> tuple[str | None, list[str]]:
         return None, [error.summary]
 
 
-def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> Found:
+def _take_stock(directory: Path, lineage: str | None, signing: Signing | None) -> NodeContents:
     """The files of a lineage under a node-local directory."""
     if lineage is None:
-        return Found(problems=[f"{directory}: not searched, because DIR has no lineage of its own to match it with"])
+        return NodeContents(
+            problems=[f"{directory}: not searched, because DIR has no lineage of its own to match it with"]
+        )
     return stock_of(directory, lineage, signing)
 
 
 class _OnNodes:
     """The files of all node-local directories together; each directory counts as a node."""
 
-    def __init__(self, stocks: Sequence[tuple[Path, Found]]) -> None:
+    def __init__(self, stocks: Sequence[tuple[Path, NodeContents]]) -> None:
         self._stocks = stocks
-        self._stock = Stock(
+        self._files = FilesByAttempt(
             Inventory(
                 found=tuple(tuple(found.parts) for _, found in stocks),
                 node_of=tuple(range(len(stocks))),
@@ -201,22 +203,22 @@ class _OnNodes:
                 parity=tuple(tuple(found.parity) for _, found in stocks),
             )
         )
-        self.attempts = self._stock.attempts()
+        self.attempts = self._files.attempts()
 
     def lacks_nearly_all(self, attempt: Attempt) -> bool:
         """True if so many parts are on no node that it is useless to look for each."""
-        return self._stock.is_hopeless(attempt)
+        return self._files.is_hopeless(attempt)
 
     def sources(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> dict[int, Source]:
         """part -> where it can be had; only what has the digest that the manifest names, if there is one."""
         found: dict[int, Source] = {}
-        for part, finding in enumerate(self._stock.findings(attempt) if attempt in self.attempts else ()):
+        for part, finding in enumerate(self._files.findings(attempt) if attempt in self.attempts else ()):
             for source in finding.sources:
                 if source.index_digest in digests.get(part, (source.index_digest,)):
                     found.setdefault(part, source)
         return found
 
-    def places(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> list[Place]:
+    def places(self, attempt: Attempt, digests: Mapping[int, frozenset[str]]) -> list[StepLocation]:
         """The parts at each level and in each directory, and the owners of shares of parity."""
         places = []
         for level in NODE_FOLDERS:
@@ -232,7 +234,7 @@ class _OnNodes:
                     own = (identity.members[identity.place].part for identity in here)
                     ranks |= {part for part in own if part is not None}
                 if ranks:
-                    places.append(Place(level, str(directory), tuple(sorted(ranks))))
+                    places.append(StepLocation(level, str(directory), tuple(sorted(ranks))))
         return places
 
     def nbytes(self, attempt: Attempt) -> int:
@@ -261,7 +263,7 @@ def _summary(
     root: Path, key: StepKey, attempt: Attempt | None, persistent: PersistentStep | None, local: _OnNodes
 ) -> StepSummary:
     manifest = persistent.manifest if persistent else None
-    places = [Place(Level.PERSISTENT, str(root), persistent.parts)] if persistent and persistent.parts else []
+    places = [StepLocation(Level.PERSISTENT, str(root), persistent.parts)] if persistent and persistent.parts else []
     state = persistent.state if persistent else UNFINISHED_STATE
     reasons = persistent.reasons if persistent else ("not on the persistent level",)
     digests = {part.rank: part.index_digests for part in manifest.parts} if manifest else {}

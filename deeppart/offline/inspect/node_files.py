@@ -11,7 +11,7 @@ from deeppart.errors import FormatError
 from deeppart.offline.inspect.parity import parts_without_parity, shares_of_other_bytes
 from deeppart.part import Signing, is_hex32
 from deeppart.storage.lineage import is_copy, read_lineage
-from deeppart.storage.node import Found, file_problem, take_stock
+from deeppart.storage.node import NodeContents, file_problem, take_stock
 from deeppart.storage.retired import is_gone
 from deeppart.storage.steps import parse_step_directory_name
 
@@ -45,7 +45,7 @@ class NodeFiles:
         unread: lines about directories that could not be looked at: what is in them may be sound or not.
     """
 
-    stocks: tuple[tuple[Path, Found], ...]
+    stocks: tuple[tuple[Path, NodeContents], ...]
     damage: tuple[NodeDamage, ...]
     files: int
     nbytes: int
@@ -81,9 +81,9 @@ def lineage_on_nodes(root: Path) -> str:
     return lineage
 
 
-def stock_of(directory: Path, lineage: str, signing: Signing | None) -> Found:
+def stock_of(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
     """The files of a lineage under a node-local directory that a person has named, who may have mistyped it."""
-    found = Found()
+    found = NodeContents()
     try:
         names = access.directories_in(directory)
     except OSError as error:
@@ -133,7 +133,9 @@ def verify_nodes(
     return NodeFiles(tuple(stocks), tuple(damage), files, nbytes, tuple(remarks), tuple(unread))
 
 
-def _of_other_bytes(stocks: Sequence[tuple[Path, Found]], unsound: set[str], step: int | None) -> list[NodeDamage]:
+def _of_other_bytes(
+    stocks: Sequence[tuple[Path, NodeContents]], unsound: set[str], step: int | None
+) -> list[NodeDamage]:
     """Parity that does not belong to the parts that are in reach."""
     parts = [part for _, stock in stocks for part in stock.parts if part.path not in unsound]
     shares = {
@@ -147,7 +149,7 @@ def _of_other_bytes(stocks: Sequence[tuple[Path, Found]], unsound: set[str], ste
     return [NodeDamage(shares[path], path, message) for path, message in wrong.items()]
 
 
-def _sound(stock: Found, step: int | None) -> list[tuple[Path, int]]:
+def _sound(stock: NodeContents, step: int | None) -> list[tuple[Path, int]]:
     files = [(Path(part.path), part.nbytes) for part in stock.parts if step in (None, part.attempt.step)]
     for base in stock.bases:
         path = Path(base.path)

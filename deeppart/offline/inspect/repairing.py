@@ -39,7 +39,7 @@ from deeppart.part import (
     set_id,
     stripes_of,
 )
-from deeppart.plan.restart import Committed, Inventory, Read, Source, Stock
+from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery.load_part import LoadedPart, load_part, sound_pieces
 from deeppart.storage.files import DurableFile, fill
 from deeppart.storage.manifests import read_manifests
@@ -92,7 +92,7 @@ class Repairer:
             ),
             parity=(tuple(each for _, found in nodes.stocks for each in found.parity),),
         )
-        self._stock = Stock(self._inventory)
+        self._files = FilesByAttempt(self._inventory)
         self._arena = Arena()
 
     def repair_nodes(self) -> list[Repaired]:
@@ -169,8 +169,8 @@ class Repairer:
         key = parse_step_directory_name(path.parent.name)
         if key in self._steps and path.parent.parent == self._root:
             return self._steps[key].manifest.attempt
-        known = [a for a in self._stock.attempts() if key and key.may_hold(a) and a.world_size == world_size]
-        committed = [attempt for attempt in known if self._stock.is_committed(attempt)]
+        known = [a for a in self._files.attempts() if key and key.may_hold(a) and a.world_size == world_size]
+        committed = [attempt for attempt in known if self._files.is_committed(attempt)]
         if len(committed or known) != 1:
             raise CorruptFileError(
                 "nothing tells which checkpoint this file belonged to",
@@ -208,7 +208,7 @@ class Repairer:
         Raises:
             CorruptFileError: there is none.
         """
-        finding = self._stock.findings(attempt)[rank]
+        finding = self._files.findings(attempt)[rank]
         tried = list(finding.remarks)
         than = "" if path.parent.parent == self._root else " than copies and parity here"
         for source in finding.sources:
@@ -276,7 +276,7 @@ class Repairer:
         """
         assert member.part is not None
         digest, signing = member.index_digest, self._signing
-        for source in self._stock.findings(attempt)[member.part].sources:
+        for source in self._files.findings(attempt)[member.part].sources:
             if source.rebuild is None and source.index_digest == digest and source.path not in self._bad:
                 try:
                     opened = stack.enter_context(FileSource(source.path))

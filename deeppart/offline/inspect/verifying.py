@@ -68,7 +68,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """The result of verifying one step.
 
     Attributes:
@@ -123,7 +123,7 @@ class Verdict:
         return tuple(file for _, file in sorted(bad))
 
 
-def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
+def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyResult:
     """Read and check all of one step. Raises nothing: whatever is wrong is in the verdict.
 
     Memory: the indexes of all parts, and one chunk.
@@ -139,24 +139,24 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> Verdict:
     except FormatError as error:
         state = NEWER if isinstance(error, NewerFormatError) else DAMAGED
         damage = Damage("manifest", _text(error), MANIFEST_NAME)
-        return Verdict(subject.key, state, len(manifest.parts), 0, 0, (damage,))
+        return VerifyResult(subject.key, state, len(manifest.parts), 0, 0, (damage,))
     damage_found = checking.run()
     state = DAMAGED if damage_found else SOUND
     if damage_found and step_is_retired(subject.directory):
         state, damage_found = REMOVED, []
     counts = len(manifest.parts), checking.nbytes, checking.raw_bytes
-    return Verdict(subject.key, state, *counts, tuple(damage_found), manifest)
+    return VerifyResult(subject.key, state, *counts, tuple(damage_found), manifest)
 
 
-def _without_manifest(subject: Subject) -> Verdict:
+def _without_manifest(subject: Subject) -> VerifyResult:
     gone = is_gone(subject.directory) if subject.error is None else step_is_retired(subject.directory)
     if gone:
-        return Verdict(subject.key, REMOVED, 0, 0, 0, ())
+        return VerifyResult(subject.key, REMOVED, 0, 0, 0, ())
     if subject.error is None:
         damage = Damage("manifest", UNFINISHED)
-        return Verdict(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
+        return VerifyResult(subject.key, UNFINISHED_STATE, 0, 0, 0, (damage,))
     state = NEWER if isinstance(subject.error, NewerFormatError) else DAMAGED
-    return Verdict(subject.key, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
+    return VerifyResult(subject.key, state, 0, 0, 0, (Damage("manifest", _text(subject.error), MANIFEST_NAME),))
 
 
 class _Checking:

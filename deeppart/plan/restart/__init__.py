@@ -3,21 +3,21 @@
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.plan.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
-from deeppart.plan.restart.sources import Piece, Rebuild, Source, Stock
+from deeppart.plan.restart.sources import BlockFile, FilesByAttempt, Rebuild, Source
 
 __all__ = [
+    "BlockFile",
     "Candidate",
     "Committed",
     "Encode",
+    "FilesByAttempt",
     "Healing",
     "Inventory",
     "Location",
     "Outlook",
-    "Piece",
     "Read",
     "Rebuild",
     "Source",
-    "Stock",
     "StoredParity",
     "StoredPart",
     "Transfer",

@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 
 from deeppart.model import LEVELS, Attempt, Level
 from deeppart.plan.restart.inventory import Inventory, Location
-from deeppart.plan.restart.sources import Finding, Source, Stock
+from deeppart.plan.restart.sources import FilesByAttempt, Finding, Source
 
 _NOT_COMMITTED = "not committed to the persistent level"
 _LEVEL_WORDS: dict[str, str] = {Level.PARITY: "rebuilt from parity"}
@@ -93,39 +93,39 @@ def survey(inventory: Inventory, step: int | None = None) -> Outlook:
     Returns:
         Candidates by descending step. Of several attempts at one step committed ones come first, the later first.
     """
-    stock = Stock(inventory)
+    files = FilesByAttempt(inventory)
     candidates: list[Candidate] = []
     rejected: list[tuple[int, str]] = []
     notes: list[str] = []
     lost: list[int] = []
-    for attempt in stock.attempts():
+    for attempt in files.attempts():
         if step is not None and attempt.step != step:
             continue
-        if stock.is_hopeless(attempt):
-            known = len(stock.known_parts(attempt))
+        if files.is_hopeless(attempt):
+            known = len(files.known_parts(attempt))
             reason = f"{known} of {attempt.world_size} parts found on nodes; {_NOT_COMMITTED}"
             rejected.append((attempt.step, reason))
-            lost += [attempt.step] if stock.was_complete(attempt) else []
+            lost += [attempt.step] if files.was_complete(attempt) else []
             continue
-        findings = stock.findings(attempt)
+        findings = files.findings(attempt)
         lacking = [part for part, finding in enumerate(findings) if not finding.sources]
         if lacking:
             rejected.append((attempt.step, _why_lacking(attempt, lacking, findings)))
-            lost += [attempt.step] if stock.was_complete(attempt) else []
+            lost += [attempt.step] if files.was_complete(attempt) else []
             continue
         notes += [f"step {attempt.step}: {remark}" for finding in findings for remark in finding.contradictions]
         candidates.append(Candidate(attempt, tuple(finding.sources for finding in findings)))
-    _sort(candidates, stock)
-    notes += _told_apart(stock, [each.attempt for each in candidates])
+    _sort(candidates, files)
+    notes += _told_apart(files, [each.attempt for each in candidates])
     return Outlook(tuple(candidates), tuple(sorted(rejected, reverse=True)), tuple(notes), tuple(lost))
 
 
-def _sort(candidates: list[Candidate], stock: Stock) -> None:
+def _sort(candidates: list[Candidate], files: FilesByAttempt) -> None:
     """Best first: the later step; of sessions, that with the latest attempt at it; of a session, its last attempt.
 
     Whatever two attempts have in common, the order is the same on all ranks.
     """
-    ages = {each.attempt: stock.age(each.attempt) for each in candidates}
+    ages = {each.attempt: files.age(each.attempt) for each in candidates}
     latest: dict[tuple[int, str], tuple[bool, str, float, int]] = {}
     for attempt, age in ages.items():
         at = attempt.step, attempt.session
@@ -139,7 +139,7 @@ def _sort(candidates: list[Candidate], stock: Stock) -> None:
     candidates.sort(key=rank, reverse=True)
 
 
-def _told_apart(stock: Stock, attempts: Sequence[Attempt]) -> list[str]:
+def _told_apart(files: FilesByAttempt, attempts: Sequence[Attempt]) -> list[str]:
     """A line about each step at which several attempts are complete; they are in the order of preference."""
     by_step: dict[int, list[Attempt]] = {}
     for attempt in attempts:
@@ -149,7 +149,7 @@ def _told_apart(stock: Stock, attempts: Sequence[Attempt]) -> list[str]:
         if len(found) > 1:
             names = "; ".join(
                 f"session {each.session}, sequence {each.sequence}"
-                + (f", committed {stock.age(each)[1]}" if stock.is_committed(each) else ", on nodes only")
+                + (f", committed {files.age(each)[1]}" if files.is_committed(each) else ", on nodes only")
                 for each in found
             )
             lines.append(f"step {step}: there are {len(found)} checkpoints of it; the first of these is taken: {names}")

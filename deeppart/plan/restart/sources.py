@@ -21,7 +21,7 @@ MOST_LOOKED_FOR = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockFile:
     """A file with blocks that a rebuild can use.
 
     Attributes:
@@ -47,8 +47,8 @@ class Rebuild:
     """
 
     identity: ParityIdentity
-    data: tuple[Piece, ...]
-    parity: tuple[Piece, ...]
+    data: tuple[BlockFile, ...]
+    parity: tuple[BlockFile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class _Encoded:
 
     identity: ParityIdentity
     place: int
-    shares: list[Piece]
+    shares: list[BlockFile]
 
     @property
     def index_digest(self) -> str:
@@ -133,7 +133,7 @@ class _Encoded:
         return self.identity.members[self.place].index_digest
 
 
-class Stock:
+class FilesByAttempt:
     """The files of all nodes, by attempt.
 
     Args:
@@ -145,7 +145,7 @@ class Stock:
         self._committed = {entry.attempt: entry for entry in inventory.committed}
         mates = _mates(inventory.node_of)
         self._parts: dict[Attempt, dict[int, list[_Placed]]] = {}
-        self._parity: dict[Attempt, dict[ParityIdentity, list[Piece]]] = {}
+        self._parity: dict[Attempt, dict[ParityIdentity, list[BlockFile]]] = {}
         seen: set[tuple[int, str]] = set()
         for rank, node in enumerate(inventory.node_of):
             files = inventory.found[rank] if rank < len(inventory.found) else ()
@@ -161,7 +161,7 @@ class Stock:
     def _add_parity(self, parity: StoredParity, readers: tuple[int, ...]) -> None:
         identity, place = replace(parity.identity, place=0), parity.identity.place
         shares = self._parity.setdefault(identity.attempt, {}).setdefault(identity, [])
-        piece = Piece(place, parity.path, readers)
+        piece = BlockFile(place, parity.path, readers)
         if piece not in shares:
             shares.append(piece)
 
@@ -246,10 +246,10 @@ class Stock:
         data = []
         for place, member in enumerate(wanted.identity.members):
             if member.part is None:
-                data.append(Piece(place, "", self.everyone))
+                data.append(BlockFile(place, "", self.everyone))
             else:
                 files = [each for each in placed.get(member.part, ()) if each.file.index_digest == member.index_digest]
-                data += [Piece(place, each.file.path, each.readers) for each in files]
+                data += [BlockFile(place, each.file.path, each.readers) for each in files]
         parity = tuple(sorted(wanted.shares, key=lambda piece: piece.place))
         return Rebuild(replace(wanted.identity, place=wanted.place), tuple(data), parity)
 

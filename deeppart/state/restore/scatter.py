@@ -18,7 +18,7 @@ from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_fl
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LeafPiece:
     """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf."""
 
     leaf: int
@@ -27,14 +27,14 @@ class Piece:
     at: int
 
 
-def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[Piece]]:
+def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]) -> list[list[LeafPiece]]:
     """The pieces of leaves in each chunk of a part.
 
     Args:
         spans: the part's span table.
         raw_starts: first byte of each chunk in the raw stream, and its end (chunks + 1 values).
     """
-    pieces: list[list[Piece]] = [[] for _ in range(len(raw_starts) - 1)]
+    pieces: list[list[LeafPiece]] = [[] for _ in range(len(raw_starts) - 1)]
     bounds = raw_starts.tolist()
     chunk = 0
     columns = (spans[name].tolist() for name in ("leaf", "start", "length", "raw_offset"))
@@ -45,7 +45,7 @@ def chunk_pieces(spans: npt.NDArray[np.void], raw_starts: npt.NDArray[np.uint64]
             while bounds[chunk + 1] <= at:
                 chunk += 1
             count = min(length - done, bounds[chunk + 1] - at)
-            pieces[chunk].append(Piece(leaf, start + done, count, at - bounds[chunk]))
+            pieces[chunk].append(LeafPiece(leaf, start + done, count, at - bounds[chunk]))
             done += count
     return pieces
 
@@ -67,7 +67,7 @@ class Scatter:
         """True if the leaf is to be filled."""
         return leaf in self._arrays
 
-    def direct(self, pieces: list[Piece]) -> Bytes | None:
+    def direct(self, pieces: list[LeafPiece]) -> Bytes | None:
         """Memory into which a chunk of one piece may be received as it is; None if it must go through :meth:`write`.
 
         Raises:
@@ -80,7 +80,7 @@ class Scatter:
         flat = self._flat_bytes(piece.leaf)
         return None if flat is None else flat[piece.start : piece.start + piece.length]
 
-    def write(self, pieces: list[Piece], data: Bytes) -> None:
+    def write(self, pieces: list[LeafPiece], data: Bytes) -> None:
         """Put a chunk's bytes where they belong.
 
         Raises:

@@ -131,7 +131,7 @@ def test_a_directory_that_was_moved(moved_to: str, tmp_path: Path, memory: Path)
     assert (restored, len(told)) == ((2, 0) if moved_to == "elsewhere" else (1, 1))
 
 
-HERE = lineage.Place("/p", lock=3, record=4, changed_ns=100, filesystem=7, directory=2)
+HERE = lineage.DirectoryIdentity("/p", lock=3, record=4, changed_ns=100, filesystem=7, directory=2)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ HERE = lineage.Place("/p", lock=3, record=4, changed_ns=100, filesystem=7, direc
         (None, False),
     ],
 )
-def test_what_a_copy_is_told_by(before: lineage.Place | None, copy: bool, tmp_path: Path) -> None:
+def test_what_a_copy_is_told_by(before: lineage.DirectoryIdentity | None, copy: bool, tmp_path: Path) -> None:
     assert lineage._is_copy(tmp_path, "ab" * 16, before, HERE) == copy
 
 
@@ -161,8 +161,8 @@ def test_the_original_is_seen_where_numbers_are_the_same(directory: int, tmp_pat
     life(tmp_path, "a", 1.0)
     copied(tmp_path, "cp -r")
     name, copy = json.loads((tmp_path / "a" / "deeppart.json").read_bytes())["lineage"], tmp_path / "b"
-    here = lineage.Place(str(copy), 3, 4, 100, 0, 2)
-    before = lineage.Place(str(tmp_path / "a"), 3, 4, 99, 0, directory)
+    here = lineage.DirectoryIdentity(str(copy), 3, 4, 100, 0, 2)
+    before = lineage.DirectoryIdentity(str(tmp_path / "a"), 3, 4, 99, 0, directory)
     assert lineage._is_copy(copy, name, before, here)
     shutil.rmtree(tmp_path / "a")
     assert not lineage._is_copy(copy, name, before, here)

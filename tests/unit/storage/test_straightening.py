@@ -14,7 +14,7 @@ from deeppart.model import Attempt, StepKey
 from deeppart.part import part_file_name
 from deeppart.plan.restart import StoredPart
 from deeppart.storage import straightening
-from deeppart.storage.node import Found
+from deeppart.storage.node import NodeContents
 from deeppart.storage.steps import step_directory
 from deeppart.storage.straightening import straighten
 
@@ -26,9 +26,9 @@ def put(directory: Path, place: int, part: int, copy: str = "") -> None:
     (directory / part_file_name(place, WORLD)).write_text(f"{part}{copy}")
 
 
-def look(directory: Path) -> Found:
+def look(directory: Path) -> NodeContents:
     """What an inventory of the files would find: the number of the part is their contents; "-" is damage."""
-    found = Found()
+    found = NodeContents()
     for path in sorted(directory.iterdir()):
         text = path.read_text()
         if text.startswith("-"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from deeppart.model import ParityIdentity
 from deeppart.part import set_id, stripes_of
-from deeppart.plan.restart import Piece, Rebuild
+from deeppart.plan.restart import BlockFile, Rebuild
 from tests.golden import forge
 from tests.golden.make_parity_v1 import IDENTITY, MEMBERS, PARTS
 
@@ -29,7 +29,7 @@ def write_all(directory: Path, readers: tuple[int, ...] = (0,)) -> Rebuild:
     for place in range(4):
         if PARTS[place]:
             (directory / f"part-{place}").write_bytes(PARTS[place])
-            data.append(Piece(place, str(directory / f"part-{place}"), readers))
+            data.append(BlockFile(place, str(directory / f"part-{place}"), readers))
         write_parity(directory / f"parity-{place}", place)
-        parity.append(Piece(place, str(directory / f"parity-{place}"), readers))
+        parity.append(BlockFile(place, str(directory / f"parity-{place}"), readers))
     return Rebuild(ParityIdentity(IDENTITY.attempt, IDENTITY.members, 2, 1024, 0), tuple(data), tuple(parity))

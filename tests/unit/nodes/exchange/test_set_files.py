@@ -13,7 +13,7 @@ import pytest
 from deeppart.comm import SingleComm, finish
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.nodes.exchange.set_files import ParitySetFiles, SetFiles, find_good_blocks, holder_of
-from deeppart.plan.restart import Piece, Rebuild
+from deeppart.plan.restart import BlockFile, Rebuild
 from tests.golden.make_parity_v1 import IDENTITY, PARTS
 from tests.unit.cli_support import flip
 from tests.unit.nodes.exchange.parity_files import NAME, STRIPES, write_all, write_parity
@@ -61,7 +61,7 @@ def bad_blocks(entry: ParitySetFiles) -> set[tuple[str, int, int, int, int]]:
 
 def test_every_file_is_known_once_and_in_order(rebuild: Rebuild) -> None:
     """Two parts of a set that are to be rebuilt name the same files."""
-    copy = Piece(1, "copy", (2, 3))
+    copy = BlockFile(1, "copy", (2, 3))
     other = Rebuild(rebuild.identity, (rebuild.data[1], copy), rebuild.parity[2:])
     entry = entry_of(rebuild, rebuild, other)
     assert [(kind, piece.place, which) for kind, which, piece in entry.pieces()] == [
@@ -74,9 +74,9 @@ def test_every_file_is_known_once_and_in_order(rebuild: Rebuild) -> None:
 
 
 def test_readers_share_the_work() -> None:
-    holders = [holder_of(Piece(place, "", (4, 5, 6))) for place in range(6)]
+    holders = [holder_of(BlockFile(place, "", (4, 5, 6))) for place in range(6)]
     assert holders == [4, 5, 6, 4, 5, 6]
-    assert SetFiles(5).mine(Piece(1, "", (4, 5, 6))) and not SetFiles(4).mine(Piece(1, "", (4, 5, 6)))
+    assert SetFiles(5).mine(BlockFile(1, "", (4, 5, 6))) and not SetFiles(4).mine(BlockFile(1, "", (4, 5, 6)))
 
 
 def test_blocks_behind_the_end_are_nobodys(rebuild: Rebuild) -> None:
@@ -266,7 +266,7 @@ def test_before_anyone_has_looked_files_are_taken_for_good_but_not_those_being_r
 
 def test_of_several_copies_one_that_is_good_there(rebuild: Rebuild, tmp_path: Path) -> None:
     (tmp_path / "copy").write_bytes(PARTS[0])
-    copies = Rebuild(rebuild.identity, (Piece(0, str(tmp_path / "copy"), (0,)),), ())
+    copies = Rebuild(rebuild.identity, (BlockFile(0, str(tmp_path / "copy"), (0,)),), ())
     flip(tmp_path / "part-0", 10)
     flip(tmp_path / "copy", 1024)
     flip(tmp_path / "part-0", STRIPES.start(1, 0))

@@ -9,9 +9,9 @@ import pytest
 
 from deeppart.model import ParityIdentity
 from deeppart.plan.restart import (
+    BlockFile,
     Candidate,
     Location,
-    Piece,
     StoredPart,
     survey,
 )
@@ -79,8 +79,8 @@ def test_as_many_nodes_as_tolerated_come_back_from_parity(tolerate: int) -> None
             assert source.index_digest == digest(part, of) and source.rebuild is not None
             assert source.rebuild.identity == share(of, part, tolerate=tolerate).identity
             left = [place for place in range(4) if place not in lost]
-            assert source.rebuild.data == tuple(Piece(place, f"/local/1/10/{place}", (place,)) for place in left)
-            assert source.rebuild.parity == tuple(Piece(place, f"/parity/1/10/{place}", (place,)) for place in left)
+            assert source.rebuild.data == tuple(BlockFile(place, f"/local/1/10/{place}", (place,)) for place in left)
+            assert source.rebuild.parity == tuple(BlockFile(place, f"/parity/1/10/{place}", (place,)) for place in left)
 
 
 @pytest.mark.parametrize("tolerate", [1, 2, 3])
@@ -127,7 +127,7 @@ def test_a_member_without_a_part_has_nothing_to_lose_but_parity() -> None:
     whole = survey(protected([[stored(of, 0)], [], []], parity)).candidates[0]
     assert levels(whole) == [["local"], ["parity"]]
     rebuild = whole.sources[1][0].rebuild
-    assert rebuild is not None and rebuild.data[-1] == Piece(2, "", (0, 1, 2)), "zeros, which anyone can read"
+    assert rebuild is not None and rebuild.data[-1] == BlockFile(2, "", (0, 1, 2)), "zeros, which anyone can read"
     rest = survey(protected([[stored(of, 0)], [], []], [parity[0], [], []]))
     assert rest.candidates == () and "part 1 of 2" in rest.rejected[0][1]
 
@@ -162,10 +162,10 @@ def test_all_copies_of_other_parts_serve_a_rebuild() -> None:
     rebuild = candidate.sources[0][0].rebuild
     assert rebuild is not None
     assert rebuild.data == (
-        Piece(1, "/partner/1/10/1", (2,)),
-        Piece(2, "/local/1/10/2", (2,)),
-        Piece(2, "/partner/1/10/2", (3,)),
-        Piece(3, "/local/1/10/3", (3,)),
+        BlockFile(1, "/partner/1/10/1", (2,)),
+        BlockFile(2, "/local/1/10/2", (2,)),
+        BlockFile(2, "/partner/1/10/2", (3,)),
+        BlockFile(3, "/local/1/10/3", (3,)),
     )
 
 
@@ -232,7 +232,7 @@ def test_every_rank_of_a_node_reads_its_parity_and_each_share_counts_once() -> N
     found = protected([[stored(of, 0)], [], []], [[one], [one], [other]], node_of=(0, 0, 1))
     rebuild = survey(found).candidates[0].sources[1][0].rebuild
     assert rebuild is not None
-    assert rebuild.parity == (Piece(0, one.path, (0, 1)), Piece(1, other.path, (2,)))
+    assert rebuild.parity == (BlockFile(0, one.path, (0, 1)), BlockFile(1, other.path, (2,)))
 
 
 # --- files that contradict each other ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.part import SPAN_DTYPE
-from deeppart.state.restore.scatter import Piece, Scatter, check_cover, chunk_pieces
+from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, chunk_pieces
 from deeppart.state.tree.leaves import LeafType
 from tests.unit.state.restore.mismatches import check_brought_back, config, zeros
 
@@ -27,9 +27,9 @@ def spans(*rows: tuple[int, int, int, int, int]) -> np.ndarray:
 def test_spans_are_cut_where_chunks_end() -> None:
     rows = spans((7, 0, 0, 10, 0), (8, 0, 4, 6, 10))
     assert chunk_pieces(rows, np.array([0, 4, 12, 16], dtype=np.uint64)) == [
-        [Piece(7, 0, 4, 0)],
-        [Piece(7, 4, 6, 0), Piece(8, 4, 2, 6)],
-        [Piece(8, 6, 4, 0)],
+        [LeafPiece(7, 0, 4, 0)],
+        [LeafPiece(7, 4, 6, 0), LeafPiece(8, 4, 2, 6)],
+        [LeafPiece(8, 6, 4, 0)],
     ]
     assert chunk_pieces(spans(), np.array([0], dtype=np.uint64)) == []
 
@@ -56,7 +56,7 @@ def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
     array = make()
     scatter = Scatter({5: array})
     for start in range(0, 24, cut):
-        pieces = [Piece(4, 0, 1, 0), Piece(5, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
+        pieces = [LeafPiece(4, 0, 1, 0), LeafPiece(5, start, min(cut, 24 - start), 1)]  # nobody wants leaf 4
         scatter.write(pieces, np.concatenate([[99], COUNTING[start : start + cut]]).astype(np.uint8))
     assert np.asarray(array).reshape(-1).tobytes() == COUNTING.tobytes()
     assert scatter.wants(5) and not scatter.wants(4)
@@ -65,24 +65,24 @@ def test_bytes_come_to_the_elements_in_c_order(make: Any, cut: int) -> None:
 def test_only_one_piece_of_an_array_in_order_is_received_where_it_belongs() -> None:
     flat, transposed = _flat(), _transposed()
     scatter = Scatter({0: flat, 1: transposed})
-    there = scatter.direct([Piece(0, 4, 6, 0)])
+    there = scatter.direct([LeafPiece(0, 4, 6, 0)])
     assert there is not None and there.size == 6
     there[:] = 7
     assert flat.view(torch.uint8).tolist() == [0] * 4 + [7] * 6 + [0] * 14
-    assert scatter.direct([Piece(1, 4, 6, 0)]) is None, "not in order"
-    assert scatter.direct([Piece(0, 0, 2, 0), Piece(0, 2, 2, 2)]) is None and scatter.direct([]) is None
-    assert scatter.direct([Piece(9, 0, 2, 0)]) is None, "not wanted"
+    assert scatter.direct([LeafPiece(1, 4, 6, 0)]) is None, "not in order"
+    assert scatter.direct([LeafPiece(0, 0, 2, 0), LeafPiece(0, 2, 2, 2)]) is None and scatter.direct([]) is None
+    assert scatter.direct([LeafPiece(9, 0, 2, 0)]) is None, "not wanted"
 
 
 def test_memory_that_was_freed_meanwhile_is_not_written_to() -> None:
     tensor = torch.zeros(1000)
     scatter = Scatter({0: tensor})
-    assert scatter.direct([Piece(0, 0, 4, 0)]) is not None
+    assert scatter.direct([LeafPiece(0, 0, 4, 0)]) is not None
     tensor.untyped_storage().resize_(0)
     with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.direct([Piece(0, 0, 4, 0)])
+        scatter.direct([LeafPiece(0, 0, 4, 0)])
     with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.write([Piece(0, 0, 4, 0)], COUNTING)
+        scatter.write([LeafPiece(0, 0, 4, 0)], COUNTING)
 
 
 @pytest.mark.parametrize("nbytes", [0, 8])
@@ -94,9 +94,9 @@ def test_memory_that_was_freed_before_its_first_use(how: str, make: Any, nbytes:
     tensor.untyped_storage().resize_(nbytes)
     with pytest.raises(FreedMemoryError, match="leaf 3"):
         if how == "direct":
-            scatter.direct([Piece(3, 0, 4, 0)])
+            scatter.direct([LeafPiece(3, 0, 4, 0)])
         else:
-            scatter.write([Piece(3, 0, 4, 0)], COUNTING)
+            scatter.write([LeafPiece(3, 0, 4, 0)], COUNTING)
 
 
 def test_an_array_that_was_resized_before_its_first_use() -> None:
@@ -104,7 +104,7 @@ def test_an_array_that_was_resized_before_its_first_use() -> None:
     scatter = Scatter({0: array})
     array.resize((3,), refcheck=False)
     with pytest.raises(FreedMemoryError, match="leaf 0"):
-        scatter.direct([Piece(0, 0, 8, 0)])
+        scatter.direct([LeafPiece(0, 0, 8, 0)])
 
 
 TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
