@@ -20,6 +20,8 @@ hypothesis.settings.load_profile("deeppart")
 
 #: Limits on hanging tests are for an idle machine; on one that has ten times as much to do they would end good tests.
 PATIENCE = 6.0
+#: How many tests were left out, where none was kept.
+_OTHERS = pytest.StashKey[int]()
 
 
 def pytest_configure() -> None:
@@ -36,7 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Under mpirun keep the tests marked mpi, elsewhere the others."""
     under_mpirun = launch.launched_ranks() is not None
     kept = [item for item in items if (item.get_closest_marker("mpi") is not None) == under_mpirun]
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    others = [item for item in items if item not in kept]
+    config.hook.pytest_deselected(items=others)
+    if others and not kept:
+        config.stash[_OTHERS] = len(others)
     items[:] = kept
     for item in kept:
         marker = item.get_closest_marker("timeout")
@@ -54,6 +59,13 @@ def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:
     fixtures = {"run_ranks", "start_ranks"}
     starting = [each for each in items if fixtures & set(getattr(each, "fixturenames", ()))]
     return [each for each in starting if each.get_closest_marker("xdist_group") is None]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how the tests run that were asked for and left out."""
+    if left_out := config.stash.get(_OTHERS, 0):
+        how = 'make test-mpi ARGS="-k NAME"' if launch.launched_ranks() is None else "pytest, without mpirun"
+        terminalreporter.write_line(f"left out, since they are to be run by {how}: {left_out}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,17 +10,15 @@ A chunk that a codec does not make smaller is stored raw.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from deeppart.codec.base import Codec, EncodedChunk
 from deeppart.codec.raw import RawCodec
 from deeppart.codec.tensor import PLANE_DTYPES, TensorCodec
-from deeppart.codec.zstd import DEFAULT_LEVEL, MAX_LEVEL, MIN_LEVEL, LiteralCodec, ZstdCodec
+from deeppart.codec.zstd import LiteralCodec, ZstdCodec
 from deeppart.errors import ConfigError
+from deeppart.model.compression import EXPECTED, Compression
 
-_ALLOWED = f'"auto", "none", "tensor", "zstd" or "zstd:LEVEL" with LEVEL from {MIN_LEVEL} to {MAX_LEVEL}'
-_ZSTD = re.compile(r"zstd(?::(-?[0-9]{1,3}))?", re.ASCII)
 #: ``tensor`` compresses what has no planes at this level: on tensor bytes, level 3 came out no smaller, and slower.
 _OTHER_LEVEL = 1
 
@@ -71,10 +69,7 @@ def tensor_codec(dtype: str) -> Codec:
 
 def _zstd_of(compression: str) -> ZstdCodec | None:
     """The zstd codec that ``compression`` asks for, or None where it asks for others."""
-    if compression in ("none", "tensor"):
-        return None
-    match = _ZSTD.fullmatch(compression)
-    level = DEFAULT_LEVEL if match is None or match[1] is None else int(match[1])
-    if match is None or not MIN_LEVEL <= level <= MAX_LEVEL:
-        raise ConfigError("unknown value for compression", expected=_ALLOWED, found=repr(compression))
-    return ZstdCodec(level)
+    wanted = Compression.parse(compression)
+    if wanted is None or wanted.name == "auto":
+        raise ConfigError("unknown value for compression", expected=EXPECTED, found=repr(compression))
+    return ZstdCodec(wanted.level) if wanted.name == "zstd" else None

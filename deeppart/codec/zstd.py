@@ -15,15 +15,12 @@ import zstandard
 
 from deeppart.codec.entropy import literal_coder
 from deeppart.errors import CorruptFileError
+from deeppart.model.compression import DEFAULT_LEVEL
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
-
-DEFAULT_LEVEL = 3
-#: Levels a user may ask for; decoding never depends on the level.
-MIN_LEVEL, MAX_LEVEL = -7, 22
 
 
 @dataclass(frozen=True)

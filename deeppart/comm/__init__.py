@@ -24,7 +24,8 @@ def connect(comm: Any, timeout: float) -> Comm:
         timeout: seconds to wait for the other ranks to connect.
 
     Raises:
-        LaunchError: a launcher started several processes, but MPI connects fewer (design section 2, point 7).
+        LaunchError: a launcher started several processes, but MPI connects fewer: each would train
+            and save for itself.
         PeerTimeoutError: other ranks did not connect in time.
     """
     if comm is None:

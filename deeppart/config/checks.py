@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from deeppart.errors import ConfigError
 from deeppart.model import LEVELS, REDUNDANT_LEVELS, Level
+from deeppart.model.compression import EXPECTED, Compression
 
 #: "partner" is not here: it depends on the number of nodes, which a configuration does not know.
 DEFAULT_EVERY: Mapping[str, int] = {Level.LOCAL: 1, Level.PARITY: 0, Level.PERSISTENT: 1}
@@ -23,8 +24,6 @@ _MOST_COUNT = 2**31 - 1
 #: Ways to treat leaves of which ranks may hold the same.
 REPLICATED = ("auto", "all", "none", "verify")
 _PLACEHOLDERS = ("node", "rank", "job")
-_COMPRESSION = re.compile(r"auto|none|tensor|zstd(:-?\d{1,3})?")
-_LEAST_ZSTD, _MOST_ZSTD = -7, 22
 
 
 def refusal(name: str, value: object, expected: str, todo: str | None = None) -> ConfigError:
@@ -80,10 +79,8 @@ def check_positive(name: str, value: object, *, optional: bool = False, zero: bo
 
 def check_compression(value: object) -> None:
     """The name of a codec, with a level where it has levels."""
-    match = _COMPRESSION.fullmatch(value) if isinstance(value, str) else None
-    if match is None or not _LEAST_ZSTD <= int((match[1] or ":0")[1:]) <= _MOST_ZSTD:
-        levels = f"LEVEL from {_LEAST_ZSTD} to {_MOST_ZSTD}"
-        raise refusal("compression", value, f"'auto', 'none', 'tensor', 'zstd' or 'zstd:LEVEL' with {levels}")
+    if Compression.parse(value) is None:
+        raise refusal("compression", value, EXPECTED)
 
 
 def check_directory(name: str, value: object, what: str = "a directory name") -> str | None:

@@ -35,6 +35,12 @@ from deeppart.model import DEFAULT_KEEP
 
 T = TypeVar("T")
 
+#: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
+#: ``scrub_bandwidth`` whether there is one.
+OF_EACH_RANK = frozenset(
+    {"local_dir", "flush_bandwidth", "encode_threads", "machine", "scrub_bandwidth", "sign_key_file"}
+)
+
 
 def _setting(name: str, default: Any) -> Any:
     """A dataclass field that asks the environment and the file when the argument is left out."""
@@ -93,9 +99,10 @@ class Config:
         on_busy: what ``checkpoint()`` does while the pipeline is full: "wait" for it or "skip" this checkpoint.
         flush_bandwidth: most bytes per second that one node sends to ``persistent_dir`` and to other nodes; None for no
             limit.
-        node_size: treat that many consecutive ranks as one node; None asks MPI which ranks share a host.
+        node_size: treat that many consecutive ranks as one node; None: ranks are on one node if its name
+            is the same, as Slurm or the host says it.
         timeout: seconds that any wait for other ranks may take before it ends in an error naming them.
-        kappa: cost of one more tensor in a share, in bytes that could be written meanwhile; None for that of
+        kappa: cost of one more tensor in a share, in bytes that could be copied meanwhile; None for that of
             ``machine``, or the default.
         machine: a file that ``deeppart-sim calibrate`` has written here; what it measured of tensors is used.
         parity_group: nodes in a parity group, at least; None for 8, or all where there are fewer.
@@ -180,8 +187,6 @@ class Config:
         return show_settings({name: getattr(self, name) for name in defaults}, defaults)
 
     def shared_settings(self) -> dict[str, Any]:
-        """The settings that must be equal on every rank (directories may differ through their placeholders)."""
-        names = ["every", "keep", "compression", "capture", "replicated", "on_busy", "node_size", "timeout", "kappa"]
-        names += ["parity_group", "parity_tolerate", "persistent_dir", "incremental", "permissions", "protection"]
-        scrubbed = {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
-        return {name: getattr(self, name) for name in names} | scrubbed
+        """The settings that must be equal on every rank (``persistent_dir`` may differ through its placeholders)."""
+        shared = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_EACH_RANK}
+        return shared | {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none

@@ -1,7 +1,7 @@
 """The best interval of checkpoints for each level, from costs and failure rates. Pure arithmetic.
 
-Words. The *period* is the time from one call of ``checkpoint()`` to the next; level l is written at every n_l-th call.
-A call costs training the ``cost_s`` of every level that it writes. A failure *needs* level l when no cheaper level
+Words. The *period* is the time from one checkpoint to the next; level l is written at every n_l-th one. A checkpoint
+costs training the ``cost_s`` of every level that it writes. A failure *needs* level l when no cheaper level
 survives it: training goes back to the newest checkpoint that is complete on level l or a higher one, and does again
 what came after.
 

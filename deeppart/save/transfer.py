@@ -32,7 +32,7 @@ class Staged:
     """A captured share.
 
     Attributes:
-        layout: its segments and chunks.
+        layout: its spans and chunks.
         data: the raw stream, ``layout.nbytes`` bytes of staging memory.
         document: the description of the bytes; encoded when the part is written.
     """
@@ -151,7 +151,7 @@ def _write(
                 place = writer.add_encoded(plan.length, encoded, dtype=plan.dtype, flags=flags)
             if isinstance(sink, Relay):
                 sink.note_chunk(place)
-    return writer.finish(document.spans(layout.segments), document.meta())
+    return writer.finish(document.span_table(layout.spans), document.meta())
 
 
 def _stored_chunks(

@@ -50,7 +50,7 @@ from .scale import describe_state, heading
     "config_path",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the advice as a deeppart.toml.",
+    help="Write the advice as a deeppart.toml; a file of that name is replaced.",
 )
 @job_options
 def advise(

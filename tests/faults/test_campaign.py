@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from deeppart.model.compression import COMPRESSIONS
 from tests.faults.campaign import __main__ as campaign
 from tests.faults.campaign import judge, oracle, plan, records, runner, special, stages, sweep
 from tests.faults.campaign.files import Stored
@@ -142,6 +143,7 @@ def test_a_seed_decides_everything() -> None:
     stages_met = {life.kill.stage for each in range(3000) for life in plan.scenario(0, each).lives if life.kill}
     assert stages_met == {*stages.STAGES, ""}
     assert {special.kind_of(3, number) for number in range(1000)} == {*special.KINDS}
+    assert {life.compression for each in scenarios for life in each.lives} == {*COMPRESSIONS}
 
 
 def test_a_seed_decides_everything_in_every_process() -> None:

@@ -1,4 +1,4 @@
-"""Exact round trips of everything design section 3 lists: checkpoint and load, checkpoint and restore in place."""
+"""Exact round trips of everything a state may hold: checkpoint and load, checkpoint and restore in place."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import deeppart
+from deeppart.access import PERMISSIONS
+from deeppart.config.record import OF_EACH_RANK
 from deeppart.save import saver
 from deeppart.state.compare.classify import DIGESTS
 
@@ -78,3 +82,13 @@ def test_the_agreement_of_a_save_is_as_long_as_the_document_says() -> None:
     """Each field counts twice: the largest of x and of -x say whether all x are equal."""
     told = re.search(r"one all-reduce \(maximum\) of (\d+) integers", (ROOT / "docs" / "architecture.md").read_text())
     assert told and int(told[1]) == 2 * (len(saver._CALL) + len(DIGESTS)) + len(saver._FLAGS)
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    settings = {each.name for each in dataclasses.fields(deeppart.Config)}
+    assert set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) - set(PERMISSIONS) == settings
+    example = re.search(r"with every key of this version:\n\n```toml\n(.*?)```", text, flags=re.DOTALL)
+    assert example and set(re.findall(r"^(?:# |\[)?(\w+)(?: =|\])", example[1], flags=re.MULTILINE)) >= settings
+    told = re.search(r"Ranks may differ in(.*?)\n\n", text, flags=re.DOTALL)
+    assert told and set(re.findall(r"`(\w+)`", told[1])) == OF_EACH_RANK | {"kappa"}

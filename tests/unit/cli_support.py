@@ -168,7 +168,7 @@ def forge(
         types = [leaf_type(data) for data in flat.data]
         layout = lay_out(types, shares[rank], [2])
         data = np.zeros(layout.nbytes, dtype=np.uint8)
-        for leaf, start, length, at in layout.segments[["leaf", "start", "length", "raw_offset"]].tolist():
+        for leaf, start, length, at in layout.spans[["leaf", "start", "length", "raw_offset"]].tolist():
             raw = flat_bytes(flat.data[leaf])[start : start + length]
             data[at : at + len(raw)] = raw
         values = [encode_value(leaf.value, "") for leaf in flat.values]

@@ -1,4 +1,4 @@
-"""Capture: copy this rank's segments into reused staging memory, the only part of a save that must block.
+"""Capture: copy this rank's spans into reused staging memory. Training waits for it.
 
 Staging is allocated once and grows only when a share does; a copy into warm memory is several times faster than into
 fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
@@ -121,7 +121,7 @@ class CallCopy:
 
 
 class CapturePlan:
-    """The places of all segments in a staging buffer; made once per layout and buffer, used at every checkpoint.
+    """The places of all spans in a staging buffer; made once per layout and buffer, used at every checkpoint.
 
     What lies flat in host memory is copied by address with the C library's ``memmove``: it touches no tensor object,
     and unlike torch's own copy it can be told to bypass the caches (docs/benchmarks.md). The memory is held, and
@@ -146,7 +146,7 @@ class CapturePlan:
         self._numpy: list[tuple[int, int, int, Bytes]] = []
         self._tensor_leaves: set[int] = set()
         names = ("leaf", "start", "length", "raw_offset")
-        for leaf, start, length, at in zip(*(layout.segments[name].tolist() for name in names), strict=True):
+        for leaf, start, length, at in zip(*(layout.spans[name].tolist() for name in names), strict=True):
             kind, target = types[leaf], staged[at : at + length]
             first, last = start // kind.itemsize, (start + length) // kind.itemsize
             if lies_flat_on_host(arrays[leaf]):
@@ -164,7 +164,7 @@ class CapturePlan:
             else:
                 self._partial.append((leaf, first, last, target.view(_dtype(kind))))
                 self._tensor_leaves.add(leaf)
-        self._leaves = sorted(set(layout.segments["leaf"].tolist()))
+        self._leaves = sorted(set(layout.spans["leaf"].tolist()))
 
     def fits(self, staged: torch.Tensor) -> bool:
         """True if the plan was made for this buffer."""

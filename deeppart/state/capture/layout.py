@@ -1,7 +1,7 @@
-"""The layout of one rank's share in memory and in its part file: segments laid end to end, cut into chunks.
+"""The layout of one rank's share in memory and in its part file: spans laid end to end, cut into chunks.
 
-Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its segments one after another:
-larger element sizes first, so that every segment is aligned without padding, then shared before per-rank, then what is
+Pure arithmetic over leaf types and a partition plan. The *raw stream* of a part is its spans one after another:
+larger element sizes first, so that every span is aligned without padding, then shared before per-rank, then what is
 not trained before what is, then by leaf. A chunk holds one dtype and either shared or per-rank bytes, never both, so
 that a reader can fetch just what it needs and a codec knows what it compresses; and no leaves that are trained beside
 others, so that the others need not be written again.
@@ -22,10 +22,10 @@ from deeppart.state.tree.leaves import LeafType
 #: Raw bytes per chunk, at most. Small enough to stay in cache between hashing and writing, large enough for one
 #: system call per chunk not to matter.
 CHUNK_BYTES = 4 << 20
-#: A segment of at least this many bytes does not share its chunks with others: it can be restored in place.
+#: A span of at least this many bytes does not share its chunks with others: it can be restored in place.
 ALONE_BYTES = 1 << 20
 
-#: ``table`` of a segment: leaf described by the structure document, or by this rank's own table.
+#: ``table`` of a span: leaf described by the structure document, or by this rank's own table.
 SHARED, OWN = 0, 1
 
 
@@ -44,12 +44,12 @@ class ShareLayout:
     """A rank's share.
 
     Attributes:
-        segments: rows of ``part.SPAN_DTYPE`` (table, leaf, start, length, raw_offset), in raw-stream order.
+        spans: rows of ``part.SPAN_DTYPE`` (table, leaf, start, length, raw_offset), in raw-stream order.
         chunks: cuts of the raw stream.
         nbytes: length of the raw stream.
     """
 
-    segments: npt.NDArray[np.void]
+    spans: npt.NDArray[np.void]
     chunks: tuple[ChunkPlan, ...]
     nbytes: int
 
@@ -81,13 +81,13 @@ def lay_out(
         return (-_alignment(types[leaf]), table, types[leaf].tag, leaf in trained, leaf, start)
 
     rows.sort(key=order)
-    segments = np.zeros(len(rows), dtype=SPAN_DTYPE)
+    spans = np.zeros(len(rows), dtype=SPAN_DTYPE)
     for place, name in enumerate(("table", "leaf", "start", "length")):
-        segments[name] = [row[place] for row in rows]
-    ends = np.cumsum(segments["length"], dtype=np.uint64)
-    segments["raw_offset"] = ends - segments["length"]
-    chunks = tuple(_cut_chunks(segments, types, trained))
-    return ShareLayout(segments, chunks, int(ends[-1]) if len(rows) else 0)
+        spans[name] = [row[place] for row in rows]
+    ends = np.cumsum(spans["length"], dtype=np.uint64)
+    spans["raw_offset"] = ends - spans["length"]
+    chunks = tuple(_cut_chunks(spans, types, trained))
+    return ShareLayout(spans, chunks, int(ends[-1]) if len(rows) else 0)
 
 
 def _alignment(kind: LeafType) -> int:
@@ -96,12 +96,12 @@ def _alignment(kind: LeafType) -> int:
 
 
 def _cut_chunks(
-    segments: npt.NDArray[np.void], types: Sequence[LeafType], trained: Collection[int]
+    spans: npt.NDArray[np.void], types: Sequence[LeafType], trained: Collection[int]
 ) -> Iterable[ChunkPlan]:
-    """Walk the segments: those of one kind share a chunk until it is full; large ones are cut alone."""
+    """Walk the spans: those of one kind share a chunk until it is full; large ones are cut alone."""
     start = length = 0
     dtype, table, changes = "", SHARED, False
-    columns = (segments[name].tolist() for name in ("table", "leaf", "length"))
+    columns = (spans[name].tolist() for name in ("table", "leaf", "length"))
     for row_table, leaf, row_length in zip(*columns, strict=True):
         row_dtype = types[leaf].tag
         alone = row_length >= ALONE_BYTES

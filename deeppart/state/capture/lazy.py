@@ -51,7 +51,7 @@ class LazyCapture:
 
     def look_after(self, share: ShareLayout, types: Sequence[LeafType]) -> None:
         """The leaves of a share are those that are captured from now on."""
-        leaves = sorted(set(share.segments["leaf"].tolist()))
+        leaves = sorted(set(share.spans["leaf"].tolist()))
         self._large = [leaf for leaf in leaves if types[leaf].nbytes > SMALL_LEAF_BYTES]
 
     def owned(self, flat: FlatState) -> dict[int, torch.Tensor]:

@@ -90,11 +90,11 @@ class PartDocument:
             self.own is not None and self.own.anywhere,
         )
 
-    def spans(self, segments: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """The rows of the part's span table: those of a share, with the numbers that leaves have in files."""
         if self.own is None or not self.own.shift[0]:
-            return segments
-        rows = segments.copy()
+            return spans
+        rows = spans.copy()
         rows["leaf"][(rows["table"] == OWN_TABLE) & (rows["leaf"] >= self.own.first[0])] += self.own.shift[0]
         return rows
 

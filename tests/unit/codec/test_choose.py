@@ -71,7 +71,7 @@ def test_level_reaches_zstd() -> None:
 
 @pytest.mark.parametrize(
     "compression",
-    ["", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "raw", "auto"],
+    ["", "gzip", "zstd:23", "zstd:٣", "raw", "auto"],  # the others: tests/unit/model/test_compression.py
 )
 def test_unknown_compression(compression: str) -> None:
     with pytest.raises(ConfigError, match=r'"auto", "none", "tensor", "zstd" or "zstd:LEVEL"') as caught:

@@ -12,6 +12,7 @@ import pytest
 
 from deeppart.config import Config
 from deeppart.config.checks import DEFAULT_EVERY
+from deeppart.config.record import OF_EACH_RANK
 from deeppart.model import DEFAULT_KEEP
 from tests.unit.config.files import MACHINES, write_toml
 
@@ -123,3 +124,11 @@ def test_replicated_by_globs_from_every_source(monkeypatch: pytest.MonkeyPatch) 
     with_order = Config(replicated={"a": "none", "*": "all"}), Config(replicated={"*": "all", "a": "none"})
     first, second = (repr(config.shared_settings()["replicated"]) for config in with_order)
     assert first != second, "the order counts: ranks with different ones do not agree"
+
+
+def test_a_setting_is_the_same_on_all_ranks_unless_it_is_listed() -> None:
+    names = {each.name for each in dataclasses.fields(Config)}
+    assert names > OF_EACH_RANK
+    assert set(Config().shared_settings()) == names - OF_EACH_RANK | {"scrub_bandwidth"}
+    with_it, other = Config(scrub_bandwidth=1e6), Config(scrub_bandwidth=2e6)
+    assert with_it.shared_settings() == other.shared_settings() != Config().shared_settings()

@@ -31,7 +31,7 @@ def test_one_rank_gets_every_byte_once(all_tell: bool) -> None:
     share = planned({"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}, all_tell=all_tell)
     assert isinstance(share, ShareLayout)
     assert share.nbytes == 4000 + 24 == sum(chunk.length for chunk in share.chunks)
-    assert sorted(segment["leaf"] for segment in share.segments) == [0, 1]
+    assert sorted(span["leaf"] for span in share.spans) == [0, 1]
     assert not any(chunk.per_rank for chunk in share.chunks)
 
 

@@ -15,7 +15,7 @@ def kind(dtype: str, *shape: int) -> LeafType:
 
 
 def order(layout: ShareLayout) -> list[tuple[int, int]]:
-    return [(int(row["table"]), int(row["leaf"])) for row in layout.segments]
+    return [(int(row["table"]), int(row["leaf"])) for row in layout.spans]
 
 
 def whole(types: list[LeafType], *leaves: int) -> list[tuple[int, int, int]]:
@@ -26,7 +26,7 @@ def test_larger_elements_come_first_then_shared_then_what_is_not_trained() -> No
     types = [kind("uint8", 3), kind("float32", 5), kind("float64", 1), kind("float32", 2), kind("float32", 7)]
     layout = lay_out(types, whole(types, 0, 1, 2, 3), [4], trained={1})
     assert order(layout) == [(SHARED, 2), (SHARED, 3), (SHARED, 1), (OWN, 4), (SHARED, 0)]
-    assert layout.segments["raw_offset"].tolist() == [0, 8, 16, 36, 64] and layout.nbytes == 67
+    assert layout.spans["raw_offset"].tolist() == [0, 8, 16, 36, 64] and layout.nbytes == 67
     assert [(chunk.dtype, chunk.per_rank, chunk.length) for chunk in layout.chunks] == [
         ("float64", False, 8), ("float32", False, 8), ("float32", False, 20), ("float32", True, 28),
         ("uint8", False, 3),
@@ -35,7 +35,7 @@ def test_larger_elements_come_first_then_shared_then_what_is_not_trained() -> No
 
 def test_nothing_to_save_is_no_chunk() -> None:
     layout = lay_out([kind("float32", 0)], [], [])
-    assert layout.nbytes == 0 and layout.chunks == () and len(layout.segments) == 0
+    assert layout.nbytes == 0 and layout.chunks == () and len(layout.spans) == 0
 
 
 def test_large_segments_are_alone_and_are_cut_at_elements() -> None:
@@ -66,12 +66,12 @@ def test_whatever_the_share_chunks_follow_each_other_and_hold_one_kind(seed: int
     for chunk in layout.chunks:
         assert chunk.start == at and 0 < chunk.length <= CHUNK_BYTES
         at += chunk.length
-        rows = layout.segments
+        rows = layout.spans
         inside = rows[(rows["raw_offset"] < at) & (rows["raw_offset"] + rows["length"] > chunk.start)]
         assert {types[leaf].tag for leaf in inside["leaf"]} == {chunk.dtype}
         assert set(inside["table"].tolist()) == {OWN if chunk.per_rank else SHARED}
         assert len({leaf in trained for leaf in inside["leaf"].tolist()}) == 1
-    for row in layout.segments:
+    for row in layout.spans:
         assert row["raw_offset"] % types[int(row["leaf"])].itemsize == 0
 
 

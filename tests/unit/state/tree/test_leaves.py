@@ -154,7 +154,7 @@ def test_autograd_is_neither_needed_nor_touched(tmp_path: Path) -> None:
 
 
 def test_thousands_of_small_tensors(tmp_path: Path) -> None:
-    """Of odd sizes, so that shares, chunks and segments do not line up. (100,000: benchmarks, not tests.)"""
+    """Of odd sizes, so that shares, chunks and spans do not line up. (100,000: benchmarks, not tests.)"""
     state = {f"layer{i % 97}.{i}": torch.full((i % 5,), i, dtype=torch.int32) for i in range(20_000)}
     with deeppart.Checkpointer(config(tmp_path)) as ck:
         for step in (1, 2):
