@@ -1,0 +1,40 @@
+"""The values of the ``compression`` setting: the configuration checks them, ``codec/`` carries them out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: Levels of zstd that a user may ask for; decoding never depends on the level.
+MIN_LEVEL, MAX_LEVEL = -7, 22
+#: Of ``"zstd"`` without a level.
+DEFAULT_LEVEL = 3
+#: "auto" chooses between "none" and "tensor"; "zstd" may have a level.
+COMPRESSIONS = ("auto", "none", "tensor", "zstd")
+#: For errors.
+EXPECTED = (
+    ", ".join(f'"{each}"' for each in COMPRESSIONS) + f' or "zstd:LEVEL" with LEVEL from {MIN_LEVEL} to {MAX_LEVEL}'
+)
+_VALUE = re.compile(rf"({'|'.join(COMPRESSIONS)})(?:(?<=zstd):(-?[0-9]{{1,3}}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """What a value asks for.
+
+    Attributes:
+        name: one of :data:`COMPRESSIONS`.
+        level: of zstd; of the others it says nothing.
+    """
+
+    name: str
+    level: int = DEFAULT_LEVEL
+
+    @classmethod
+    def parse(cls, value: object) -> Compression | None:
+        """From the setting; None for what it cannot be."""
+        match = _VALUE.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return None
+        level = DEFAULT_LEVEL if match[2] is None else int(match[2])
+        return cls(match[1], level) if MIN_LEVEL <= level <= MAX_LEVEL else None

@@ -1,0 +1,40 @@
+"""The values of the ``compression`` setting."""
+
+from __future__ import annotations
+
+import pytest
+
+from deeppart import Config
+from deeppart.codec import Chooser
+from deeppart.errors import ConfigError
+from deeppart.model.compression import COMPRESSIONS, EXPECTED, MAX_LEVEL, MIN_LEVEL, Compression
+
+IMPOSSIBLE = [
+    "", "gzip", "ZSTD", "zstd:", "zstd:23", "zstd:-8", "zstd:3 ", "zstd:3\n", "zstd:a", "zstd:٣", "zstd:1000", "raw",
+    "tensor:3", "auto:3", "zstdzstd:3", "none,zstd:3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("level", range(MIN_LEVEL, MAX_LEVEL + 1))
+def test_levels_of_zstd(level: int) -> None:
+    assert Compression.parse(f"zstd:{level}") == Compression("zstd", level)
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_names(name: str) -> None:
+    assert Compression.parse(name) == Compression(name) and f'"{name}"' in EXPECTED
+
+
+@pytest.mark.parametrize("value", [*IMPOSSIBLE, 3, None, True, b"zstd", ("zstd",)])
+def test_what_it_cannot_be(value: object) -> None:
+    assert Compression.parse(value) is None
+
+
+@pytest.mark.parametrize("value", [*COMPRESSIONS, "zstd:22", "zstd:-7", *IMPOSSIBLE])
+def test_what_the_configuration_takes_the_codecs_can_do(value: str) -> None:
+    """What "auto" means is decided before codecs hear of it."""
+    if Compression.parse(value) is None:
+        with pytest.raises(ConfigError):
+            Config(compression=value)
+    elif value != "auto":
+        assert Chooser(Config(compression=value).compression).compression == value
