@@ -34,6 +34,7 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under mpirun keep the tests marked mpi, elsewhere the others."""
     under_mpirun = launch.launched_ranks() is not None

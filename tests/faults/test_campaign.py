@@ -116,7 +116,7 @@ def harmed_base() -> records.Scenario:
 #: that parity is needed.
 MEETING = {
     "digests": ("--repeat", "6:3", "--kills", "0"),
-    "rebuild": ("--repeat", "7:5", "--kills", "0"),
+    "rebuild": ("--repeat", "6:56", "--kills", "0"),
     "encoding": ("--repeat", "5:414"),
     "hang": ("--repeat", "6:1", "--kills", "0"),
 }

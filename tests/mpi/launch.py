@@ -398,9 +398,10 @@ def sweep_shared_memory(directory: Path = Path("/dev/shm")) -> None:
     if not candidates:
         return
     mapped: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    for process in Path("/proc").glob("[0-9]*"):  # no further: it fails on one that ends at that moment
         with contextlib.suppress(OSError):
-            mapped.update(line.split()[-1] for line in maps.read_text().splitlines() if "/mpich_shm_" in line)
+            lines = (process / "maps").read_text().splitlines()
+            mapped.update(line.split()[-1] for line in lines if "/mpich_shm_" in line)
     for file in candidates:
         if str(file) not in mapped:
             file.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from tests.mpi.stand_in import NURSERIES
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA_")
 _END_S = 5.0
 #: Environments that there are nurseries for at a time: each of these has 160 MB of memory of its own.
-_MOST = 2
+_MOST = 3
 
 
 class Nurseries:

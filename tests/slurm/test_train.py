@@ -45,18 +45,14 @@ def submit(rig: Rig, directory: Path, steps: int, *options: str) -> tuple[int, P
     return job, log
 
 
-def has_checkpoint(directory: Path) -> bool:
-    """The manifest is the commit (docs/format.md)."""
-    return any(directory.glob("step-*/manifest"))
-
-
 def resumed_from(log: Path) -> int | None:
     found = re.search(r"resumed from step (\d+)", log.read_text())
     return int(found[1]) if found else None
 
 
 def newest_step(directory: Path) -> int:
-    return max(int(path.name.split("-")[1]) for path in directory.glob("step-*"))
+    """Of the committed ones, 0 for none. The manifest is the commit (docs/format.md)."""
+    return max((int(path.parent.name.split("-")[1]) for path in directory.glob("step-*/manifest")), default=0)
 
 
 def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *options: str) -> tuple[int, Path, str]:
@@ -66,20 +62,31 @@ def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *optio
     return job, log, rig.state(job)
 
 
-@pytest.mark.parametrize("again", [["--nodes=2"], ["--nodes=3", "--ntasks-per-node=1"]], ids=["same", "other-ranks"])
-def test_resubmitted_job_resumes(slurm: Rig, tmp_path: Path, again: list[str]) -> None:
-    job, log, state = run(slurm, tmp_path, ENDLESS, lambda: has_checkpoint(tmp_path / "checkpoints"))
-    assert state in UNDER_WAY and has_checkpoint(tmp_path / "checkpoints"), f"{state}\n{log.read_text()}"
-    slurm.run("scancel", "--signal=KILL", str(job))
-    slurm.wait_for_state(job, "CANCELLED", "FAILED")
-    assert resumed_from(log) is None, log.read_text()
+def lose(rig: Rig, directory: Path, newer_than: int) -> Path:
+    """A job that is killed once there is a newer checkpoint; returns what it printed."""
+    checkpoints = directory / "checkpoints"
+    job, log, state = run(rig, directory, ENDLESS, lambda: newest_step(checkpoints) > newer_than)
+    assert state in UNDER_WAY and newest_step(checkpoints) > newer_than, f"{state}\n{log.read_text()}"
+    rig.run("scancel", "--signal=KILL", str(job))
+    rig.wait_for_state(job, "CANCELLED", "FAILED")
+    return log
 
-    last = newest_step(tmp_path / "checkpoints") + 4 * EVERY
-    _, log, state = run(slurm, tmp_path, last, lambda: False, *again)
+
+def test_resubmitted_jobs_resume(slurm: Rig, tmp_path: Path) -> None:
+    """On the same ranks, which are lost again, and then on others."""
+    assert resumed_from(log := lose(slurm, tmp_path, newer_than=0)) is None, log.read_text()
+    first = newest_step(tmp_path / "checkpoints")
+    step = resumed_from(log := lose(slurm, tmp_path, newer_than=first))
+    assert step is not None and first <= step, log.read_text()
+    assert step % EVERY == 0
+
+    second = newest_step(tmp_path / "checkpoints")
+    last = second + 4 * EVERY
+    _, log, state = run(slurm, tmp_path, last, lambda: False, "--nodes=3", "--ntasks-per-node=1")
     assert state == "COMPLETED", log.read_text()
     step = resumed_from(log)
     assert step is not None, log.read_text()
-    assert EVERY <= step < last
+    assert second <= step < last
     assert step % EVERY == 0
     # A message of MPI's start that Slurm has read in pieces; jobs survive that now and then, but not always.
     assert "mpi/pmi2" not in slurm.logs(lines=1000)
