@@ -22,7 +22,7 @@ pytestmark = [
 #: A job that is to be ended does not come to its last step by itself.
 ENDLESS, EVERY = 1_000_000, 5
 UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-SMALL = ("--layers", "1", "--width", "48")
+SMALL = ("--layers", "1", "--width", "48", "--heads", "2", "--context", "16", "--batch", "2")
 
 
 def submit(rig: Rig, directory: Path, steps: int, *options: str) -> tuple[int, Path]:
