@@ -125,8 +125,8 @@ def _all_good(
 ) -> bool:
     if any(each.problem is not None for each in repaired):
         return False
-    mended = {each.path for each in repaired}
-    if nodes is not None and (nodes.unread or any(each.path not in mended for each in nodes.damage)):
+    repaired_paths = {each.path for each in repaired}
+    if nodes is not None and (nodes.unread or any(each.path not in repaired_paths for each in nodes.damage)):
         return False
     return all(_is_good(verdict, owner) or (repaired and verdict.is_only_parts) for verdict, _ in timed)
 

@@ -20,7 +20,7 @@ _VALUE = re.compile(rf"({'|'.join(COMPRESSIONS)})(?:(?<=zstd):(-?[0-9]{{1,3}}))?
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What a value asks for.
+    """A choice of codecs, as a value of the setting asks for it.
 
     Attributes:
         name: one of :data:`COMPRESSIONS`.

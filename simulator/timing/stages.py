@@ -273,9 +273,9 @@ def _node_write(job: Job) -> float:
 def _plan_s(job: Job, held: int) -> float:
     machine = job.machine
     memory, alone = machine.memory, job.ranks == 1
-    meeting = 0.0 if alone else 2 * machine.network.latency * math.ceil(math.log2(job.ranks))
+    agreeing = 0.0 if alone else 2 * machine.network.latency * math.ceil(math.log2(job.ranks))
     looking = memory.call + (memory.leaf + (0.0 if alone else memory.compare)) * held
-    return looking * machine.crowding(job.ranks_on_node) + meeting
+    return looking * machine.crowding(job.ranks_on_node) + agreeing
 
 
 def _partner(job: Job, encoded: FloatArray) -> FloatArray:

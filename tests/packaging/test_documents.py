@@ -52,11 +52,19 @@ def defined(tree: ast.AST, owner: str = "") -> Iterator[str]:
             yield from defined(node, node.name)
 
 
-def missing(span: str) -> list[str]:
-    """What a code span names and nothing in the tree has."""
+def missing(span: str, last: list[str] | None = None) -> list[str]:
+    """What a code span names and nothing in the tree has.
+
+    Args:
+        last: the file that was named last, which ``::test_name`` alone is about. The one that ``span`` names is noted.
+    """
+    if last is not None and span.startswith("::"):
+        span = last[-1] + span if last else span
     named = NAMED.fullmatch(" ".join(span.split()))
     if named is None or named["file"] in OF_THE_USER:
         return []
+    if last is not None:
+        last.append(named["file"])
     parts = Path(named["file"]).parts
     found = [path for path in files() if path.parts[-len(parts) :] == parts]
     if not found:
@@ -68,10 +76,12 @@ def missing(span: str) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_names_in_documents_exist(document: Path) -> None:
     spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL))
-    assert not [f"{span}: no {name}" for span in spans for name in missing(span)]
+    last: list[str] = []
+    assert not [f"{span}: no {name}" for span in spans for name in missing(span, last)]
 
 
 def test_what_does_not_exist_is_noticed() -> None:
+    assert missing("::test_nothing", ["test_documents.py"]) == ["test_nothing"]
     assert missing("save/nowhere.py") == ["save/nowhere.py"] and missing("pipeline.py: Pipeline.none") == [
         "Pipeline.none"
     ]

@@ -1,0 +1,203 @@
+"""Manifests with sound digests that no writer would write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deeppart.errors import CorruptFileError, FormatError
+from deeppart.part import (
+    decode_manifest,
+    encode_manifest,
+)
+from tests.golden import forge
+from tests.unit.part.manifests import SOUND, changed, refused
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"x",
+        b"{",
+        b"\xff\xfe",
+        b'{"a":"\xc3\x28"}',
+        b'{"a":NaN}',
+        b'{"a":Infinity}',
+        b'{"a":-Infinity}',
+        b'{"a":1e999}',
+        b'{"a":' + b"9" * 10_000 + b"}",
+        b'{"a":' * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b"{}{}",
+        b"null",
+        b"1",
+        b'"text"',
+        b"[]",
+        b"{}",
+    ],
+    ids=lambda body: repr(body[:12]),
+)
+def test_body_that_is_no_document(body: bytes) -> None:
+    refused(forge.seal(body))
+
+
+def test_deep_structure_in_a_sound_document() -> None:
+    body = SOUND.split(b"\n", 1)[1].replace(
+        b'"structure":{', b'"structure":{"deep":' + b"[" * 10**5 + b"]" * 10**5 + b","
+    )
+    assert "deeply" in str(refused(forge.seal(body)))
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"9" * 10_000])
+def test_numbers_that_json_does_not_have(number: bytes) -> None:
+    body = SOUND.split(b"\n", 1)[1].replace(b"-2.5", number)
+    assert "that can be read" in str(refused(forge.seal(body)))
+
+
+def test_any_depth_ends_in_a_manifest_or_in_our_error() -> None:
+    """Parsing, describing, comparing and encoding reach the interpreter's limit at different depths."""
+    body = SOUND.split(b"\n", 1)[1]
+    ended = set()
+    for depth in (*range(1, 60), *range(700, 1400)):
+        deep = b"[" * depth + b"]" * depth
+        refused(forge.seal(body.replace(b'"2026-11-21T04:05:06+00:00"', deep)))
+        try:
+            manifest = decode_manifest(
+                forge.seal(body.replace(b'"leaves":', b'"deep":' + deep + b',"leaves":')), where="x"
+            )
+        except CorruptFileError:
+            ended.add("not decoded")
+            continue
+        try:
+            encode_manifest(manifest)
+            ended.add("encoded")
+        except FormatError:
+            ended.add("not encoded")
+    assert ended >= {"not decoded", "encoded"}
+
+
+ALL_FIELDS = [
+    *((name,) for name in ("attempt", "compared", "created", "library", "parts", "structure")),
+    *(("attempt", name) for name in ("lineage", "session", "sequence", "step", "world_size")),
+    *(
+        ("parts", 1, name)
+        for name in (
+            *("rank", "file", "nbytes", "raw_bytes", "digest", "index_digest"),
+            *("node_index_digest", "referenced_bytes"),
+        )
+    ),
+    ("parts", 0),
+]
+
+
+@pytest.mark.parametrize("path", ALL_FIELDS, ids=str)
+def test_wrong_type_missing_or_unknown_field(path: tuple[Any, ...]) -> None:
+    value: Any
+    for value in (None, True, False, -1, 1.0, 2**70, "", "\0", "x" * 10**6, [], [[]], [1]):
+        if (path[-1], value) == ("node_index_digest", ""):
+            continue  # there is no other file on nodes
+        if path == ("compared",) and (value is None or value == []):
+            continue  # not known; all at this step
+        refused(changed(path, value))
+    if path != ("structure",):
+        refused(changed(path, {}))
+        refused(changed(path, {"a": 1}))
+    document: Any = forge.manifest_document()
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    value = inner[path[-1]]
+    del inner[path[-1]]
+    refused(forge.seal(document))
+    if isinstance(inner, dict):
+        inner[path[-1]] = value
+        inner["more"] = 1
+        assert "more" in str(refused(forge.seal(document)))
+
+
+NAME = "part-00001-of-00002.dpp"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/passwd",
+        "..",
+        f"../{NAME}",
+        f"./{NAME}",
+        f"/{NAME}",
+        f"{NAME}/../../x",
+        f"{NAME}/",
+        f"{NAME}\0",
+        f"{NAME}\n",
+        f"a\\{NAME}",
+        "part-00000-of-00002.dpp",
+        "part-00001-of-00003.dpp",
+        "part-000001-of-00002.dpp",
+        "part-1-of-2.dpp",
+        "part-00001-of-00002.DPP",
+        "part-00001-of-0000\u0662.dpp",
+    ],
+)
+def test_file_names_of_others(name: str) -> None:
+    assert NAME in str(refused(changed(("parts", 1, "file"), name)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("attempt", "lineage"), "A" * 32),
+        (("attempt", "lineage"), "a" * 31),
+        (("attempt", "session"), "a" * 31 + "\n"),
+        (("attempt", "session"), "a" * 32 + "\n"),
+        (("attempt", "step"), 2**63),
+        (("attempt", "sequence"), 2**63),
+        (("attempt", "world_size"), 0),
+        (("attempt", "world_size"), 1),
+        (("attempt", "world_size"), 3),
+        (("attempt", "world_size"), 2**24 + 1),
+        (("parts", 1, "digest"), "g" * 32),
+        (("parts", 1, "index_digest"), "0x" + "0" * 30),
+        (("parts", 1, "node_index_digest"), "0" * 31),
+        (("parts", 1, "nbytes"), 4223),
+        (("parts", 1, "nbytes"), 2**62),
+        (("parts", 1, "raw_bytes"), 2**62),
+        (("parts", 1, "referenced_bytes"), 2**62),
+        (("parts", 1, "rank"), 0),
+        (("parts", 1, "rank"), 2),
+        (("parts", 0, "rank"), False),
+        (("parts", 1, "rank"), True),
+        (("created",), "2026-11-21T04:05:06"),
+        (("created",), "2026-11-21T04:05:06+01:00"),
+        (("created",), "yesterday"),
+        (("library",), "deeppart\x1b[31m"),
+        (("library",), "d" * 201),
+        (("parts",), forge.manifest_document()["parts"][::-1]),
+        (("parts",), forge.manifest_document()["parts"][:1] * 2),
+        (("parts",), forge.manifest_document()["parts"][:1]),
+        (("parts",), forge.manifest_document(3)["parts"]),
+    ],
+    ids=str,
+)
+def test_impossible_value(path: tuple[Any, ...], value: object) -> None:
+    refused(changed(path, value))
+
+
+def test_limits_that_are_possible() -> None:
+    for path, value in [
+        (("attempt", "step"), 2**63 - 1),
+        (("parts", 1, "nbytes"), 4224),
+        (("parts", 1, "raw_bytes"), 0),
+        (("created",), "2026-11-21T04:05:06.123456+00:00"),
+        (("created",), "2026-11-21T04:05:06Z"),
+        (("structure",), {}),
+    ]:
+        manifest = decode_manifest(changed(path, value), where="limits")
+        assert decode_manifest(encode_manifest(manifest), where="again") == manifest
+
+
+def test_longer_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.part.manifest.MAX_MANIFEST_BYTES", len(SOUND) - 1)
+    assert "too long" in str(refused(SOUND))
