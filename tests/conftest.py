@@ -29,6 +29,7 @@ def pytest_configure() -> None:
 
     Tests fork jobs off, and OpenMP's threads do not survive a fork: the child waits for them for good.
     """
+    gc.disable()  # until all is imported and collected
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in [name for name in os.environ if name.startswith("DEEPPART_")]:
         del os.environ[name]
@@ -117,3 +118,4 @@ def pytest_collection_finish() -> None:
     """What importing and collecting has made stays: no garbage collection need look at it again."""
     gc.collect()
     gc.freeze()
+    gc.enable()

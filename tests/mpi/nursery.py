@@ -162,6 +162,7 @@ def become(order: _Order) -> None:
 
 def main(listener_fd: int) -> None:
     """Be a nursery, and later each of its ranks."""
+    gc.disable()  # what is imported stays
     for module in _MODULES:
         importlib.import_module(module)
     foreign = [name for name in _MODULES_OF_RANKS if name in sys.modules]
@@ -170,6 +171,7 @@ def main(listener_fd: int) -> None:
     assert threads == 1, f"{threads} threads: a fork would lose all but one, and what they hold"
     gc.collect()
     gc.freeze()  # memory that nobody writes to is shared
+    gc.enable()
     order = serve(socket.socket(fileno=listener_fd))
     if order is not None:
         become(order)
