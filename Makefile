@@ -15,14 +15,14 @@ NONE := $(VENV)/.none-in
 none_is_fine = $(if $(ARGS),$(if $(filter test coverage,$(MAKECMDGOALS)),|| { test $$? = 5 && touch $(NONE)-$(1); }))
 
 # Ranks share the processors of one machine in tests.
-test-single test-mpi: export OMP_NUM_THREADS ?= 1
+collect test-single test-mpi: export OMP_NUM_THREADS ?= 1
 # Open MPI asks before it runs as root, or more ranks than there are processors.
 test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo collect test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ $(STAMP): setup.cfg pyproject.toml Makefile
 
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in one to four minutes
 	$(BIN)/python examples/demo.py
+
+collect: $(STAMP) ## how many tests each file has, without those for ranks
+	$(BIN)/python -m pytest --collect-only -qq tests
 
 test: test-mpi test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
