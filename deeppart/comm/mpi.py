@@ -279,12 +279,27 @@ def _starts_key() -> int:
 
 @functools.cache
 def before_finalize(call: Callable[[], None]) -> None:
-    """Have something called, once, at the beginning of ``MPI_Finalize``, while MPI can still be used.
+    """Have something called at the beginning of ``MPI_Finalize``, while MPI can still be used.
 
-    By an attribute of ``COMM_SELF``: MPI 4.1, section 11.2.4, "Allowing User Functions at MPI Finalization".
+    By an attribute of ``COMM_SELF``: MPI 4.1, section 11.2.4, "Allowing User Functions at MPI Finalization". And before
+    it, where a script calls ``MPI.Finalize()``: an MPICH 5.0.2 in which other threads are in MPI when its
+    ``MPI_Finalize`` begins aborts at its end now and then ("pthread_mutex_destroy: Device or resource busy").
+
+    Args:
+        call: has nothing left to do when it is called again.
     """
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: call()), None)
+        MPI.Finalize = _calling_before(call, MPI.Finalize)
+
+
+def _calling_before(call: Callable[[], None], finalize: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(finalize)
+    def finalize_after() -> None:
+        call()
+        finalize()
+
+    return finalize_after
 
 
 #: Requests that MPI has not reported as completed. One whose operation was given up stays here for good, and with it

@@ -12,7 +12,7 @@ import pytest
 import deeppart
 
 SCRIPT = """
-    import sys
+    import sys, threading
     import torch, deeppart
     from mpi4py import MPI
 
@@ -23,7 +23,12 @@ SCRIPT = """
         state["x"] += 1
         state["rank"] = MPI.COMM_WORLD.rank
         saver.checkpoint(state, step)
+    left = []
+    name_threads = lambda *_: left.extend(each.name for each in threading.enumerate() if "deeppart" in each.name)
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=name_threads), None)  # called before older ones
     MPI.Finalize()
+    if left:
+        sys.exit(f"in MPI when MPI_Finalize has begun: {left}")
     for expected in (deeppart.CheckpointError, deeppart.LaunchError):
         try:
             saver.checkpoint(state, 99)
