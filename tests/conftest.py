@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -29,7 +29,6 @@ def pytest_configure() -> None:
 
     Tests fork jobs off, and OpenMP's threads do not survive a fork: the child waits for them for good.
     """
-    gc.disable()  # until all is imported and collected
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in [name for name in os.environ if name.startswith("DEEPPART_")]:
         del os.environ[name]
@@ -114,8 +113,13 @@ def _need_mpi() -> None:
         pytest.skip(reason)
 
 
-def pytest_collection_finish() -> None:
-    """What importing and collecting has made stays: no garbage collection need look at it again."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What importing and collecting makes stays: no garbage collection need look at it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

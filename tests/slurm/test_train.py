@@ -22,8 +22,6 @@ pytestmark = [
 #: A job that is to be ended does not come to its last step by itself.
 ENDLESS, EVERY = 1_000_000, 5
 UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-#: Ranks of jobs that are to be lost: less than the script asks for.
-FEW = ("--nodes=2", "--ntasks-per-node=1")
 SMALL = ("--layers", "1", "--width", "48", "--heads", "2", "--context", "16", "--batch", "2")
 
 
@@ -65,9 +63,9 @@ def run(rig: Rig, directory: Path, steps: int, until: Callable[[], bool], *optio
 
 
 def lose(rig: Rig, directory: Path, newer_than: int) -> Path:
-    """A job on two ranks that is killed once there is a newer checkpoint; returns what it printed."""
+    """A job that is killed once there is a newer checkpoint; returns what it printed."""
     checkpoints = directory / "checkpoints"
-    job, log, state = run(rig, directory, ENDLESS, lambda: newest_step(checkpoints) > newer_than, *FEW)
+    job, log, state = run(rig, directory, ENDLESS, lambda: newest_step(checkpoints) > newer_than)
     assert state in UNDER_WAY and newest_step(checkpoints) > newer_than, f"{state}\n{log.read_text()}"
     rig.run("scancel", "--signal=KILL", str(job))
     rig.wait_for_state(job, "CANCELLED", "FAILED")
@@ -75,7 +73,7 @@ def lose(rig: Rig, directory: Path, newer_than: int) -> Path:
 
 
 def test_resubmitted_jobs_resume(slurm: Rig, tmp_path: Path) -> None:
-    """On the same ranks, which are lost again, and then on the four that the script asks for."""
+    """On the same ranks, which are lost again, and then on others."""
     assert resumed_from(log := lose(slurm, tmp_path, newer_than=0)) is None, log.read_text()
     first = newest_step(tmp_path / "checkpoints")
     step = resumed_from(log := lose(slurm, tmp_path, newer_than=first))
@@ -84,7 +82,7 @@ def test_resubmitted_jobs_resume(slurm: Rig, tmp_path: Path) -> None:
 
     second = newest_step(tmp_path / "checkpoints")
     last = second + 4 * EVERY
-    _, log, state = run(slurm, tmp_path, last, lambda: False)
+    _, log, state = run(slurm, tmp_path, last, lambda: False, "--nodes=3", "--ntasks-per-node=1")
     assert state == "COMPLETED", log.read_text()
     step = resumed_from(log)
     assert step is not None, log.read_text()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from deeppart_simulator.measure.start import Directories, measure
 
 from deeppart.cli.calibrate.tasks import SaveTask
 
 
-def test_real_checkpoints_are_measured(tmp_path: Path) -> None:
-    """On two ranks; on one, ``calibrate`` and ``validate`` measure them in their tests."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     saves = [
         SaveTask(1 << 20, 8, persistent=True, rounds=2, restore=True),
         SaveTask(1 << 20, 4, local=False, persistent=True, rounds=2, capture="lazy"),
     ]
-    found = measure(2, saves, Directories(tmp_path, tmp_path), ("float32", "int64"))
+    found = measure(ranks, saves, Directories(tmp_path, tmp_path), ("float32", "int64") if ranks == 2 else ())
     for measured in found["saves"]:
         assert {len(times) for times in measured.values()} == {2}
         assert all(
@@ -23,6 +24,7 @@ def test_real_checkpoints_are_measured(tmp_path: Path) -> None:
             for blocked, persistent in zip(measured["blocked"], measured["persistent"], strict=True)
         )
     assert min(found["saves"][0]["restore"]) > 0 and max(found["saves"][1]["local"]) == 0
-    assert found["pieces"]["codec"]["float32"]["ratio"] < 0.9
-    assert all(value > 0 for value in found["pieces"]["network"].values())
+    if ranks == 2:
+        assert found["pieces"]["codec"]["float32"]["ratio"] < 0.9
+        assert all(value > 0 for value in found["pieces"]["network"].values())
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
