@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tests.fuzz.campaign import campaign
+from tests.fuzz.campaign import Campaign, working
 
 
 def main() -> int:
@@ -20,7 +20,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", help="names of the seeds to begin with")
     parser.add_argument("--out", type=Path, default=Path("fuzz-finds"), help="where finds are written to")
     given = parser.parse_args()
-    with campaign(given.seed, only=given.only) as played:
+    with working() as worker:
+        played = Campaign(given.seed, worker, only=given.only)
         played.play(cases=given.cases, seconds=given.seconds, tell=lambda text: print(text, flush=True))
         played.keep(given.out)
         print(f"{played.runs} cases, {played.ways} ways to be refused, {len(played.finds)} finds")

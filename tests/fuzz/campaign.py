@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,20 +64,23 @@ class Worker:
 
     Args:
         scratch: where cases are laid out.
-        breakage: what to take out of the library, for its test.
     """
 
-    def __init__(self, scratch: Path, breakage: str | None = None) -> None:
-        self._scratch, self._breakage = scratch, breakage
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
         self._process: subprocess.Popen[str] | None = None
         self._errors = scratch / "worker-stderr.txt"
 
-    def run(self, case: Case) -> Answer:
-        """Run a case; a process that dies or hangs is an answer, too."""
+    def run(self, case: Case, breakage: str | None = None) -> Answer:
+        """Run a case; a process that dies or hangs is an answer, too.
+
+        Args:
+            breakage: what to take out of the library for this case (see mutants.py).
+        """
         process = self._process or self._start()
         directory = self._scratch / "case"
         lay_out(directory, case.files)
-        request = {"directory": str(directory), "seed": case.seed, "choice": case.choice}
+        request = {"directory": str(directory), "seed": case.seed, "choice": case.choice, "breakage": breakage}
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(request) + "\n")
@@ -95,7 +98,7 @@ class Worker:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DEEPPART_")}
         with self._errors.open("w") as errors:
             self._process = process = subprocess.Popen(
-                command + ([self._breakage] if self._breakage else []),
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -195,12 +198,12 @@ class Campaign:
         """In how many ways, by error and place, cases were refused."""
         return len(self._known)
 
-    def problems_of(self, case: Case) -> list[str]:
-        """Which rules a case breaks."""
-        return self._run(case).problems
+    def problems_of(self, case: Case, breakage: str | None = None) -> list[str]:
+        """Which rules a case breaks, with the library as it is or with something taken out (see mutants.py)."""
+        return self._run(case, breakage).problems
 
-    def _run(self, case: Case) -> Answer:
-        answer = self._worker.run(case)
+    def _run(self, case: Case, breakage: str | None = None) -> Answer:
+        answer = self._worker.run(case, breakage)
         if (case.exact or case.seed == SIGNED) and answer.loaded not in self._sound_of(case.seed):
             answer.problems.append("load: other bytes than were saved, from files that are damaged or not signed")
         return answer
@@ -371,13 +374,13 @@ def _forge_text(files: Files, name: str, rng: random.Random) -> None:
 
 
 @contextlib.contextmanager
-def campaign(seed: int, *, breakage: str | None = None, only: list[str] | None = None, smaller: bool = True) -> Any:
-    """A campaign with a worker and a scratch directory of its own."""
+def working() -> Iterator[Worker]:
+    """A worker with a scratch directory of its own."""
     memory = Path("/dev/shm")
     base = memory if os.access(memory, os.W_OK) else None
     scratch = Path(tempfile.mkdtemp(prefix="deeppart-fuzz-", dir=base))
     try:
-        with Worker(scratch, breakage) as worker:
-            yield Campaign(seed, worker, only=only, smaller=smaller)
+        with Worker(scratch) as worker:
+            yield worker
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Runs cases, a line of JSON each, in a process of its own with limits: ``python -m tests.fuzz.worker [BREAKAGE]``."""
+"""Runs cases, a line of JSON each, in a process of its own with limits: ``python -m tests.fuzz.worker``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import resource
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from tests.fuzz import readers
 from tests.fuzz.mutants import BREAKAGES
-from tests.fuzz.seeds import make_seeds
+from tests.fuzz.seeds import Seed, make_seeds
 
 #: Processor time of one case.
 MOST_CPU_S = 20.0
@@ -67,8 +68,6 @@ def _out_of_time(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> None:
     """Read a case per line, answer with a line."""
-    for name in sys.argv[1:]:
-        BREAKAGES[name]()
     seeds = make_seeds()
     watch = _Watch()
     signal.signal(signal.SIGPROF, _out_of_time)
@@ -82,24 +81,42 @@ def main() -> None:
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         case = json.loads(line)
-        directory = Path(case["directory"])
-        nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        modules = set(sys.modules)
-        watch.inside, watch.found = directory, []
-        signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
-        outcome = readers.run_case(directory, seeds[case["seed"]].live, case["choice"])
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        watch.inside = None
-        names = sorted(name for name in sys.modules.keys() - modules if name.partition(".")[0] == "torch")
-        outcome.problems += [f"imports: {name}" for name in names[:3]]
-        outcome.problems += [f"outside: {text}" for text in sorted(set(watch.found))]
-        grown = _status("VmHWM") - before
-        if grown > PLAIN_BYTES + BYTES_PER_BYTE * nbytes:
-            outcome.problems.append(f"memory: {grown >> 20} MiB for a case of {nbytes} bytes")
-        answer = {"signature": outcome.signature, "problems": outcome.problems, "loaded": outcome.loaded}
-        print(json.dumps(answer), flush=True)
+        if case["breakage"]:
+            _run_broken(case, seeds, watch)
+        else:
+            _run(case, seeds, watch)
+
+
+def _run_broken(case: dict[str, Any], seeds: Mapping[str, Seed], watch: _Watch) -> None:
+    """Run a case with something taken out of the library: of a copy of this process, which stays whole."""
+    child = os.fork()
+    if not child:
+        BREAKAGES[case["breakage"]]()
+        _run(case, seeds, watch)
+        os._exit(0)
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        os._exit(abs(status))  # so ends a worker that a case has ended
+
+
+def _run(case: dict[str, Any], seeds: Mapping[str, Seed], watch: _Watch) -> None:
+    directory = Path(case["directory"])
+    nbytes = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    modules = set(sys.modules)
+    watch.inside, watch.found = directory, []
+    signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
+    outcome = readers.run_case(directory, seeds[case["seed"]].live, case["choice"])
+    signal.setitimer(signal.ITIMER_PROF, 0.0)
+    watch.inside = None
+    names = sorted(name for name in sys.modules.keys() - modules if name.partition(".")[0] == "torch")
+    outcome.problems += [f"imports: {name}" for name in names[:3]]
+    outcome.problems += [f"outside: {text}" for text in sorted(set(watch.found))]
+    grown = _status("VmHWM") - before
+    if grown > PLAIN_BYTES + BYTES_PER_BYTE * nbytes:
+        outcome.problems.append(f"memory: {grown >> 20} MiB for a case of {nbytes} bytes")
+    answer = {"signature": outcome.signature, "problems": outcome.problems, "loaded": outcome.loaded}
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tests.mpi.stand_in import NURSERIES
 
+#: What ranks import sooner or later, and what takes them long.
+MODULES = ("torch", "numpy", "pytest", "deeppart.checkpointer", "deeppart.offline.load", "tests.mpi.rank_main")
 #: What is read once, when an interpreter or a library starts: nurseries are for one choice of these.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA_")
 _END_S = 5.0
@@ -54,7 +56,7 @@ class Nurseries:
             listener.bind(str(path))
             listener.listen(100)
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.mpi.nursery", str(listener.fileno())],
+                [sys.executable, "-m", "tests.mpi.nursery", str(listener.fileno()), *MODULES],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

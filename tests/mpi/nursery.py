@@ -30,8 +30,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What ranks import sooner or later, and what takes them long.
-_MODULES = ("torch", "numpy", "pytest", "deeppart.checkpointer", "deeppart.offline.load", "tests.mpi.rank_main")
 #: What each has to import itself: it starts MPI, reads the environment, or draws a seed (Python's own is drawn anew).
 _MODULES_OF_RANKS = ("mpi4py", "numpy.random", "tests.conftest", "tests.mpi.conftest")
 
@@ -160,10 +158,10 @@ def become(order: _Order) -> None:
     sys.argv[:] = ["mpi4py", *order.arguments]
 
 
-def main(listener_fd: int) -> None:
-    """Be a nursery, and later each of its ranks."""
+def main(listener_fd: int, modules: list[str]) -> None:
+    """Be a nursery that has imported these modules, and later each of its ranks."""
     gc.disable()  # what is imported stays
-    for module in _MODULES:
+    for module in modules:
         importlib.import_module(module)
     foreign = [name for name in _MODULES_OF_RANKS if name in sys.modules]
     assert not foreign, f"{foreign}: only ranks import these"
@@ -173,10 +171,11 @@ def main(listener_fd: int) -> None:
     gc.freeze()  # memory that nobody writes to is shared
     gc.enable()
     order = serve(socket.socket(fileno=listener_fd))
-    if order is not None:
-        become(order)
-        runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
+    if order is None:
+        os._exit(0)  # torch would take its tables apart, for a third of the time that its import has taken
+    become(order)
+    runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,26 +207,40 @@ def test_a_rank_hears_the_signals_of_its_stand_in_and_ends_with_it(run_ranks: Ru
         assert job.wait(expect_rc=None).returncode != 0
 
 
+@pytest.fixture
+def own_nurseries(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Any, nurseries.Nurseries]]:
+    """None yet. They import nothing, and those that other tests share stay as they are."""
+    own: dict[Any, nurseries.Nurseries] = {}
+    monkeypatch.setattr(nurseries, "_nurseries", own)
+    monkeypatch.setattr(nurseries, "MODULES", ())
+    yield own
+    for each in own.values():
+        each.close()
+
+
 @with_stand_ins
-def test_ranks_end_with_their_nursery(run_ranks: Run, tmp_path: Path) -> None:
-    environment = {"PYTHONHASHSEED": "4711"}  # so that they are nobody else's
-    with start_ranks(1, naps, tmp_path, env=environment) as job:
+def test_ranks_end_with_their_nursery(
+    own_nurseries: dict[Any, nurseries.Nurseries], run_ranks: Run, tmp_path: Path
+) -> None:
+    with start_ranks(1, naps, tmp_path) as job:
         job.wait_for(tmp_path / "ready")
-        (own,) = [each for key, each in nurseries._nurseries.items() if ("PYTHONHASHSEED", "4711") in key]
+        (own,) = own_nurseries.values()
         own._processes[0].kill()
         assert_gone([job.pid(0)])
         result = job.wait(expect_rc=None)
         assert result.returncode != 0 and "nursery 0 has ended" in result.launcher
-    assert run_ranks(1, sums, 1, env=environment).values == [(0, 1)], "another one is started"
+    assert run_ranks(1, sums, 1).values == [(0, 1)], "another one is started"
 
 
 @with_stand_ins
-def test_nurseries_of_few_environments_are_kept_and_those_in_use_always(run_ranks: Run, tmp_path: Path) -> None:
+def test_nurseries_of_few_environments_are_kept_and_those_in_use_always(
+    own_nurseries: dict[Any, nurseries.Nurseries], run_ranks: Run, tmp_path: Path
+) -> None:
     with start_ranks(1, naps, tmp_path, env={"PYTHONHASHSEED": "0"}) as job:
         job.wait_for(tmp_path / "ready")
         for seed in "123":
             run_ranks(1, time.sleep, 0, env={"PYTHONHASHSEED": seed})
-        seeds = [dict(key)["PYTHONHASHSEED"] for key in nurseries._nurseries]
+        seeds = [dict(key)["PYTHONHASHSEED"] for key in own_nurseries]
         assert seeds == ["0", "2", "3"] and len(seeds) == nurseries._MOST
         job.kill(0)  # it lives
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,11 +152,13 @@ class Session:
 
 
 def files(root: Path) -> dict[Path, tuple[int, bytes]]:
-    """Inode and bytes of all files that have their name."""
+    """Inode and bytes of all files of steps that have their name."""
     found = {}
-    for path in root.rglob("*"):
-        if path.is_file() and ".tmp-" not in path.name and parse_step_directory_name(path.parent.name) is not None:
-            found[path] = path.stat().st_ino, path.read_bytes()
+    for folder, _, names in os.walk(root):
+        directory = Path(folder)
+        if parse_step_directory_name(directory.name) is not None:
+            for path in [directory / name for name in names if ".tmp-" not in name]:
+                found[path] = path.stat().st_ino, path.read_bytes()
     return found
 
 
@@ -175,13 +178,14 @@ def test_no_session_touches_what_another_has_written_since(
     monkeypatch.setattr(keeping, "first_problem", lambda *arguments: None)
     dice = random.Random(seed)
     sessions = [Session(memory, dice)]
-    touched = 0
+    touched, after = 0, files(memory)
     for _ in range(150):
         if len(sessions) < 4 and dice.random() < 0.05:
             sessions.append(Session(memory, dice))
+            after = files(memory)
         mover = dice.choice(sessions)
         move = dice.choice(list(mover.moves()))
-        before = files(memory)
+        before = after
         move()
         after = files(memory)
         for path in before.keys() | after.keys():

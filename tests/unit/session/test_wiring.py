@@ -13,9 +13,9 @@ from deeppart.session.wiring import cadence_for, pipeline_for, retention_for, sc
 
 def test_what_is_off_is_not_made(opened: Any) -> None:
     session = opened()
-    retention = retention_for(session)
-    pipeline = pipeline_for(session, retention)
+    pipeline = pipeline_for(session, retention_for(session))
     assert scrubber_for(session, pipeline) is None and cadence_for(session) is None
+    pipeline.close(timeout=10.0)  # its threads
 
 
 def test_what_is_on_is_made(opened: Any) -> None:
