@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.mpi import launch
+from tests.mpi.patience import FOR_EVER_S, patient_barrier
 
 #: Seconds until a test counts as hanging; ``@pytest.mark.timeout(seconds)`` says otherwise.
 HANG_GUARD = 60.0
@@ -120,12 +120,9 @@ def run_on(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
                 value = function(comm, *args)
             except Exception:
                 problem = f"rank {world.rank}:\n{traceback.format_exc()}"
-        meeting = world.Ibarrier()
-        deadline = time.monotonic() + MOST_APART_S
-        while not meeting.Test():  # a rank that waits inside MPI spins, and takes a processor from those that work
-            if problem and time.monotonic() > deadline:  # the others may wait for this one, somewhere in the function
-                ranks.abort("failed where others do not", problem)
-            time.sleep(0.001)
+        if not patient_barrier(world, MOST_APART_S if problem else FOR_EVER_S):
+            assert problem is not None  # the others may wait for this one, somewhere in the function
+            ranks.abort("failed where others do not", problem)
         results = world.allgather((value, problem))
         comm.Free()
         problems = [text for _, text in results if text]

@@ -15,8 +15,16 @@ from pathlib import Path
 
 from tests.mpi.stand_in import NURSERIES
 
-#: What ranks import sooner or later, and what takes them long.
-MODULES = ("torch", "numpy", "pytest", "deeppart.checkpointer", "deeppart.offline.load", "tests.mpi.rank_main")
+#: What ranks import sooner or later, and what takes them long. torch's optimizers import its compiler.
+MODULES = (
+    "torch",
+    "torch._dynamo",
+    "numpy",
+    "pytest",
+    "deeppart.checkpointer",
+    "deeppart.offline.load",
+    "tests.mpi.rank_main",
+)
 #: What is read once, when an interpreter or a library starts: nurseries are for one choice of these.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "TORCH", "CUDA_")
 _END_S = 5.0

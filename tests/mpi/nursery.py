@@ -30,8 +30,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What each has to import itself: it starts MPI, reads the environment, or draws a seed (Python's own is drawn anew).
-_MODULES_OF_RANKS = ("mpi4py", "numpy.random", "tests.conftest", "tests.mpi.conftest")
+#: What each has to import itself: it starts MPI, or reads the environment.
+_MODULES_OF_RANKS = ("mpi4py", "tests.conftest", "tests.mpi.conftest")
 
 #: A stand-in's request: {"cwd": ..., "arguments": ..., "environment": ..., "files": numbers} and those files.
 REQUEST_BYTES = 1 << 20
@@ -155,6 +155,8 @@ def become(order: _Order) -> None:
     os.chdir(order.directory)
     os.environ.clear()
     os.environ.update(order.environment)
+    if "numpy.random" in sys.modules:  # as Python's own generator does after a fork
+        sys.modules["numpy.random"].seed()
     sys.argv[:] = ["mpi4py", *order.arguments]
 
 

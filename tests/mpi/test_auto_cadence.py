@@ -12,6 +12,7 @@ import torch
 
 import deeppart
 from tests.histories import often_failing
+from tests.mpi.patience import patient_broadcast
 
 
 def checkpointer(directory: Path, **settings: Any) -> deeppart.Checkpointer:
@@ -31,7 +32,7 @@ def train(directory: Path, least: int, stand: bool = False) -> dict[str, Any]:
     with checkpointer(directory) as ck:
         restored = ck.restore(state)
         step, ends = restored or 0, time.monotonic() + 40
-        while world.bcast(len(made) < least and time.monotonic() < ends):
+        while patient_broadcast(world, len(made) < least and time.monotonic() < ends):
             step += 1
             state["w"] += 1
             state["step"] = step

@@ -16,6 +16,7 @@ SETTINGS = "timeout=600, flush_bandwidth=4e6"
 START = f"""
     import sys, torch, deeppart
     from mpi4py import MPI
+    from tests.mpi.patience import patient_barrier
 
     rank = MPI.COMM_WORLD.rank
     state = {{"x": torch.ones(1_000_000), "n": 7}}
@@ -68,7 +69,7 @@ EXIT_ON_ONE = """
     with begin("/a"):
         if rank:
             sys.exit(3)
-        MPI.COMM_WORLD.Barrier()
+        patient_barrier(MPI.COMM_WORLD)
 """
 EXIT_ON_ALL = """
     with begin("/a"):

@@ -1,12 +1,13 @@
 """Ways in which training can give tensors other memory, each applied to the state of a checkpoint under way.
 
-A program, because what it looks for may end the process: ``python memory_ways.py DIRECTORY CAPTURE MOMENT`` prints one
-line of JSON per way: its name, and "right", "refused" with the reason, or what is wrong.
+A program, because what it looks for may end the process: ``python memory_ways.py DIRECTORY CAPTURE-MOMENT ...`` prints
+one line of JSON per case and way: their names, and "right", "refused" with the reason, or what is wrong.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import sys
 import threading
@@ -192,9 +193,9 @@ def outcome(name: str, directory: Path, capture: str, moment: str) -> str:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     gc.freeze()  # torch's own objects: each collection would go through all of them
-    for number, way in enumerate(WAYS):
+    for case, (number, way) in itertools.product(sys.argv[2:], enumerate(WAYS)):
         if way == "_swap_data_ptr_" and not hasattr(torch.UntypedStorage, way):
             found = "right"
         else:
-            found = outcome(way, Path(sys.argv[1]) / str(number), sys.argv[2], sys.argv[3])
-        print(json.dumps([way, found]), flush=True)
+            found = outcome(way, Path(sys.argv[1]) / f"{case}-{number}", *case.split("-"))
+        print(json.dumps([case, way, found]), flush=True)

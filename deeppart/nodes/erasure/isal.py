@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import itertools
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +29,7 @@ def library() -> ctypes.CDLL:
         ConfigError: it is not there.
     """
     tried = []
-    for name in (*_bundled(), *filter(None, map(ctypes.util.find_library, _SYSTEM_NAMES))):
+    for name in itertools.chain(_bundled(), _of_the_system()):
         try:
             return _declare(ctypes.CDLL(name))
         except (OSError, AttributeError) as error:
@@ -47,6 +49,11 @@ def _bundled() -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     return [str(Path(str(file.locate()))) for file in files if file.name.startswith("libisal")]
+
+
+def _of_the_system() -> Iterator[str]:
+    """Copies on the library path. To look for one starts processes, such as a compiler: only where none is bundled."""
+    yield from filter(None, map(ctypes.util.find_library, _SYSTEM_NAMES))
 
 
 def _declare(found: ctypes.CDLL) -> ctypes.CDLL:

@@ -13,6 +13,7 @@ import torch
 
 import deeppart
 from deeppart.comm import commit
+from tests.mpi.patience import patient_barrier
 
 
 def config(directory: Path, level: str, timeout: float) -> deeppart.Config:
@@ -53,7 +54,7 @@ def late(directory: Path, level: str) -> list[dict[str, str]]:
         with deeppart.Checkpointer(config(directory, level, timeout), comm) as ck:
             for step in (1, 2, 3):
                 states.append(settled(ck.checkpoint(state(step), step)))
-                comm.Barrier()
+                patient_barrier(comm)
     return states
 
 

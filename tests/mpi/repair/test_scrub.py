@@ -17,6 +17,7 @@ import deeppart
 from deeppart.part import FileSource, ParityReader, PartReader
 from deeppart.repair import scrub
 from deeppart.storage.node import stored_parity, take_stock
+from tests.mpi.patience import patient_barrier
 
 pytestmark = pytest.mark.mpi(min_size=4)
 
@@ -175,7 +176,7 @@ def one_thread_dies(comm: Any, directory: Path) -> tuple[int | None, list[str]]:
             deadline = time.monotonic() + 150
             while comm.rank == 1 and scrubber._thread.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.02)
-            comm.Barrier()
+            patient_barrier(comm)
             ck.checkpoint(state(comm.rank), 2)  # tells what there is to tell
     live = state(99)
     with deeppart.Checkpointer(settings, comm) as ck:

@@ -49,6 +49,16 @@ def test_the_first_library_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) 
     assert isal.library.__wrapped__()._name == sound[0]
 
 
+def test_a_bundled_library_is_taken_without_a_look_at_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would start processes, a compiler among them, from within every rank."""
+
+    def looked(name: str) -> str:
+        raise AssertionError(f"find_library({name!r})")
+
+    monkeypatch.setattr(ctypes.util, "find_library", looked)
+    assert isal.library.__wrapped__()._name == isal._bundled()[0]
+
+
 def test_without_pyeclib_nothing_is_bundled(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)

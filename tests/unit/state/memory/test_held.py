@@ -34,7 +34,9 @@ from tests.unit.memory_ways import WAYS, Slow
 pytestmark = pytest.mark.xdist_group("memory")
 
 PROGRAM = Path(__file__).parents[2] / "memory_ways.py"
-CASES = [("lazy", "before"), ("lazy", "middle"), ("eager", "before")]
+CASES = ["lazy-before", "lazy-middle", "eager-before"]
+#: (case, way) -> what became of it.
+Outcomes = dict[tuple[str, str], str]
 
 
 def config(path: Path, **settings: Any) -> deeppart.Config:
@@ -42,23 +44,14 @@ def config(path: Path, **settings: Any) -> deeppart.Config:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, str]]:
-    """What became of a checkpoint for each way; a process of its own for each case."""
-    known: dict[tuple[str, str], dict[str, str]] = {}
-
-    def find(capture: str, moment: str) -> dict[str, str]:
-        if (capture, moment) not in known:
-            where = tmp_path_factory.mktemp(f"{capture}-{moment}")
-            command = [sys.executable, str(PROGRAM), str(where), capture, moment]
-            root = str(Path(__file__).parents[4])
-            run = subprocess.run(
-                command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root}, timeout=600, check=False
-            )
-            lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
-            known[capture, moment] = {**dict(lines), "": f"ended with {run.returncode}: {run.stderr[-2000:]}"}
-        return known[capture, moment]
-
-    return find
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """What became of a checkpoint for each case and way, in a process of its own; "" says how that ended."""
+    command = [sys.executable, str(PROGRAM), str(tmp_path_factory.mktemp("ways")), *CASES]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
+    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
+    ended = {("", ""): f"ended with {run.returncode}: {run.stderr[-2000:]}"}
+    return ended | {(case, way): found for case, way, found in lines}
 
 
 #: Nobody can tell, where the memory stays mapped (docs/failure-model.md, "Not detected"): neither torch nor numpy
@@ -67,15 +60,13 @@ UNSEEN = ("arrays resized",)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("capture", "moment"), CASES, ids=["-".join(case) for case in CASES])
-def test_other_memory_never_means_other_bytes(
-    outcomes: Callable[[str, str], dict[str, str]], capture: str, moment: str, way: str
-) -> None:
-    found = outcomes(capture, moment)
-    assert way in found, found[""]
-    if capture == "lazy" and way in UNSEEN:
+@pytest.mark.parametrize("case", CASES)
+def test_other_memory_never_means_other_bytes(outcomes: Outcomes, case: str, way: str) -> None:
+    assert (case, way) in outcomes, outcomes["", ""]
+    lazy, found = case.startswith("lazy"), outcomes[case, way]
+    if lazy and way in UNSEEN:
         return
-    assert found[way] == "right" or (capture == "lazy" and found[way].startswith("refused: ")), found[way]
+    assert found == "right" or (lazy and found.startswith("refused: ")), found
 
 
 #: Ways that leave the old storage alone: it is held, so nothing has to be refused.
@@ -83,10 +74,8 @@ REPLACING = ("vector_to_parameters", "half", "to", "data", "set_ storage", "swap
 
 
 @pytest.mark.parametrize("way", REPLACING)
-def test_a_tensor_that_gets_another_storage_is_saved_from_the_old_one(
-    outcomes: Callable[[str, str], dict[str, str]], way: str
-) -> None:
-    assert outcomes("lazy", "before")[way] == outcomes("lazy", "middle")[way] == "right"
+def test_a_tensor_that_gets_another_storage_is_saved_from_the_old_one(outcomes: Outcomes, way: str) -> None:
+    assert outcomes["lazy-before", way] == outcomes["lazy-middle", way] == "right"
 
 
 # --- what is held is given back ---------------------------------------------------------------------------------------
