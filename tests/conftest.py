@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.mpi import launch
+from tests.mpi import launch, launchers
 
 # Two busy cores make single examples slow now and then: that is no failure. A failure prints how to repeat it.
 hypothesis.settings.register_profile("deeppart", deadline=None, print_blob=True)
@@ -37,7 +38,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under mpirun keep the tests marked mpi, elsewhere the others."""
-    under_mpirun = launch.launched_ranks() is not None
+    under_mpirun = launchers.launched_ranks() is not None
     kept = [item for item in items if (item.get_closest_marker("mpi") is not None) == under_mpirun]
     others = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=others)
@@ -57,7 +58,7 @@ def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:
 
     Two workers run them all: each worker that did would import torch once more for each of its nurseries.
     """
-    fixtures = {"run_ranks", "start_ranks"}
+    fixtures = {"run_ranks", "start_ranks", "run_python"}
     starting = [each for each in items if fixtures & set(getattr(each, "fixturenames", ()))]
     return [each for each in starting if each.get_closest_marker("xdist_group") is None]
 
@@ -65,7 +66,7 @@ def starting_ranks(items: list[pytest.Item]) -> list[pytest.Item]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Say how the tests run that were asked for and left out."""
     if left_out := config.stash.get(_OTHERS, 0):
-        how = 'make test-mpi ARGS="-k NAME"' if launch.launched_ranks() is None else "pytest, without mpirun"
+        how = 'make test-mpi ARGS="-k NAME"' if launchers.launched_ranks() is None else "pytest, without mpirun"
         terminalreporter.write_line(f"left out, since they are to be run by {how}: {left_out}")
 
 
@@ -94,6 +95,12 @@ def run_ranks() -> Callable[..., launch.JobResult]:
 
 
 @pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``run_python(script, *arguments, env=None, timeout=300)``: see tests/mpi/launch.py."""
+    return launch.run_python
+
+
+@pytest.fixture
 def start_ranks() -> Iterator[Callable[..., launch.Job]]:
     """``start_ranks(n, function_or_script, *args, ...)`` -> job; what still runs at the end of the test is stopped."""
     _need_mpi()
@@ -109,7 +116,7 @@ def start_ranks() -> Iterator[Callable[..., launch.Job]]:
 
 
 def _need_mpi() -> None:
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
 
 

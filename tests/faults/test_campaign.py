@@ -24,8 +24,8 @@ from tests.faults.campaign.order import Order
 from tests.faults.campaign.report import Tally
 from tests.faults.campaign.runner import Play
 from tests.faults.campaign.trace import Trace
-from tests.mpi import launch
-from tests.mpi.launch import ROOT
+from tests.mpi import launchers
+from tests.mpi.launchers import ROOT
 
 #: One worker runs all of these, so that the ranks for their seed are made ready once.
 pytestmark = pytest.mark.xdist_group("campaign")
@@ -42,7 +42,7 @@ Played = tuple[int, dict[str, Any]]
 @pytest.fixture
 def play(capsys: pytest.CaptureFixture[str]) -> Callable[..., Played]:
     """Run a campaign; its exit code and what it counted."""
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
 
     def run(*arguments: str) -> Played:
@@ -167,7 +167,7 @@ def test_the_same_seed_does_the_same_harm(tmp_path: Path) -> None:
         for number, (action, file) in enumerate(itertools.product(("flip", "truncate", "garbage", "swap"), kinds[:5]))
     ) + tuple(records.FileFault("remove", file, 1, -1, 5) for file in kinds)
     lives = (quiet, dataclasses.replace(quiet, before=harm[:10]), dataclasses.replace(quiet, before=harm[10:]))
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
     scenario = records.Scenario(SEED, 1, True, leaves, lives)
     traces: list[Trace] = []
@@ -204,7 +204,7 @@ def test_parity_is_of_no_use_beside_a_part_that_was_mended_in_another_encoding(t
 @pytest.mark.timeout(300)
 def test_the_sweep_reaches_the_last_operation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault that comes too late meets nothing, and shows how many operations there are."""
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
     seen: dict[tuple[str, str], int] = {}
 

@@ -19,7 +19,7 @@ import torch
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError
 from deeppart.save import write
-from tests.mpi.launch import ROOT
+from tests.mpi.launchers import ROOT
 
 Mount = Callable[[str, str], Path]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import launch
+from tests.mpi import launchers
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = [sys.executable, str(ROOT / "benchmarks" / "bench.py")]
@@ -39,7 +39,7 @@ def run(arguments: list[str], timeout: float = 600.0) -> subprocess.CompletedPro
     return subprocess.run([*BENCH, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
 
-@pytest.mark.skipif(launch.unavailable() is not None, reason=str(launch.unavailable()))
+@pytest.mark.skipif(launchers.unavailable() is not None, reason=str(launchers.unavailable()))
 def test_measures_everything_and_compares_what_it_restores(tmp_path: Path) -> None:
     options = ["--scale", "0.01", "--layers", "2", "--repeat", "1", "--only", ",".join(METRICS)]
     options += ["--disk", str(tmp_path / "disk"), "--tmpfs", str(tmp_path / "local"), "--timeout", "600"]
@@ -111,7 +111,7 @@ assert rig.restores_compared == 1
 """
 
 
-@pytest.mark.skipif(launch.unavailable() is not None, reason=str(launch.unavailable()))
+@pytest.mark.skipif(launchers.unavailable() is not None, reason=str(launchers.unavailable()))
 def test_a_restore_of_other_bytes_is_a_malfunction(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SABOTAGE, str(tmp_path)],

@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,10 @@ from deeppart.errors import DirectoryInUseError
 from deeppart.storage.lineage import LOCK_NAME
 from deeppart.storage.owner import DirectoryOwner
 
-
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(tmp_path: Path) -> None:
+def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(run_python: Run, tmp_path: Path) -> None:
     script = """
         import os, signal, sys, time
         from pathlib import Path
@@ -37,7 +34,7 @@ def test_a_forked_process_that_outlives_its_parent_does_not_hold_the_directory(t
         print(worker, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = run(script, str(tmp_path))
+    done = run_python(script, str(tmp_path))
     worker = int(done.stdout)
     try:
         second = DirectoryOwner(tmp_path, "second")  # an error, if the worker held it
@@ -76,7 +73,7 @@ def test_who_holds_the_lock_is_named(tmp_path: Path) -> None:
         holder.wait()
 
 
-def test_a_forked_process_that_ends_leaves_the_default_checkpointer_alone(tmp_path: Path) -> None:
+def test_a_forked_process_that_ends_leaves_the_default_checkpointer_alone(run_python: Run, tmp_path: Path) -> None:
     script = """
         import os, pathlib, sys, time, torch, deeppart
         os.chdir(sys.argv[1])
@@ -101,11 +98,11 @@ def test_a_forked_process_that_ends_leaves_the_default_checkpointer_alone(tmp_pa
         assert spares == spare_files()
         deeppart.checkpoint(state, 4, force=True).wait("persistent")
     """
-    done = run(script, str(tmp_path))
+    done = run_python(script, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
-def test_a_forked_process_that_calls_is_refused(tmp_path: Path) -> None:
+def test_a_forked_process_that_calls_is_refused(run_python: Run, tmp_path: Path) -> None:
     script = """
         import os, sys, torch, deeppart
         os.chdir(sys.argv[1])
@@ -133,5 +130,5 @@ def test_a_forked_process_that_calls_is_refused(tmp_path: Path) -> None:
         assert deeppart.restore(state) == 2
         print("alive")
     """
-    done = run(script, str(tmp_path))
+    done = run_python(script, str(tmp_path))
     assert done.stdout == "alive\n", done.stderr

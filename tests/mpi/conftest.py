@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.mpi import launch
+from tests.mpi import launchers
 from tests.mpi.patience import FOR_EVER_S, patient_barrier
 
 #: Seconds until a test counts as hanging; ``@pytest.mark.timeout(seconds)`` says otherwise.
@@ -28,7 +28,7 @@ MOST_APART_S = 120.0
 
 def pytest_configure(config: pytest.Config) -> None:
     """Join the ranks, when mpirun started this process."""
-    started = launch.launched_ranks()
+    started = launchers.launched_ranks()
     if started is None:
         return
     try:

@@ -17,28 +17,21 @@ its pid; a failure shows the output of every rank. Not a launcher for anything b
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.mpi.launchers import ROOT, environment, find_mpiexec, is_hydra, options, unavailable
 from tests.mpi.nurseries import borrowed, give_back
-
-ROOT = Path(__file__).resolve().parents[2]
-
-#: Variables by which a launcher, or the shell around the tests, would reach into the job.
-_FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")
-_FOREIGN_NAMES = ("MPIEXEC_TIMEOUT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 #: Names the process that ends a rank with its job, where it is not the rank's parent.
 KEEPER = "RANKS_TEST_KEEPER"
@@ -153,17 +146,17 @@ class Job:
         (self._path / "task.pickle").write_bytes(task)
         self._started = time.monotonic()
         self._deadline = self._started + timeout
-        environment = self._environment(env or {}, timeout)
+        variables = environment(env or {}, timeout)
         # Another launcher than MPICH's looks at its ranks' pids: it gets no stand-ins.
-        self._nurseries = None if anew or not _is_hydra(launcher) else borrowed(environment, n)
+        self._nurseries = None if anew or not is_hydra(launcher) else borrowed(variables, n)
         with (self._path / "mpirun.log").open("wb") as log:
             self._launcher = subprocess.Popen(
-                [str(launcher), *_options(launcher, timeout), "-n", str(n), *self._rank()],
+                [str(launcher), *options(launcher, timeout), "-n", str(n), *self._rank()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._path / "cwd",
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
 
@@ -173,22 +166,6 @@ class Job:
         if self._nurseries is None:
             return [sys.executable, "-m", "mpi4py", *arguments]
         return [sys.executable, "-I", "-S", str(_STAND_IN), str(self._nurseries.directory), *arguments]
-
-    def _environment(self, extra: Mapping[str, str | None], timeout: float) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN) and k not in _FOREIGN_NAMES}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
-        env["PYTHONUNBUFFERED"] = "1"
-        env["OMP_NUM_THREADS"] = "1"
-        env["MPIEXEC_TIMEOUT"] = str(_backstop(timeout))
-        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        env |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_mpi_yield_when_idle": "1"}
-        env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
-        for name, value in extra.items():
-            if value is None:
-                env.pop(name, None)
-            else:
-                env[name] = value
-        return env
 
     def __enter__(self) -> Job:
         return self
@@ -335,52 +312,26 @@ def run_ranks(
         return job.wait(expect_rc)
 
 
-def find_mpiexec() -> Path | None:
-    """The mpirun of this virtual environment, else the one on PATH."""
-    beside = Path(sys.prefix) / "bin" / "mpirun"
-    if os.access(beside, os.X_OK):
-        return beside
-    found = shutil.which("mpirun") or shutil.which("mpiexec")
-    return Path(found) if found else None
+def run_python(
+    script: str, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    """Do as ``python -c SCRIPT ARGUMENT...`` does, in a process that has imported torch and the library already.
 
+    It ends as any interpreter. Not for tests of what is imported when, nor where its pid matters.
 
-def unavailable() -> str | None:
-    """Why no job can be started here, or None."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed: pip install 'deeppart[mpich]'"
-    if find_mpiexec() is None:
-        return "no mpirun beside this Python nor on PATH: pip install 'deeppart[mpich]'"
-    return None
-
-
-@functools.cache
-def _is_hydra(launcher: Path) -> bool:
-    """Whether the launcher is MPICH's (or a derivative's) rather than Open MPI's."""
-    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout
-    return "HYDRA" in version.upper()
-
-
-def is_mpich() -> bool:
-    """Whether MPICH starts the jobs: its ranks can have stand-ins, outlive one another, and be started by Slurm."""
-    launcher = find_mpiexec()
-    return launcher is not None and _is_hydra(launcher)
-
-
-def _options(launcher: Path, timeout: float) -> list[str]:
-    if _is_hydra(launcher):
-        return ["-launcher", "fork"]  # never through a batch system that the tests happen to run in
-    return ["--timeout", str(_backstop(timeout))]
-
-
-def _backstop(timeout: float) -> int:
-    """Seconds after which mpirun ends the job by itself, should this process be gone by then."""
-    return int(timeout) + 20
-
-
-def launched_ranks() -> int | None:
-    """How many ranks the launcher of this very process started; None when none did."""
-    size = os.environ.get("PMI_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE")
-    return int(size) if size else None
+    Args:
+        env: its environment; None: that of this process.
+        timeout: in seconds.
+    """
+    nurseries = borrowed(environment({}, timeout), 1)
+    assert nurseries is not None
+    try:
+        command = [sys.executable, "-I", "-S", str(_STAND_IN), str(nurseries.directory), "-c", textwrap.dedent(script)]
+        return subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, timeout=timeout, check=False, env=env
+        )
+    finally:
+        give_back(nurseries)
 
 
 def sweep_shared_memory(directory: Path = Path("/dev/shm")) -> None:

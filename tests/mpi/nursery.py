@@ -10,6 +10,8 @@ processor time that interpreters of its own would take, and goes through the sam
 Invariants: a nursery imports, and does nothing else: MPI and tests are for the ranks. It has one thread. It ends with
 the process that started it, and its ranks end with it.
 
+Tests that run a script in a process of its own have that from a nursery, too (``run_python`` in launch.py).
+
 Ranks of a job come from different nurseries, so that they still differ in the order of their sets and in addresses.
 """
 
@@ -27,6 +29,7 @@ import select
 import signal
 import socket
 import sys
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,12 +143,13 @@ def _buried(rank: _Rank) -> list[int]:
 
 
 def become(order: _Order) -> None:
-    """Make this process what the launcher would have started."""
+    """Make this process what the launcher would have started, a rank or ``python -c SCRIPT``, and do what that does."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Python ends as ever, and so does MPI, whose handlers are younger than this one. But torch would then take its
-    # tables apart, for which each of their pages, which the nursery shares with all its ranks, would be copied.
-    libc.on_exit(libc._exit, None)
+    if order.arguments[0] == "-m":
+        # Python ends as ever, and so does MPI, whose handlers are younger than this one. But torch would then take its
+        # tables apart, for which each of their pages, which the nursery shares with all its ranks, would be copied.
+        libc.on_exit(libc._exit, None)
     high = {number: fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number, file in order.files.items()}
     os.closerange(0, _HIGH)
     for number, file in high.items():
@@ -157,7 +161,16 @@ def become(order: _Order) -> None:
     os.environ.update(order.environment)
     if "numpy.random" in sys.modules:  # as Python's own generator does after a fork
         sys.modules["numpy.random"].seed()
-    sys.argv[:] = ["mpi4py", *order.arguments]
+    if order.arguments[0] == "-m":
+        sys.argv[:] = ["mpi4py", *order.arguments]
+        runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
+    else:
+        option, script, *arguments = order.arguments
+        assert option == "-c"
+        sys.argv[:] = [option, *arguments]
+        sys.path.insert(0, "")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(script, "<string>", "exec"), main.__dict__)
 
 
 def main(listener_fd: int, modules: list[str]) -> None:
@@ -176,7 +189,6 @@ def main(listener_fd: int, modules: list[str]) -> None:
     if order is None:
         os._exit(0)  # torch would take its tables apart, for a third of the time that its import has taken
     become(order)
-    runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 import deeppart
 from tests.copying import copy_as_original
-from tests.mpi import launch
+from tests.mpi import launch, launchers
 from tests.unit.cli_support import call, call_json, flip, part_path
 
 #: One worker runs all of these, so that what they share is made once; one that has nurseries (tests/conftest.py).
@@ -49,7 +49,7 @@ def train(root: Path) -> int:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
     root = tmp_path_factory.mktemp("trained")
     assert launch.run_ranks(2, train, root).values == [0, 1]

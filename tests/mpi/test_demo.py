@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.mpi import launch
+from tests.mpi import launch, launchers
 
-EXAMPLES = launch.ROOT / "examples"
+EXAMPLES = launchers.ROOT / "examples"
 TINY = ("--layers", "1", "--width", "48", "--heads", "2", "--context", "16", "--batch", "2")
 
 

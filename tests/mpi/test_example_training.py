@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mpi.launch import ROOT, Job, JobResult
+from tests.mpi.launch import Job, JobResult
+from tests.mpi.launchers import ROOT
 
 SCRIPT = ROOT / "examples" / "train_lm.py"
 STEPS, EVERY = 24, 4

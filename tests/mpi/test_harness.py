@@ -8,7 +8,9 @@ import mmap
 import os
 import random
 import signal
+import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.mpi import launch, nurseries
-from tests.mpi.launch import ROOT, JobResult, start_ranks
+from tests.mpi import launch, launchers, nurseries
+from tests.mpi.launch import JobResult, start_ranks
+from tests.mpi.launchers import ROOT
 
 Run = Callable[..., JobResult]
 
@@ -184,6 +187,31 @@ def test_ranks_from_nurseries_are_like_new(run_ranks: Run) -> None:
     assert len(set(chance)) == len(chance)
 
 
+SCRIPT = """
+    import atexit, os, signal, sys
+
+    atexit.register(print, "the end")
+    assert __name__ == "__main__" and "" in sys.path
+    print(sys.argv, os.environ["OWN"])
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    unknown if sys.argv[1] == "raises" else sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(("way", "code"), [("ends", 3), ("raises", 1), ("killed", -signal.SIGKILL)])
+def test_scripts_end_as_those_of_an_interpreter(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], way: str, code: int
+) -> None:
+    environment = os.environ | {"OWN": "its own", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), way]
+    new = subprocess.run(command, capture_output=True, text=True, timeout=BUSY_S, check=False, env=environment)
+    found = run_python(SCRIPT, way, env=environment)
+    assert found.returncode == new.returncode == code
+    assert found.stdout == new.stdout and ("the end" in found.stdout) == (way != "killed")
+    assert found.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:]
+
+
 def naps(directory: Path) -> None:
     signal.signal(signal.SIGUSR1, lambda *ignored: (directory / "heard").touch())
     (directory / "ready").touch()
@@ -191,7 +219,7 @@ def naps(directory: Path) -> None:
         time.sleep(0.1)
 
 
-with_stand_ins = pytest.mark.skipif(not launch.is_mpich(), reason="another launcher's ranks are its own processes")
+with_stand_ins = pytest.mark.skipif(not launchers.is_mpich(), reason="another launcher's ranks are its own processes")
 
 
 @with_stand_ins

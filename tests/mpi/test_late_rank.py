@@ -14,7 +14,7 @@ import torch
 
 import deeppart
 from deeppart.storage.steps import parse_step_directory_name
-from tests.mpi import launch
+from tests.mpi import launchers
 
 #: Where rank 1 hangs, in its third checkpoint: (function, what the path that it is about must contain).
 STAGES = {
@@ -107,7 +107,7 @@ def files_of(directory: Path, session: str) -> dict[Path, tuple[int, bytes]]:
     return found
 
 
-@pytest.mark.skipif(not launch.is_mpich(), reason="Open MPI ends a job's other ranks with the one that is killed")
+@pytest.mark.skipif(not launchers.is_mpich(), reason="Open MPI ends a job's other ranks with the one that is killed")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_late_rank_touches_nothing_of_the_next_job(

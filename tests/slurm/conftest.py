@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mpi import launch
+from tests.mpi import launchers
 from tests.slurm.rig import Rig, unavailable
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip where Slurm, or an MPI for its jobs, is missing."""
-    if reason := unavailable() or launch.unavailable():
+    if reason := unavailable() or launchers.unavailable():
         pytest.skip(reason)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.launch import is_mpich
+from tests.mpi.launchers import is_mpich
 from tests.slurm.rig import NODES, Rig, is_running
 
 pytestmark = [

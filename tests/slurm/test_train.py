@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.launch import ROOT, is_mpich
+from tests.mpi.launchers import ROOT, is_mpich
 from tests.slurm.rig import Rig
 
 pytestmark = [

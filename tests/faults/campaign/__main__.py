@@ -21,7 +21,7 @@ from tests.faults.campaign.jobs import Jobs
 from tests.faults.campaign.judge import Problem
 from tests.faults.campaign.runner import Play
 from tests.faults.campaign.trace import Trace, read_traces
-from tests.mpi import launch
+from tests.mpi import launchers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(records.describe(each) for each in scenarios))
         return 0
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         print(reason, file=sys.stderr)
         return 2
     stages.check()

@@ -13,7 +13,7 @@ from tests.faults.campaign.judge import ERROR, HANG, Problem
 from tests.faults.campaign.records import Scenario
 from tests.faults.campaign.report import Tally
 from tests.faults.campaign.trace import Trace
-from tests.mpi.launch import ROOT
+from tests.mpi.launchers import ROOT
 
 _ROW = "power lost"
 _WAYS = 12

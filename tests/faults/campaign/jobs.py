@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.campaign import life
 from tests.faults.campaign.judge import Outcome
 from tests.faults.campaign.order import Order
-from tests.mpi import launch
+from tests.mpi import launchers
 from tests.mpi.launch import Job, start_ranks
 
 #: A serving job is replaced after so many lives: every start that is refused costs it an MPI communicator.
@@ -168,8 +168,8 @@ class Jobs:
     @functools.cached_property
     def _patient(self) -> Path | None:
         """A launcher that lets the other ranks of a job go on when one has died; None where there is none."""
-        launcher = launch.find_mpiexec()
-        if launcher is None or not launch._is_hydra(launcher):
+        launcher = launchers.find_mpiexec()
+        if launcher is None or not launchers.is_hydra(launcher):
             return None
         script = self._directory / "patient-mpirun"
         script.write_text(f'#!/bin/sh\nexec "{launcher}" -disable-auto-cleanup "$@"\n')

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.copying import copy_as_original
-from tests.mpi import launch
+from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import train
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
     root = tmp_path_factory.mktemp("trained")
     assert launch.run_ranks(3, train, root).values == [0, 1, 2]

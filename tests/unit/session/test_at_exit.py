@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import deeppart
 from deeppart.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("workplace")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def state(value: float) -> dict[str, Any]:
@@ -65,9 +68,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("way", ENDS)
-def test_however_the_process_ends(way: str) -> None:
+def test_however_the_process_ends(way: str, run_python: Run) -> None:
     """Without an exception, the last checkpoint is complete."""
-    done = run("import sys, torch, deeppart\nstate = {'x': torch.ones(3_000_000)}\n" + ENDS[way])
+    done = run_python("import sys, torch, deeppart\nstate = {'x': torch.ones(3_000_000)}\n" + ENDS[way])
     assert (done.returncode, done.stderr) == (1 if way == "exit with 1" else 0, "")
     assert deeppart.load("ckpt")["x"][-1] == 1
 
@@ -80,9 +83,9 @@ def test_an_interactive_session_goes_on_after_an_error() -> None:
     assert deeppart.load("ckpt")["x"][-1] == 1
 
 
-def test_a_console_in_the_program_and_handlers_of_its_end() -> None:
+def test_a_console_in_the_program_and_handlers_of_its_end(run_python: Run) -> None:
     """An error in the former is not what ends the process; what the latter save is finished, too."""
-    done = run(
+    done = run_python(
         """
         import atexit, code, torch, deeppart
         state = {"x": torch.ones(3_000_000)}
@@ -101,8 +104,8 @@ def test_a_console_in_the_program_and_handlers_of_its_end() -> None:
     assert deeppart.load("ckpt", 7)["x"][-1] == deeppart.load("later", 8)["x"][-1] == 1
 
 
-def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told() -> None:
-    done = run(
+def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told(run_python: Run) -> None:
+    done = run_python(
         """
         import torch, deeppart
         from deeppart.storage.persistent import PersistentLevel
@@ -117,8 +120,8 @@ def test_a_checkpoint_that_fails_after_the_checkpointer_was_dropped_is_told() ->
     assert "BackgroundFailureWarning" in done.stderr and "step 7" in done.stderr and "refused" in done.stderr
 
 
-def test_a_failure_at_the_very_end_is_still_told() -> None:
-    done = run(
+def test_a_failure_at_the_very_end_is_still_told(run_python: Run) -> None:
+    done = run_python(
         """
         import torch, deeppart
         from deeppart.storage.persistent import PersistentLevel

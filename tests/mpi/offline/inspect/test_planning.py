@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi import launch
+from tests.mpi import launchers
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json
 
@@ -55,7 +55,7 @@ def test_on_the_nodes_themselves(job: Path) -> None:
     argv = [sys.executable, "-m", "deeppart.cli", "restore", str(job / "ckpt"), "--dry-run", "--local"]
     argv += [str(job / "node{rank}")]
     run = subprocess.run(
-        [str(launch.find_mpiexec()), "-n", "3", *argv], capture_output=True, text=True, timeout=60, check=False
+        [str(launchers.find_mpiexec()), "-n", "3", *argv], capture_output=True, text=True, timeout=60, check=False
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("step 2: 3 of 3 parts local") == 1

@@ -12,7 +12,7 @@ import torch
 
 import deeppart
 from deeppart.offline.inspect import repairing
-from tests.mpi import launch
+from tests.mpi import launch, launchers
 from tests.mpi.offline.redundant import find, nodes
 from tests.unit.cli_support import call, call_json, flip
 
@@ -132,7 +132,7 @@ def train_incrementally(root: Path) -> None:
 @pytest.mark.timeout(90)
 def test_a_node_is_repaired_to_what_its_parity_was_computed_of(tmp_path: Path) -> None:
     """Not to another encoding of the same bytes, which parity would not count: nothing would protect it any more."""
-    if reason := launch.unavailable():
+    if reason := launchers.unavailable():
         pytest.skip(reason)
     launch.run_ranks(3, train_incrementally, tmp_path)
     part, parity = (
