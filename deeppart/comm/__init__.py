@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from deeppart.comm.base import Comm, Operation, rank_names
@@ -40,6 +41,8 @@ def connect(comm: Any, timeout: float) -> Comm:
     elif hasattr(comm, "broadcast_into"):
         already: Comm = comm
         return already
+    elif (mpi := sys.modules.get("mpi4py.MPI")) is not None:
+        _check_state(mpi, "this process")
     if comm.Get_size() == 1:
         _check_world()
         return SingleComm()
@@ -70,10 +73,18 @@ def _import_mpi(launcher: str, rank: int, size: int) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise _mismatch(launcher, rank, size, found=f"mpi4py does not load: {error}") from error
-    if MPI.Is_finalized():
-        todo = "call MPI.Finalize() after all else, or not at all: the process does it when it ends"
-        raise LaunchError("MPI is finalized in this process", where=f"rank {rank}", todo=todo)
+    _check_state(MPI, f"rank {rank}")
     return MPI
+
+
+def _check_state(mpi: Any, where: str) -> None:
+    """MPI must be in use: nearly every call ends the process before it is initialized and after it is finalized."""
+    if not mpi.Is_initialized():
+        todo = "call MPI.Init_thread() before, or leave mpi4py.rc.initialize as it is: importing MPI does it"
+        raise LaunchError("MPI is not initialized in this process", where=where, todo=todo)
+    if mpi.Is_finalized():
+        todo = "call MPI.Finalize() after all else, or not at all: the process does it when it ends"
+        raise LaunchError("MPI is finalized in this process", where=where, todo=todo)
 
 
 def _mismatch(launcher: str, rank: int, size: int, found: str) -> LaunchError:

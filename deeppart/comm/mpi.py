@@ -277,7 +277,6 @@ def _starts_key() -> int:
     return MPI.Comm.Create_keyval()
 
 
-@functools.cache
 def before_finalize(call: Callable[[], None]) -> None:
     """Have something called at the beginning of ``MPI_Finalize``, while MPI can still be used.
 
@@ -286,11 +285,16 @@ def before_finalize(call: Callable[[], None]) -> None:
     ``MPI_Finalize`` begins aborts at its end now and then ("pthread_mutex_destroy: Device or resource busy").
 
     Args:
-        call: has nothing left to do when it is called again.
+        call: has nothing left to do when it is called again. Always the same one.
     """
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: call()), None)
-        MPI.Finalize = _calling_before(call, MPI.Finalize)
+        _hook(call)
+
+
+@functools.cache
+def _hook(call: Callable[[], None]) -> None:
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda comm, key, value: call()), None)
+    MPI.Finalize = _calling_before(call, MPI.Finalize)
 
 
 def _calling_before(call: Callable[[], None], finalize: Callable[[], None]) -> Callable[[], None]:

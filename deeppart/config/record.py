@@ -30,13 +30,13 @@ from deeppart.config.checks import (
 )
 from deeppart.config.misspelt import settings_by_name
 from deeppart.config.sources import configured, kappa_of
-from deeppart.config.text import show_settings
-from deeppart.model import DEFAULT_KEEP
+from deeppart.config.text import comparable, show_settings
+from deeppart.model import DEFAULT_KEEP, Level
 
 T = TypeVar("T")
 
 #: Settings in which ranks may differ. Of ``machine`` its ``kappa`` is compared, of ``sign_key_file`` the keys, of
-#: ``scrub_bandwidth`` whether there is one.
+#: ``local_dir`` and ``scrub_bandwidth`` whether there is one.
 OF_EACH_RANK = frozenset(
     {"local_dir", "flush_bandwidth", "encode_threads", "machine", "scrub_bandwidth", "sign_key_file"}
 )
@@ -186,7 +186,13 @@ class Config:
         defaults = {each.name: each.metadata["default"] for each in fields(self)}
         return show_settings({name: getattr(self, name) for name in defaults}, defaults)
 
-    def shared_settings(self) -> dict[str, Any]:
-        """The settings that must be equal on every rank (``persistent_dir`` may differ through its placeholders)."""
-        shared = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in OF_EACH_RANK}
-        return shared | {"scrub_bandwidth": self.scrub_bandwidth is not None}  # all ranks take part or none
+    def shared_settings(self) -> dict[str, str]:
+        """The settings that must be equal on every rank, as text (``persistent_dir`` may differ through its
+        placeholders).
+        """
+        local = self.local_dir is not None and (isinstance(self.every, str) or self.every[Level.LOCAL] > 0)
+        # First, since all or none of the ranks take part; ``every`` follows from it.
+        given = {"local_dir": local, "scrub_bandwidth": self.scrub_bandwidth is not None}
+        shared = [each.name for each in fields(self) if each.name not in OF_EACH_RANK]
+        texts = {name: "one of its own" if is_given else "None" for name, is_given in given.items()}
+        return texts | {name: comparable(getattr(self, name)) for name in shared}

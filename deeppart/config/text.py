@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,17 @@ _WITH_UNITS: Mapping[str, Callable[[Any], str]] = {
 }
 #: They are of interest whatever they are.
 _ALWAYS = ("persistent_dir", "every", "keep")
+
+
+def comparable(value: object) -> str:
+    """One text for equal values, whatever their types: 15 and 15.0, a string and an enum's member that is one."""
+    if isinstance(value, str):
+        return repr(str.__str__(value))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{comparable(key)}: {comparable(each)}' for key, each in value.items())}}}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return repr(int(value) if math.isfinite(value) and value == int(value) else float(value))
+    return repr(value)
 
 
 def show_settings(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

@@ -63,11 +63,10 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     Of keys, keyed digests of a constant are compared, and only that they differ is told.
     """
     name = node_name() if config.node_size is None else f"node{comm.rank // config.node_size}"
-    settings = {key: repr(value) for key, value in config.shared_settings().items()}
     directory = _local_directory(config, name, comm.rank)
     processors = [os.uname().nodename, hex(sum(1 << number for number in os.sched_getaffinity(0)))]
     keys = [] if signing is None else list(signing.fingerprints)
-    message = json.dumps([name, settings, directory, failure_domain(), processors, keys]).encode()
+    message = json.dumps([name, config.shared_settings(), directory, failure_domain(), processors, keys]).encode()
     texts = finish(comm, comm.allgather(message), what, config.timeout)
     told = zip(*(json.loads(text) for text in texts), strict=True)
     names, all_settings, directories, domains, all_processors, all_keys = told

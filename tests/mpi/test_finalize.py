@@ -52,3 +52,37 @@ def test_the_last_checkpoint_is_finished(
         run_ranks(2, script, form, env=env)
         assert deeppart.load(tmp_path / "p", rank=1)["rank"] == 1
         assert deeppart.load(tmp_path / "p")["x"][-1] == last
+
+
+INITIALIZED_LATER = """
+    import sys
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+    import torch, deeppart
+
+    for comm in [MPI.COMM_WORLD] + ([None] if sys.argv[1] == "2" else []):
+        try:
+            deeppart.Checkpointer(comm=comm)
+        except deeppart.LaunchError as error:
+            assert "MPI is not initialized" in str(error) and "Init_thread" in str(error), error
+        else:
+            sys.exit("a communicator before MPI is initialized")
+    if sys.argv[1] == "1":
+        deeppart.Checkpointer(persistent_dir="alone").close()  # one process needs no MPI
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    saver = deeppart.Checkpointer(comm=MPI.COMM_WORLD, flush_bandwidth=8e6)
+    pending = saver.checkpoint({"x": torch.ones(500_000)}, 1)
+    assert not pending.finished
+    MPI.Finalize()
+    assert pending.finished
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_mpi_that_a_script_initializes_itself(run_ranks: Callable[..., Any], tmp_path: Path, ranks: int) -> None:
+    """A checkpointer before that does not keep a later one from being finished."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(INITIALIZED_LATER))
+    run_ranks(ranks, script, str(ranks), env={"DEEPPART_PERSISTENT_DIR": str(tmp_path / "p")})
+    assert deeppart.load(tmp_path / "p")["x"][-1] == 1

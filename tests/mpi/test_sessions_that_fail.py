@@ -16,6 +16,7 @@ import torch
 import deeppart
 from deeppart.comm import mpi
 from deeppart.errors import CommError, PeerTimeoutError
+from tests.mpi.patience import patient_barrier
 
 #: Enough for a few sessions, not for all that follow.
 COMMUNICATORS_LEFT = 30
@@ -161,7 +162,7 @@ def broken_off(directory: Path) -> list[dict[str, int]]:
         with contextlib.suppress(PeerTimeoutError), deeppart.Checkpointer(config(directory, timeout=1.0), comm) as ck:
             if comm.rank == 0:
                 ck.checkpoint({"w": torch.ones(50_000)}, 10 * session)
-        comm.Barrier()
+        patient_barrier(comm)
         found.append(settled(comm, directory, session))
     return found
 

@@ -24,6 +24,7 @@ from tests.faults.campaign import contents, incidents, repeating, stages
 from tests.faults.campaign.order import Order
 from tests.faults.campaign.records import StorageFault
 from tests.faults.campaign.training import Training, refuse
+from tests.mpi.patience import patient_barrier
 
 #: Which restores of a life there are.
 FIRST, FAULTY, AGAIN, EVERY = "first", "faulty", "again", "every"
@@ -278,7 +279,7 @@ def play_alone(path: Path) -> None:
 
     stages.hasten()
     order = Order.load(path)
-    MPI.COMM_WORLD.Barrier()  # to start takes seconds, and the library's timeout may be short
+    patient_barrier(MPI.COMM_WORLD)  # to start takes seconds, and the library's timeout may be short
     well = play(MPI.COMM_WORLD, order)
     if not well or (order.life.incident is not None and order.life.incident.kind == "zombie"):
         os._exit(1)  # MPI would wait for ranks that are gone

@@ -62,6 +62,16 @@ def test_a_setting_that_differs_is_named_with_the_rank_on_every_rank(run_on: Any
         assert "'persistent': 3" in text and "'persistent': 4" in text
 
 
+def one_has_a_local_level(comm: Any, directory: Path) -> Topology | str:
+    return compared(comm, {"local_dir": str(directory) if comm.rank == 1 else None, "every": "auto"})
+
+
+def test_a_local_level_on_some_ranks_alone_is_refused(run_on: Any, shared_path: Path) -> None:
+    """Where ``every`` is "auto", nothing else tells that they would take part in different rounds."""
+    for text in run_on(3, one_has_a_local_level, shared_path):
+        assert "different values for local_dir" in text and "None" in text and "one of its own on rank 1" in text
+
+
 def own_directories(comm: Any, directory: Path) -> Topology | str:
     return compared(comm, {"local_dir": str(directory / f"own-{comm.rank}"), "encode_threads": 1 + comm.rank % 2})
 

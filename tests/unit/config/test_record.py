@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import inspect
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deeppart.config import Config
 from deeppart.config.checks import DEFAULT_EVERY
 from deeppart.config.record import OF_EACH_RANK
-from deeppart.model import DEFAULT_KEEP
+from deeppart.model import DEFAULT_KEEP, Level
 from tests.unit.config.files import MACHINES, write_toml
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -122,13 +124,41 @@ def test_replicated_by_globs_from_every_source(monkeypatch: pytest.MonkeyPatch) 
     assert list(found.items()) == list((RULES | {"a=b": "verify"}).items())[:2] + [("a=b", "verify"), ("*", "auto")]  # type: ignore[union-attr]
     assert Config(replicated={"x": "all"}).replicated == {"x": "all"}
     with_order = Config(replicated={"a": "none", "*": "all"}), Config(replicated={"*": "all", "a": "none"})
-    first, second = (repr(config.shared_settings()["replicated"]) for config in with_order)
+    first, second = (config.shared_settings()["replicated"] for config in with_order)
     assert first != second, "the order counts: ranks with different ones do not agree"
 
 
 def test_a_setting_is_the_same_on_all_ranks_unless_it_is_listed() -> None:
     names = {each.name for each in dataclasses.fields(Config)}
     assert names > OF_EACH_RANK
-    assert set(Config().shared_settings()) == names - OF_EACH_RANK | {"scrub_bandwidth"}
+    assert set(Config().shared_settings()) == names - OF_EACH_RANK | {"local_dir", "scrub_bandwidth"}
     with_it, other = Config(scrub_bandwidth=1e6), Config(scrub_bandwidth=2e6)
     assert with_it.shared_settings() == other.shared_settings() != Config().shared_settings()
+
+
+def test_all_ranks_have_a_local_level_or_none() -> None:
+    """It is the first that is compared: what ``every`` is without one is not what the user has set."""
+    for every in (DEFAULT_EVERY, "auto"):
+        one, other, none = (Config(local_dir=where, every=every).shared_settings() for where in ("a", "b", None))
+        assert one == other and next(name for name in one if one[name] != none[name]) == "local_dir"
+    off = {"local": 0, "persistent": 1}
+    assert Config(local_dir="a", every=off).shared_settings() == Config(every=off).shared_settings()
+
+
+class Spelt(enum.StrEnum):
+    ZSTD = "zstd"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"timeout": 15}, {"timeout": 15.0}),
+        ({"kappa": 65536}, {"kappa": np.float64(65536)}),
+        ({"compression": "zstd"}, {"compression": Spelt.ZSTD}),
+        ({"compression": "zstd"}, {"compression": np.str_("zstd")}),
+        ({"every": {"persistent": 2}}, {"every": {Level.PERSISTENT: 2}}),
+    ],
+)
+def test_equal_values_of_other_types_are_no_difference(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """One rank may have a setting from its arguments, another from the environment."""
+    assert Config(**one).shared_settings() == Config(**other).shared_settings() != Config().shared_settings()
