@@ -130,7 +130,10 @@ class Checkpointer:
 
     @property
     def cadence(self) -> CadenceReport | None:
-        """The cadence of ``every="auto"`` and its reasons, on rank 0, once a checkpoint is complete. Otherwise None."""
+        """The cadence of ``every="auto"`` and its reasons, on rank 0, once a call has found a checkpoint complete.
+
+        Otherwise None.
+        """
         return None if self._auto is None else self._auto.report
 
     @property
