@@ -36,7 +36,7 @@ OPERATIONS = {
     ("checkpoint", "node"): 700,
     ("checkpoint", "partner"): 130,
     ("checkpoint", "parity"): 110,
-    ("checkpoint", "persistent"): 250,
+    ("checkpoint", "persistent"): 270,
 }
 ERRORS = ("ENOSPC", "EIO")
 #: Also drawn: what quotas, network file systems and file systems that were made read-only say.
