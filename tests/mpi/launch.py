@@ -324,14 +324,13 @@ def run_python(
         timeout: in seconds.
     """
     nurseries = borrowed(environment({}, timeout), 1)
-    assert nurseries is not None
+    stand_in = [] if nurseries is None else ["-I", "-S", str(_STAND_IN), str(nurseries.directory)]
+    command = [sys.executable, *stand_in, "-c", textwrap.dedent(script), *arguments]
     try:
-        command = [sys.executable, "-I", "-S", str(_STAND_IN), str(nurseries.directory), "-c", textwrap.dedent(script)]
-        return subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=timeout, check=False, env=env
-        )
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     finally:
-        give_back(nurseries)
+        if nurseries is not None:
+            give_back(nurseries)
 
 
 def sweep_shared_memory(directory: Path = Path("/dev/shm")) -> None:

@@ -143,13 +143,8 @@ def _buried(rank: _Rank) -> list[int]:
 
 
 def become(order: _Order) -> None:
-    """Make this process what the launcher would have started, a rank or ``python -c SCRIPT``, and do what that does."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if order.arguments[0] == "-m":
-        # Python ends as ever, and so does MPI, whose handlers are younger than this one. But torch would then take its
-        # tables apart, for which each of their pages, which the nursery shares with all its ranks, would be copied.
-        libc.on_exit(libc._exit, None)
+    """Make this process what would have been started in place of the stand-in."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     high = {number: fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH) for number, file in order.files.items()}
     os.closerange(0, _HIGH)
     for number, file in high.items():
@@ -161,16 +156,26 @@ def become(order: _Order) -> None:
     os.environ.update(order.environment)
     if "numpy.random" in sys.modules:  # as Python's own generator does after a fork
         sys.modules["numpy.random"].seed()
-    if order.arguments[0] == "-m":
-        sys.argv[:] = ["mpi4py", *order.arguments]
-        runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
-    else:
-        option, script, *arguments = order.arguments
-        assert option == "-c"
-        sys.argv[:] = [option, *arguments]
-        sys.path.insert(0, "")
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(script, "<string>", "exec"), main.__dict__)
+
+
+def run_rank(arguments: list[str]) -> None:
+    """Do as ``python -m mpi4py ARGUMENT...`` does.
+
+    Python ends as ever, and so does MPI, whose handlers are younger than this one. But torch would then take its tables
+    apart, for which each of their pages, which the nursery shares with all its ranks, would be copied.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)
+    sys.argv[:] = ["mpi4py", *arguments]
+    runpy.run_module("mpi4py", run_name="__main__", alter_sys=True)
+
+
+def run_script(script: str, arguments: list[str]) -> None:
+    """Do as ``python -c SCRIPT ARGUMENT...`` does, to the very end."""
+    sys.argv[:] = ["-c", *arguments]
+    sys.path.insert(0, "")
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(script, "<string>", "exec"), module.__dict__)
 
 
 def main(listener_fd: int, modules: list[str]) -> None:
@@ -189,6 +194,11 @@ def main(listener_fd: int, modules: list[str]) -> None:
     if order is None:
         os._exit(0)  # torch would take its tables apart, for a third of the time that its import has taken
     become(order)
+    option, *arguments = order.arguments
+    if option == "-c":
+        run_script(arguments[0], arguments[1:])
+    else:
+        run_rank(order.arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import ctypes
 import ctypes.util
 import functools
 import itertools
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -29,7 +28,8 @@ def library() -> ctypes.CDLL:
         ConfigError: it is not there.
     """
     tried = []
-    for name in itertools.chain(_bundled(), _of_the_system()):
+    # To look for a library of the system starts processes, such as a compiler: only where none is bundled.
+    for name in itertools.chain(_bundled(), filter(None, map(ctypes.util.find_library, _SYSTEM_NAMES))):
         try:
             return _declare(ctypes.CDLL(name))
         except (OSError, AttributeError) as error:
@@ -49,11 +49,6 @@ def _bundled() -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     return [str(Path(str(file.locate()))) for file in files if file.name.startswith("libisal")]
-
-
-def _of_the_system() -> Iterator[str]:
-    """Copies on the library path. To look for one starts processes, such as a compiler: only where none is bundled."""
-    yield from filter(None, map(ctypes.util.find_library, _SYSTEM_NAMES))
 
 
 def _declare(found: ctypes.CDLL) -> ctypes.CDLL:
