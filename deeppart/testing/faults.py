@@ -51,7 +51,8 @@ class StorageFaults:
 
     def __init__(self, root: Path) -> None:
         self._root = os.path.join(os.path.realpath(root), "")
-        self._lock = threading.Lock()
+        # Garbage is collected anywhere, and lets go of descriptors: the thread that has the lock closes one.
+        self._lock = threading.RLock()
         self._real: dict[str, Callable[..., Any]] = {}
         self.clear()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -60,6 +62,34 @@ def test_a_close_that_is_refused_has_given_the_descriptor_back(tmp_path: Path) -
             os.close(descriptor)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         os.fstat(descriptor)
+
+
+class _Closing:
+    """Garbage that only a collection finds, and that closes a file then."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor, self._itself = os.open(path, os.O_WRONLY | os.O_CREAT), self
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class _Collecting(StorageFaults):
+    def clear(self) -> None:
+        gc.collect()
+        super().clear()
+
+
+def test_descriptors_that_are_let_go_of_while_it_is_told_what_to_refuse(tmp_path: Path) -> None:
+    """By a collection of garbage, in the same thread; a campaign hung there."""
+    with _Collecting(tmp_path) as faults:
+        _Closing(tmp_path / "file")
+        telling = threading.Thread(target=lambda: faults.refuse(0, errno.EIO), daemon=True)
+        telling.start()
+        telling.join(20.0)
+        assert not telling.is_alive()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            write(tmp_path / "other")
 
 
 def test_what_hangs_is_done_late(tmp_path: Path) -> None:
