@@ -38,7 +38,7 @@ from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
-from deeppart.session.open import open_session
+from deeppart.session.open import open_session, tell_refusal
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
@@ -89,7 +89,11 @@ class Checkpointer:
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
         self._process = os.getpid()
-        self.config = resolve_config(config, settings)
+        try:
+            self.config = resolve_config(config, settings)
+        except (DeeppartError, TypeError) as error:
+            tell_refusal(error, comm)
+            raise
         settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm

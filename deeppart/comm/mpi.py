@@ -300,8 +300,10 @@ def _hook(call: Callable[[], None]) -> None:
 def _calling_before(call: Callable[[], None], finalize: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(finalize)
     def finalize_after() -> None:
-        call()
-        finalize()
+        try:
+            call()
+        finally:
+            finalize()
 
     return finalize_after
 

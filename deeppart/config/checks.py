@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import re
 import sys
@@ -36,6 +37,15 @@ def _found(value: object) -> str:
         return repr(value)[:500]
     except ValueError:  # an integer of thousands of digits
         return "a number of thousands of digits"
+
+
+def plain(value: object) -> object:
+    """The value; a number of another kind, such as numpy's, as one of Python's own."""
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def is_int(value: object) -> bool:
@@ -113,10 +123,11 @@ def check_levels(name: str, counts: object) -> dict[str, int]:
     """A mapping from levels to whole numbers, as a dict."""
     if not isinstance(counts, Mapping):
         raise refusal(name, counts, f"a mapping from levels ({', '.join(LEVELS)}) to whole numbers")
-    for level, count in counts.items():
-        if level not in LEVELS or not is_int(count) or count < 0:
-            raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
-    return dict(counts)
+    found = {level: plain(count) for level, count in counts.items()}
+    whole = {level: count for level, count in found.items() if isinstance(count, int) and is_int(count) and count >= 0}
+    if whole.keys() != found.keys() or not whole.keys() <= set(LEVELS):
+        raise refusal(name, dict(counts), f"levels among {LEVELS} with whole numbers, at least 0")
+    return whole
 
 
 def check_every(every: object, local_dir: str | None) -> Mapping[str, int] | str:

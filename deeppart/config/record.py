@@ -11,6 +11,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from deeppart.config.checks import (
     check_positive,
     check_replicated,
     is_int,
+    plain,
     refusal,
 )
 from deeppart.config.misspelt import settings_by_name
@@ -156,6 +158,8 @@ class Config:
     sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
         for name in ("persistent_dir", "local_dir"):
             object.__setattr__(self, name, check_directory(name, getattr(self, name)))
         object.__setattr__(self, "every", check_every(self.every, self.local_dir))
@@ -195,4 +199,5 @@ class Config:
         given = {"local_dir": local, "scrub_bandwidth": self.scrub_bandwidth is not None}
         shared = [each.name for each in fields(self) if each.name not in OF_EACH_RANK]
         texts = {name: "one of its own" if is_given else "None" for name, is_given in given.items()}
-        return texts | {name: comparable(getattr(self, name)) for name in shared}
+        texts |= {name: comparable(getattr(self, name)) for name in shared}
+        return texts | {"persistent_dir": comparable(str(PurePath(self.persistent_dir)))}

@@ -48,8 +48,8 @@ def open_levels(
     if read_lineage(persistent) != handshake.lineage:
         raise StorageError(
             "persistent_dir is not the same directory on every rank",
-            expected=f"lineage {handshake.lineage} in {persistent}, as rank 0 sees it",
-            found=f"lineage {read_lineage(persistent)}",
+            expected=f"lineage {handshake.lineage}, that of the directory of rank 0",
+            found=f"lineage {read_lineage(persistent)} in {persistent}",
             where=f"rank {rank} on {node}",
             todo="use a directory on a file system that all nodes share",
         )

@@ -147,8 +147,8 @@ class Background:
     def _tell(self, over: bool) -> None:
         fresh = [failure for pending in self._recent for failure in pending.failures()]
         texts = [str(failure.error) for failure in fresh if failure.is_news(self._session.comm.rank)]
-        if not over:
-            steps = ", ".join(str(pending.step) for pending in self._recent if not pending.finished)
+        steps = ", ".join(str(pending.step) for pending in self._recent if not pending.finished)
+        if not over and steps:
             texts.append(f"step {steps} was not finished after the checkpointer was dropped: close() it before that")
         for text in texts:
             warn_now(text, BackgroundFailureWarning)

@@ -5,16 +5,17 @@ Everything here is collective and happens once. Whatever is wrong on one rank en
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from deeppart import access
 from deeppart.comm import Comm, connect, finish
-from deeppart.comm.agreement import together
+from deeppart.comm.agreement import raise_together, together
 from deeppart.config import Config
 from deeppart.config.job import expand_directory, job_name, node_name
-from deeppart.errors import DeeppartWarning, warn_caller
+from deeppart.errors import DeeppartError, DeeppartWarning, as_error, warn_caller
 from deeppart.model import LEVELS, Level
 from deeppart.nodes.pairing import protect
 from deeppart.part import Signing
@@ -28,6 +29,23 @@ from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit
 
 _WHAT = "starting the checkpointer"
+#: How long a rank that cannot start waits to tell the others, who may not come at all.
+_REFUSAL_PATIENCE_S = 30.0
+
+
+def tell_refusal(error: Exception, comm: Any) -> None:
+    """Tell the ranks that are on their way to :func:`open_session` that this one cannot start (collective).
+
+    Args:
+        error: what the settings of this rank were refused for; to be raised by the caller.
+    """
+    within = _WHAT, _REFUSAL_PATIENCE_S
+    with contextlib.suppress(DeeppartError):  # what counts is the error
+        main = connect(comm, _REFUSAL_PATIENCE_S)
+        try:
+            raise_together(main, as_error(error, "the settings were refused"), *within)
+        finally:
+            main.give_back()
 
 
 def open_session(config: Config, comm: Any) -> Session:
@@ -54,7 +72,13 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
     rank, within = main.rank, (_WHAT, config.timeout)
     signing = together(main, lambda: _read_keys(config, rank), "reading sign_key_file failed", within)
     topology, processors = compare_settings(main, config, signing, _WHAT)
-    directory = expand_directory(config.persistent_dir, node=topology.names[rank], rank=rank, job=job_name())
+    node = topology.names[rank]
+    directory = together(
+        main,
+        lambda: expand_directory(config.persistent_dir, node=node, rank=rank, job=job_name()),
+        "persistent_dir could not be found out",
+        within,
+    )
     guards = guard_directories(config, directory, topology.directories[rank])
     taken.callback(guards.release)
     owner, handshake = take_persistent(main, config, str(directory), within)

@@ -80,6 +80,8 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
         )
     for key, value in all_settings[0].items():
         others = [rank for rank, theirs in enumerate(all_settings) if theirs.get(key) != value]
+        if key == "local_dir" and all(directories[rank] for rank in (0, *others)):
+            continue  # they have one, and differ in whether any checkpoint goes there, which ``every`` says
         if others:
             raise ConfigError(
                 f"ranks were given different values for {key}",

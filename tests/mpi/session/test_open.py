@@ -45,12 +45,32 @@ def bad_directories(comm: Any, directory: Path) -> dict[str, tuple[str, str, flo
         with deeppart.Checkpointer(deeppart.Config(**({"timeout": LONG_S} | settings)), comm) as ck:
             return f"open on {ck.rank}"
 
+    def by_name(**settings: Any) -> str:
+        with deeppart.Checkpointer(comm=comm, timeout=LONG_S, **settings) as ck:
+            return f"open on {ck.rank}"
+
+    def open_in_a_variable(rank: int, directory: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("ON_RANK_0", raising=False)
+            if rank == 0:
+                patch.setenv("ON_RANK_0", directory)
+            return open_with(persistent_dir="$ON_RANK_0/ckpt")
+
     good = str(directory / "ckpt")
     return {
         "file for persistent": outcome(lambda: open_with(persistent_dir=str(occupied))),
         "no such mount": outcome(lambda: open_with(persistent_dir="/proc/deeppart")),
         "local on one rank": outcome(lambda: open_with(persistent_dir=good, local_dir=str(directory / "local-{rank}"))),
         "unset variable": outcome(lambda: open_with(persistent_dir=good, local_dir="$NOT_SET_ANYWHERE/x")),
+        "variable on one rank": outcome(lambda: open_in_a_variable(rank, good)),
+        "refused on one rank": outcome(lambda: by_name(persistent_dir=good, keep={"persistent": -rank})),
+        "no such setting on one rank": outcome(lambda: by_name(persistent_dir=good, **({"kep": 1} if rank else {}))),
+        "refused on all": outcome(lambda: by_name(persistent_dir=good, on_busy="leave")),
+        "no local level on one rank": outcome(
+            lambda: by_name(
+                persistent_dir=good, every={"partner": 1}, local_dir=str(directory / "local") if rank == 0 else None
+            )
+        ),
         "not shared": outcome(lambda: open_with(persistent_dir=str(directory / "own-{rank}"))),
         "settings differ": outcome(lambda: open_with(persistent_dir=good, keep={"persistent": 1 + rank})),
         "good": outcome(lambda: open_with(persistent_dir=good)),
@@ -66,10 +86,18 @@ def test_bad_directories_and_settings(run_on: Any, shared_path: Path) -> None:
         "no such mount": ("StorageError", "RemoteRankError"),
         "local on one rank": ("RemoteRankError", "StorageError"),
         "unset variable": ("ConfigError", "ConfigError"),
+        "variable on one rank": ("RemoteRankError", "ConfigError"),
+        "refused on one rank": ("RemoteRankError", "ConfigError"),
+        "no such setting on one rank": ("RemoteRankError", "ConfigError"),
+        "refused on all": ("ConfigError", "ConfigError"),
+        "no local level on one rank": ("RemoteRankError", "ConfigError"),
         "not shared": ("RemoteRankError", "StorageError"),
         "settings differ": ("ConfigError", "ConfigError"),
         "good": ("", ""),
     }
     for rank in (0, 1):
+        assert all(seconds < PATIENCE_S for _, _, seconds in met[rank].values())
         assert "local-1" in met[rank]["local on one rank"][1]
+        assert "ON_RANK_0" in met[rank]["variable on one rank"][1]
+        assert "'persistent': -1" in met[rank]["refused on one rank"][1]
         assert "keep" in met[rank]["settings differ"][1] and "rank 1" in met[rank]["settings differ"][1]

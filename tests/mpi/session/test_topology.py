@@ -72,6 +72,15 @@ def test_a_local_level_on_some_ranks_alone_is_refused(run_on: Any, shared_path: 
         assert "different values for local_dir" in text and "None" in text and "one of its own on rank 1" in text
 
 
+def one_uses_it_more_often(comm: Any, directory: Path) -> Topology | str:
+    return compared(comm, {"local_dir": str(directory), "every": {"local": comm.rank, "persistent": 1}})
+
+
+def test_how_often_the_local_level_is_used_is_a_matter_of_every(run_on: Any, shared_path: Path) -> None:
+    for text in run_on(2, one_uses_it_more_often, shared_path):
+        assert "different values for every" in text and "'local': 0" in text and "'local': 1" in text
+
+
 def own_directories(comm: Any, directory: Path) -> Topology | str:
     return compared(comm, {"local_dir": str(directory / f"own-{comm.rank}"), "encode_threads": 1 + comm.rank % 2})
 

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import inspect
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from deeppart.config import Config
 from deeppart.config.checks import DEFAULT_EVERY
 from deeppart.config.record import OF_EACH_RANK
+from deeppart.errors import ConfigError
 from deeppart.model import DEFAULT_KEEP, Level
 from tests.unit.config.files import MACHINES, write_toml
 
@@ -136,6 +138,15 @@ def test_a_setting_is_the_same_on_all_ranks_unless_it_is_listed() -> None:
     assert with_it.shared_settings() == other.shared_settings() != Config().shared_settings()
 
 
+def test_numbers_of_other_libraries_become_pythons_own() -> None:
+    """They go into files as JSON, which knows no others."""
+    given = {"node_size": np.int64(2), "timeout": np.float32(5), "keep": {"persistent": np.uint8(7)}}
+    config = Config(**given)
+    assert [type(each) for each in (config.node_size, config.timeout, config.keep["persistent"])] == [int, float, int]
+    with pytest.raises(ConfigError, match="incremental"):
+        Config(incremental=np.int64(1))  # type: ignore[arg-type]
+
+
 def test_all_ranks_have_a_local_level_or_none() -> None:
     """It is the first that is compared: what ``every`` is without one is not what the user has set."""
     for every in (DEFAULT_EVERY, "auto"):
@@ -157,6 +168,11 @@ class Spelt(enum.StrEnum):
         ({"compression": "zstd"}, {"compression": Spelt.ZSTD}),
         ({"compression": "zstd"}, {"compression": np.str_("zstd")}),
         ({"every": {"persistent": 2}}, {"every": {Level.PERSISTENT: 2}}),
+        ({"keep": {"persistent": 7}}, {"keep": {"persistent": np.int64(7)}}),
+        ({"node_size": 2}, {"node_size": np.int32(2)}),
+        ({"timeout": 5}, {"timeout": np.float32(5)}),
+        ({"persistent_dir": "a/b"}, {"persistent_dir": Path("./a/b/")}),
+        ({"persistent_dir": "./a//b/"}, {"persistent_dir": Path("a/b")}),
     ],
 )
 def test_equal_values_of_other_types_are_no_difference(one: dict[str, Any], other: dict[str, Any]) -> None:
