@@ -140,7 +140,7 @@ def test_a_setting_is_the_same_on_all_ranks_unless_it_is_listed() -> None:
 
 def test_numbers_of_other_libraries_become_pythons_own() -> None:
     """They go into files as JSON, which knows no others."""
-    given = {"node_size": np.int64(2), "timeout": np.float32(5), "keep": {"persistent": np.uint8(7)}}
+    given: dict[str, Any] = {"node_size": np.int64(2), "timeout": np.float32(5), "keep": {"persistent": np.uint8(7)}}
     config = Config(**given)
     assert [type(each) for each in (config.node_size, config.timeout, config.keep["persistent"])] == [int, float, int]
     with pytest.raises(ConfigError, match="incremental"):
