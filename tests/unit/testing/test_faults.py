@@ -65,13 +65,18 @@ def test_a_close_that_is_refused_has_given_the_descriptor_back(tmp_path: Path) -
 
 
 class _Closing:
-    """Garbage that only a collection finds, and that closes a file then."""
+    """Closes a file when it is let go of."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor, self._itself = os.open(path, os.O_WRONLY | os.O_CREAT), self
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
 
     def __del__(self) -> None:
         os.close(self._descriptor)
+
+
+def _leave_to_the_collector(item: object) -> None:
+    cycle = [item]
+    cycle.append(cycle)
 
 
 class _Collecting(StorageFaults):
@@ -83,7 +88,7 @@ class _Collecting(StorageFaults):
 def test_descriptors_that_are_let_go_of_while_it_is_told_what_to_refuse(tmp_path: Path) -> None:
     """By a collection of garbage, in the same thread; a campaign hung there."""
     with _Collecting(tmp_path) as faults:
-        _Closing(tmp_path / "file")
+        _leave_to_the_collector(_Closing(tmp_path / "file"))
         telling = threading.Thread(target=lambda: faults.refuse(0, errno.EIO), daemon=True)
         telling.start()
         telling.join(20.0)
