@@ -28,6 +28,7 @@ from deeppart.nodes.exchange.memory import Arena
 from deeppart.pending import Pending
 from deeppart.recovery.apply import restore_state
 from deeppart.recovery.live import refusal_of_state
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import recover, take_inventory
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
@@ -249,13 +250,14 @@ class Checkpointer:
         if session.owner is not None:
             session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))
         what = (inventory, step, self._staging, self._arena, timeout, session.persistent.signing)
-        recovered, self.explanation = recover(self._comm, *what, session.processors.threads)
+        recovered, self.explanation = recover(self._comm, *what, session.processors.waiting)
         if recovered is None:
             warn_unfinished(session, self.explanation)
             raise_together(self._comm, refusal_of_state(state), "restore", timeout)
             self._steps.went_on_from(None)
             return None
-        notices = restore_state(self._comm, recovered, state, per_rank, timeout)
+        ranks = Ranks(self._comm, session.topology.node_of, timeout, session.processors.waiting)
+        notices = restore_state(ranks, recovered, state, per_rank)
         self._steps.went_on_from(recovered.attempt.step)  # not before: who goes on after a failed restore starts over
         self._retention.went_on()
         if self._auto is not None:

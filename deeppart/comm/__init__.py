@@ -38,7 +38,7 @@ def connect(comm: Any, timeout: float) -> Comm:
         if world.Get_size() != size:
             raise _mismatch(launcher, rank, size, found=f"an MPI world of {world.Get_size()}")
         comm = world
-    elif hasattr(comm, "broadcast_into"):
+    elif hasattr(comm, "receive_into"):
         already: Comm = comm
         return already
     elif (mpi := sys.modules.get("mpi4py.MPI")) is not None:

@@ -63,9 +63,6 @@ class Comm(Protocol):
     def broadcast(self, data: bytes | None, root: int = 0) -> Operation[bytes]:
         """The root's data on every rank."""
 
-    def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
-        """Fill ``buffer`` on every rank with the root's; same length everywhere. The transfer starts at the call."""
-
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
         """Send bytes to one rank. The transfer starts at the call; the buffer must stay until it ends."""
 

@@ -24,14 +24,9 @@ from deeppart.errors import CommError
 
 #: Point-to-point tag of the roll call; callers' tags are moved above it.
 _ROLL_CALL_TAG = 0
-_BROADCAST_TAG = 1
-_FIRST_USER_TAG = 2
+_FIRST_USER_TAG = 1
 #: Longest single message.
 MESSAGE_BYTES = 256 << 20
-#: Up to so many ranks, a broadcast is a message to each of them: one copy, where the collective goes through shared
-#: buffers: 3 to 10 times faster with MPICH, as fast with Open MPI; measured on one machine (docs/benchmarks.md). With
-#: readers taking turns, as in a restore, it sends no byte more than the collective.
-_DIRECT_RANKS = 16
 
 
 class MpiComm:
@@ -110,16 +105,6 @@ class MpiComm:
             buffer = np.empty(int(length[0]), dtype=np.uint8)
         yield from self._collective(self._comm.Ibcast(buffer, root=root))
         return data if self.rank == root and data is not None else buffer.tobytes()
-
-    def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
-        self._operations += 1
-        pieces = _pieces(buffer)
-        if self.size > _DIRECT_RANKS:
-            return self._collective(*[self._comm.Ibcast(piece, root=root) for piece in pieces])
-        if self.rank != root:
-            return self._receiving([self._comm.Irecv(piece, root, _BROADCAST_TAG) for piece in pieces])
-        others = [(root + place) % self.size for place in range(1, self.size)]
-        return self._sending([self._comm.Isend(piece, other, _BROADCAST_TAG) for other in others for piece in pieces])
 
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
         tag += _FIRST_USER_TAG

@@ -34,9 +34,6 @@ class SingleComm:
         assert data is not None
         return immediately(data)
 
-    def broadcast_into(self, buffer: npt.NDArray[np.uint8], root: int) -> Operation[None]:
-        return immediately(None)
-
     def send(self, buffer: npt.NDArray[np.uint8], to: int, tag: int) -> Operation[None]:
         raise CommError("a job of one process has nobody to send to", found=f"rank {to}")
 

@@ -98,7 +98,7 @@ def _no_config(config: Any) -> ConfigError:
         todo = f"a directory has a name: Checkpointer(persistent_dir={os.fspath(config)!r})"
     elif isinstance(config, Mapping):
         todo = "Checkpointer(**settings), or Checkpointer(deeppart.Config(**settings))"
-    elif hasattr(config, "Get_size") or hasattr(config, "broadcast_into"):
+    elif hasattr(config, "Get_size") or hasattr(config, "receive_into"):
         todo = "a communicator comes second, or by name: Checkpointer(comm=comm)"
     elif hasattr(config, "state_dict"):
         todo = "the state is given to checkpoint(state, step) and restore(state), not to the Checkpointer"

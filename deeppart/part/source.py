@@ -55,6 +55,7 @@ class FileSource:
     Attributes:
         size: length in bytes.
         written: when it was last written to, in seconds since 1970.
+        identity: device and inode.
 
     Raises:
         StorageError: the file cannot be opened, ``errno`` says why; or others could have had a hand in it.
@@ -77,7 +78,7 @@ class FileSource:
             self.close()
             raise self._storage_error("cannot open a part file", error) from error
         self.size, self.written = status.st_size, status.st_mtime
-        self._identity = status.st_dev, status.st_ino
+        self.identity = status.st_dev, status.st_ino
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``.
@@ -118,7 +119,7 @@ class FileSource:
             return False
         except OSError as error:
             raise self._storage_error("cannot look at a part file", error) from error
-        return (status.st_dev, status.st_ino) == self._identity
+        return (status.st_dev, status.st_ino) == self.identity
 
     def mapped(self) -> memoryview:
         """The whole file as memory, read-only; stays valid when the source is closed.
@@ -132,6 +133,18 @@ class FileSource:
         try:
             writable = mmap.PROT_READ | mmap.PROT_WRITE
             return memoryview(mmap.mmap(self._fd, self.size, flags=mmap.MAP_PRIVATE, prot=writable)).toreadonly()
+        except (OSError, ValueError) as error:
+            found = OSError(getattr(error, "errno", None), str(error))
+            raise self._storage_error("cannot map a part file", found) from error
+
+    def viewed(self) -> memoryview:
+        """The same as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it.
+
+        Raises:
+            StorageError: the operating system refused.
+        """
+        try:
+            return memoryview(mmap.mmap(self._fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
         except (OSError, ValueError) as error:
             found = OSError(getattr(error, "errno", None), str(error))
             raise self._storage_error("cannot map a part file", found) from error

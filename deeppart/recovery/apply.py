@@ -13,16 +13,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from deeppart._gc import collection_paused
-from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import raise_together, together
 from deeppart.errors import DeeppartWarning
-from deeppart.recovery.distribute import PartIndexView, distribute_own, distribute_shared, share_indexes
+from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.matching import Matched, match, notices, refused_ties
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.saved import saved_step
+from deeppart.recovery.tables import Tables, share_tables
 from deeppart.state.restore.merge import put, tie
 from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import Scatter
@@ -39,9 +40,7 @@ _HANDING = "handing what was restored to the live state failed"
 _TODO = "fix what that rank reports and build the state again: it may hold bytes of the checkpoint already"
 
 
-def restore_state(
-    comm: Comm, recovered: Recovered, state: Any, per_rank: PerRank, timeout: float
-) -> list[DeeppartWarning]:
+def restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank) -> list[DeeppartWarning]:
     """Write a recovered step into the live state (collective).
 
     Returns:
@@ -52,24 +51,23 @@ def restore_state(
             RemoteRankError on the other ranks.
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
-    indexes = share_indexes(comm, recovered, timeout)
-    documents = share_documents(comm, recovered, timeout)
-    restoring = _Restoring(comm, recovered, indexes, per_rank, timeout)
+    tables = share_tables(ranks, recovered)
+    documents = share_documents(ranks, recovered, tables.document)
+    restoring = _Restoring(ranks, recovered, tables, per_rank)
     matched, old = restoring.match(documents, state)
     mapped = restoring.map_old_ranks(matched, old)
     to_fill = restoring.look_for_overlaps(matched, mapped)
     restoring.write(matched, mapped, to_fill)
-    return notices(matched, comm.size)
+    return notices(matched, ranks.comm.size)
 
 
 class _Restoring:
     """One restore under way: between whom, and of what. Every method is collective."""
 
-    def __init__(
-        self, comm: Comm, recovered: Recovered, indexes: list[PartIndexView], per_rank: PerRank, timeout: float
-    ) -> None:
-        self._comm, self._recovered, self._indexes = comm, recovered, indexes
-        self._per_rank, self._timeout = per_rank, timeout
+    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables, per_rank: PerRank) -> None:
+        self._ranks, self._recovered, self._tables, self._per_rank = ranks, recovered, tables, per_rank
+        self._comm, self._timeout = ranks.comm, ranks.timeout
+        self._distributor = Distributor(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
 
     def match(self, documents: Documents, state: Any) -> tuple[Matched, OldLeaves]:
@@ -78,7 +76,7 @@ class _Restoring:
 
         def matched() -> tuple[Matched, OldLeaves]:
             saved = saved_step(attempt, documents, comm.rank, comm.size)
-            found = match(saved, self._indexes, state, self._per_rank, comm.rank, comm.size)
+            found = match(saved, self._tables.indexes, state, self._per_rank, comm.rank, comm.size)
             return found, memory_for_old_leaves(saved, found.way)
 
         found, old = self._together(matched, _MATCHING)
@@ -89,14 +87,14 @@ class _Restoring:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's."""
         comm = self._comm
         if old:
-            bring_old_leaves(comm, self._recovered, self._indexes, old, self._timeout)
+            bring_old_leaves(self._distributor, old)
         return self._together(lambda: map_old_leaves(matched, old, self._per_rank, comm.rank, comm.size), _MATCHING)
 
     def look_for_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
         """Take what is to be filled; live leaves that share memory are brought alone first, and compared."""
         to_fill = self._together(lambda: arrays_to_fill(matched), _SHARING)
         found = self._comm.maximum(marks(matched, to_fill, mapped.own_leaves))
-        overlapping = finish(self._comm, found, self._what, self._timeout)
+        overlapping = self._ranks.finish(found, self._what)
         if overlapping[-1]:
             replicated = np.flatnonzero(overlapping[:-1]).tolist()
             shared = self._together(lambda: memory_alone(matched, to_fill, replicated), _NO_MEMORY)
@@ -115,15 +113,15 @@ class _Restoring:
         """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own."""
         own = {index: array for index, array in arrays.items() if index in mapped.own_leaves}
         shared = {index: array for index, array in arrays.items() if index not in own}
-        distribute_shared(self._comm, self._recovered, self._indexes, Scatter(shared), self._timeout)
+        self._distributor.shared(Scatter(shared))
         if matched.saved.same_world:  # this rank may have to send what others own, though it owns nothing
-            distribute_own(self._comm, self._recovered, self._indexes, Scatter(own), self._timeout)
+            self._distributor.own(Scatter(own))
 
     def _together(self, do: Callable[[], T], failed: str, todo: str | None = None) -> T:
         return together(self._comm, do, failed, (self._what, self._timeout), todo)
 
     def _hand_over(self, matched: Matched, to_fill: ToFill) -> None:
-        for part in self._recovered.mine.values():
+        for part in (*self._recovered.mine.values(), *self._tables.copies.mine.values()):
             if (changed := part.problem()) is not None:
                 raise changed
         tie(matched.target, to_fill.arrays)

@@ -1,181 +1,217 @@
-"""Distribute: from verified parts, each in one rank's memory, to the arrays of all ranks.
+"""Distribute: from verified parts to the arrays of all ranks.
 
-Shared chunks are broadcast, per-rank chunks go to the one rank they belong to. Chunks of different readers are in
-flight together, so that every rank's links and cores work at once; a chunk that holds a piece of one array is received
-straight into it. All ranks walk the same schedule, computed from the parts' indexes.
+Where the ranks of a node find a part in the node's memory, each copies from there. Elsewhere its chunks are sent, once
+to each node and on to its ranks (:mod:`deeppart.plan.restart.routes`); per-rank chunks go to the one rank they belong
+to. Chunks of different readers are under way together, so that every rank's links and cores work at once; a chunk that
+holds a piece of one array is received straight into it. All ranks walk the same schedule, computed from the tables.
 """
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from deeppart.comm.base import Comm, Operation
-from deeppart.comm.waiting import finish
-from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
-from deeppart.recovery.load_part import LoadedPart
+from deeppart.comm.base import Operation, interleaved
+from deeppart.nodes.exchange.memory import Bytes
+from deeppart.plan.restart import Hop, Routes
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
-from deeppart.state.restore.scatter import LeafPiece, Scatter, chunk_pieces
+from deeppart.recovery.tables import PartIndexView, Tables
+from deeppart.state.restore.scatter import LeafPiece, Scatter
 
 #: Chunks on their way at once.
 WINDOW = 8
-
-Bytes = npt.NDArray[np.uint8]
+#: Messages of chunks that go to all have so many tags in turn: they are passed on in the order in which they arrive.
+_TAGS = 8 * WINDOW
+_OWN_TAG = _TAGS
 
 
 @dataclass(frozen=True, slots=True)
-class PartIndexView:
-    """The tables of a part that one rank holds, as every rank needs them.
+class _Item:
+    """A chunk to be delivered: whose, which, and to where."""
 
-    Attributes:
-        part: number of the part: the rank that saved it.
-        reader: rank that holds it.
-        spans: rows of SPAN_DTYPE.
-        pieces: per chunk, what it holds.
-        lengths: raw bytes per chunk.
-        per_rank: per chunk, whether it holds bytes of the saving rank alone.
-    """
+    index: PartIndexView
+    chunk: int
+    scatter: Scatter
 
-    part: int
-    reader: int
-    spans: npt.NDArray[np.void]
-    pieces: list[list[LeafPiece]]
-    lengths: list[int]
-    per_rank: list[bool]
-
-
-def share_indexes(comm: Comm, recovered: Recovered, timeout: float) -> list[PartIndexView]:
-    """Tell every rank what each part holds (collective), in part order."""
-    views = []
-    for read in recovered.reads:
-        data: bytes | None = None
-        if read.part in recovered.mine:
-            reader = recovered.mine[read.part].reader
-            head = json.dumps([len(reader.chunks), len(reader.spans)]).encode().ljust(64)
-            data = head + reader.chunks.tobytes() + reader.spans.tobytes()
-        what = f"restore of step {recovered.attempt.step}, index of part {read.part}"
-        text = finish(comm, comm.broadcast(data, root=read.reader), what, timeout)
-        chunk_count, span_count = json.loads(text[:64])
-        chunks = np.frombuffer(text, dtype=CHUNK_DTYPE, count=chunk_count, offset=64)
-        spans = np.frombuffer(text, dtype=SPAN_DTYPE, count=span_count, offset=64 + chunks.nbytes)
-        raw_starts = np.zeros(chunk_count + 1, dtype=np.uint64)
-        np.cumsum(chunks["raw_length"], out=raw_starts[1:])
-        views.append(
-            PartIndexView(
-                read.part,
-                read.reader,
-                spans,
-                chunk_pieces(spans, raw_starts),
-                chunks["raw_length"].tolist(),
-                ((chunks["flags"] & FLAG_PER_RANK) != 0).tolist(),
-            )
-        )
-    return views
-
-
-def distribute_shared(
-    comm: Comm, recovered: Recovered, indexes: list[PartIndexView], scatter: Scatter, timeout: float
-) -> None:
-    """Fill the replicated leaves of all ranks (collective)."""
-    _transfer(comm, recovered, _schedule(indexes, comm.size, per_rank=False), scatter, timeout)
-
-
-def distribute_own(
-    comm: Comm, recovered: Recovered, indexes: list[PartIndexView], scatter: Scatter, timeout: float
-) -> None:
-    """Give every rank the per-rank leaves of the part it saved itself (collective; same world size as at the save)."""
-    _transfer(comm, recovered, _schedule(indexes, comm.size, per_rank=True), scatter, timeout, to_owner=True)
-
-
-def distribute_all_own(
-    comm: Comm,
-    recovered: Recovered,
-    indexes: list[PartIndexView],
-    scatters: Callable[[int], Scatter],
-    timeout: float,
-) -> None:
-    """Give every rank the per-rank leaves of every part (collective).
-
-    Args:
-        scatters: part number -> where its leaves go.
-    """
-    for index in indexes:
-        schedule = ((index, chunk) for chunk, own in enumerate(index.per_rank) if own)
-        _transfer(comm, recovered, schedule, scatters(index.part), timeout)
-
-
-def _schedule(indexes: list[PartIndexView], ranks: int, *, per_rank: bool) -> Iterator[tuple[PartIndexView, int]]:
-    """Chunks of all parts, the readers taking turns."""
-    queues: list[deque[tuple[PartIndexView, int]]] = [deque() for _ in range(ranks)]
-    for index in indexes:
-        queues[index.reader].extend((index, chunk) for chunk, own in enumerate(index.per_rank) if own == per_rank)
-    while any(queues):
-        for queue in queues:
-            if queue:
-                yield queue.popleft()
+    @property
+    def pieces(self) -> list[LeafPiece]:
+        return self.index.pieces[self.chunk]
 
 
 @dataclass(slots=True)
 class _Flight:
-    """One chunk on its way to this rank (or from it)."""
+    """A chunk on its way to this rank, and on from it."""
 
-    operation: Operation[None] | None
-    pieces: list[LeafPiece]
-    data: Bytes
-    write: bool
-
-
-def _transfer(
-    comm: Comm,
-    recovered: Recovered,
-    schedule: Iterator[tuple[PartIndexView, int]],
-    scatter: Scatter,
-    timeout: float,
-    *,
-    to_owner: bool = False,
-) -> None:
-    what = f"restore of step {recovered.attempt.step}, distributing"
-    flying: deque[_Flight] = deque()
-    for index, chunk in schedule:
-        if not to_owner and not any(scatter.wants(piece.leaf) for piece in index.pieces[chunk]):
-            continue
-        flight = _start(comm, recovered.mine.get(index.part), index, chunk, scatter, to_owner)
-        if flight is None:
-            continue
-        flying.append(flight)
-        if len(flying) >= WINDOW:
-            _land(comm, flying.popleft(), scatter, what, timeout)
-    while flying:
-        _land(comm, flying.popleft(), scatter, what, timeout)
+    operation: Operation[None]
+    land: Callable[[], None]
+    over: bool = False
 
 
-def _start(
-    comm: Comm, held: LoadedPart | None, index: PartIndexView, chunk: int, scatter: Scatter, to_owner: bool
-) -> _Flight | None:
-    pieces = index.pieces[chunk]
-    if held is not None:
-        data = held.chunk(chunk)
-        if not to_owner:
-            return _Flight(comm.broadcast_into(data, index.reader) if comm.size > 1 else None, pieces, data, True)
-        if index.part == comm.rank:
-            return _Flight(None, pieces, data, True)
-        return _Flight(comm.send(data, index.part, tag=0), pieces, data, False)
-    if to_owner and index.part != comm.rank:
+class Distributor:
+    """Brings the bytes of a recovered step to where they belong; every method is collective.
+
+    Args:
+        ranks: between which.
+        recovered: the step, with what this rank has read of it.
+        tables: what all ranks know of its parts.
+    """
+
+    def __init__(self, ranks: Ranks, recovered: Recovered, tables: Tables) -> None:
+        self._ranks, self._recovered, self._tables = ranks, recovered, tables
+        self._routes = Routes(ranks.node_of, ranks.rank)
+
+    def shared(self, scatter: Scatter) -> None:
+        """Fill the replicated leaves of all ranks."""
+        items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
+        wanted = (item for item in items if any(scatter.wants(piece.leaf) for piece in item.pieces))
+        self._deliver(wanted, self._hop_to_all)
+
+    def own(self, scatter: Scatter) -> None:
+        """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save."""
+        items = (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
+        self._deliver(items, self._hop_to_owner, only_owner=True)
+
+    def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> None:
+        """Give every rank the per-rank leaves of some parts.
+
+        Args:
+            scatters: part number -> where its leaves go.
+        """
+        indexes = [index for index in self._tables.indexes if index.part in set(parts)]
+        items = (
+            _Item(index, chunk, scatters(index.part))
+            for index in indexes
+            for chunk, own in enumerate(index.per_rank)
+            if own
+        )
+        wanted = (item for item in items if any(item.scatter.wants(piece.leaf) for piece in item.pieces))
+        self._deliver(wanted, self._hop_to_all)
+
+    def _in_turns(self, *, per_rank: bool) -> Iterator[tuple[PartIndexView, int]]:
+        """Chunks of all parts, the readers taking turns."""
+        queues: dict[int, deque[tuple[PartIndexView, int]]] = {}
+        for index in self._tables.indexes:
+            chunks = ((index, chunk) for chunk, own in enumerate(index.per_rank) if own == per_rank)
+            queues.setdefault(index.reader, deque()).extend(chunks)
+        while any(queues.values()):
+            for queue in queues.values():
+                if queue:
+                    yield queue.popleft()
+
+    def _deliver(
+        self, items: Iterator[_Item], hop_of: Callable[[_Item, int], Hop | None], *, only_owner: bool = False
+    ) -> None:
+        what = f"restore of step {self._recovered.attempt.step}, distributing"
+        with _copiers(self._ranks.threads) as copy:
+            self._ranks.finish(self._delivering(items, hop_of, copy, only_owner), what)
+
+    def _delivering(
+        self,
+        items: Iterator[_Item],
+        hop_of: Callable[[_Item, int], Hop | None],
+        copy: Callable[[Callable[[], None]], object],
+        only_owner: bool,
+    ) -> Operation[None]:
+        flying: deque[_Flight] = deque()
+        for number, item in enumerate(items):
+            tag = _OWN_TAG if only_owner else number % _TAGS
+            here, hop = self._bytes_here(item), hop_of(item, number)
+            if hop is not None:
+                flying.append(self._start(item, hop, here, tag))
+            if here is not None and (not only_owner or item.index.part == self._ranks.rank):
+                copy(_writing(item, here))
+                if flying:
+                    yield _advanced(flying)
+            while len(flying) >= WINDOW:
+                yield _advanced(flying)
+        while flying:
+            yield _advanced(flying)
+
+    def _bytes_here(self, item: _Item) -> Callable[[], Bytes] | None:
+        """Gives the raw bytes of a chunk, if they are in this rank's memory, or in its node's."""
+        part = item.index.part
+        if part in self._recovered.mine:
+            loaded = self._recovered.mine[part]
+            return lambda: loaded.chunk(item.chunk)
+        if part in self._tables.copies.mine:
+            found = self._tables.copies.mine[part]
+            start = item.index.starts[item.chunk]
+            return lambda: found.stretch(start, start + item.index.lengths[item.chunk])
         return None
-    target = scatter.direct(pieces)
-    data = target if target is not None else np.empty(index.lengths[chunk], dtype=np.uint8)
-    if to_owner:
-        return _Flight(comm.receive_into(data, index.reader, tag=0), pieces, data, target is None)
-    return _Flight(comm.broadcast_into(data, index.reader), pieces, data, target is None)
+
+    def _hop_to_all(self, item: _Item, number: int) -> Hop | None:
+        seen = item.index.part in self._tables.copies.on_nodes
+        return self._routes.hop(item.index.reader, number, seen=seen)
+
+    def _hop_to_owner(self, item: _Item, _: int) -> Hop | None:
+        reader, owner, rank = item.index.reader, item.index.part, self._ranks.rank
+        node_of = self._ranks.node_of
+        if reader == owner or rank not in (reader, owner):
+            return None
+        if item.index.part in self._tables.copies.on_nodes and node_of[reader] == node_of[owner]:
+            return None
+        return Hop(None, (owner,)) if rank == reader else Hop(reader, ())
+
+    def _start(self, item: _Item, hop: Hop, here: Callable[[], Bytes] | None, tag: int) -> _Flight:
+        """Begin to receive a chunk, or to send what is here."""
+        if hop.source is None:
+            assert here is not None
+            return _Flight(self._sending(here(), hop, tag), _nothing)
+        target = item.scatter.direct(item.pieces)
+        data = target if target is not None else np.empty(item.index.lengths[item.chunk], dtype=np.uint8)
+        receiving = self._ranks.comm.receive_into(data, hop.source, tag)
+        land = _nothing if target is not None else _writing(item, lambda: data)
+        return _Flight(self._passing_on(receiving, data, hop, tag), land)
+
+    def _passing_on(self, receiving: Operation[None], data: Bytes, hop: Hop, tag: int) -> Operation[None]:
+        yield from receiving
+        yield from self._sending(data, hop, tag)
+
+    def _sending(self, data: Bytes, hop: Hop, tag: int) -> Operation[None]:
+        return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
 
 
-def _land(comm: Comm, flight: _Flight, scatter: Scatter, what: str, timeout: float) -> None:
-    if flight.operation is not None:
-        finish(comm, flight.operation, what, timeout)
-    if flight.write:
-        scatter.write(flight.pieces, flight.data)
+def _advanced(flying: deque[_Flight]) -> bool:
+    """Go on with all that is on its way; true if any of it got further. It leaves in the order in which it began."""
+    moved = False
+    for flight in flying:
+        if not flight.over:
+            try:
+                moved = next(flight.operation) or moved
+            except StopIteration:
+                flight.land()
+                flight.over = moved = True
+    while flying and flying[0].over:
+        flying.popleft()
+    return moved
+
+
+def _writing(item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
+    return lambda: item.scatter.write(item.pieces, data())
+
+
+def _nothing() -> None:
+    """Nothing is left to be done."""
+
+
+@contextmanager
+def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
+    """Gives a function that makes copies: in the calling thread, or in several, which have made them all at the end."""
+    if threads < 2:
+        yield lambda make: make()
+        return
+    with ThreadPoolExecutor(threads, "deeppart-copy") as pool:
+        under_way: list[Future[None]] = []
+        try:
+            yield lambda make: under_way.append(pool.submit(make))
+            for each in under_way:
+                each.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

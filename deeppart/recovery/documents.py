@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deeppart.comm import Comm, finish
 from deeppart.comm.agreement import together
 from deeppart.errors import CorruptFileError
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.state.document.apart import OwnTree
 from deeppart.state.document.part_document import OwnDocument, decode_meta
@@ -34,26 +35,37 @@ class Documents:
     own: tuple[OwnDocument, ...]
 
 
-def share_documents(comm: Comm, recovered: Recovered, timeout: float) -> Documents:
-    """Rank 0's document goes to everyone; the other parts' only if any leaf or value is per rank (collective).
+def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Documents:
+    """All documents on all ranks; those of parts other than 0 only if any leaf or value is per rank (collective).
+
+    Args:
+        text: the document of part 0, which all ranks have.
 
     Raises:
         CorruptFileError: a document is damaged. Whatever is raised on one rank is raised on all.
     """
     what = f"restore of step {recovered.attempt.step}, documents"
-
-    def fetch(part: int) -> bytes:
-        read = recovered.reads[part]
-        data = recovered.mine[part].reader.meta if part in recovered.mine else None
-        return finish(comm, comm.broadcast(data, root=read.reader), what, timeout)
-
-    text = fetch(0)
-    first, structure = together(comm, lambda: _decoded_first(text, what), _FAILED, (what, timeout))
-    texts: list[bytes] = []
-    if structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart:
-        texts = [fetch(part) for part in range(1, recovered.attempt.world_size)]
-    others = together(comm, lambda: _decoded_others(texts, structure, what), _FAILED, (what, timeout))
+    within = what, ranks.timeout
+    first, structure = together(ranks.comm, lambda: _decoded_first(text, what), _FAILED, within)
+    if not (structure.per_rank.any() or structure.per_rank_values.any() or structure.has_apart):
+        return Documents(structure, (first,))
+    texts = _others(ranks, recovered, what)
+    others = together(ranks.comm, lambda: _decoded_others(texts, structure, what), _FAILED, within)
     return Documents(structure, (first, *others))
+
+
+def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
+    """The documents of the parts from 1 on, in part order."""
+    mine = {part: loaded.reader.meta for part, loaded in recovered.mine.items() if part}
+    lengths = json.dumps({part: len(text) for part, text in mine.items()}).encode()
+    told = ranks.finish(ranks.comm.allgather(lengths), what)
+    found: dict[int, bytes] = {}
+    for text, theirs in zip(told, ranks.finish(ranks.comm.allgather(b"".join(mine.values())), what), strict=True):
+        at = 0
+        for part, length in json.loads(text).items():
+            found[int(part)] = theirs[at : at + length]
+            at += length
+    return [found[part] for part in range(1, recovered.attempt.world_size)]
 
 
 def _decoded_first(text: bytes, what: str) -> tuple[OwnDocument, Structure]:

@@ -29,6 +29,24 @@ LEAST_THREADS = 2
 _BLOCK_BYTES = 8 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where the raw stream of a part lies in the memory of its node: a stretch of a file.
+
+    Attributes:
+        path, device, inode: of the file, which the reader of the part has mapped.
+        first, raw_bytes: the stretch.
+        is_on_a_node: the file is on a node's storage, from which other jobs there may take it away.
+    """
+
+    path: str
+    device: int
+    inode: int
+    first: int
+    raw_bytes: int
+    is_on_a_node: bool
+
+
 @dataclass(slots=True)
 class LoadedPart:
     """A part in memory, whose chunks have been checked and decoded.
@@ -38,12 +56,14 @@ class LoadedPart:
         raw: the raw stream.
         source: the file's bytes, to read them again if they are not those of ``raw``: its path, or memory.
         used_in_place: the file whose own memory ``raw`` is, or None.
+        place: where other processes of this node find ``raw``, or None.
     """
 
     reader: PartReader
     raw: Bytes
     source: str | MemorySource | None
     used_in_place: FileSource | None = None
+    place: FilePlace | None = None
 
     def problem(self) -> CorruptFileError | None:
         """To be asked when the bytes have been used: whether they may have changed since they were checked.
@@ -59,12 +79,7 @@ class LoadedPart:
                 return None
         except StorageError:
             return self._changed()
-        return CorruptFileError(
-            "a part file was taken away while it was being used",
-            found="another job that runs on this node retires the step",
-            where=self.used_in_place.path,
-            todo="end the other job, build the state again and restore again",
-        )
+        return taken_away(self.used_in_place)
 
     def _changed(self) -> CorruptFileError | None:
         try:
@@ -107,6 +122,16 @@ class LoadedPart:
         if not isinstance(self.source, str):
             return []
         return [(name, Path(self.source).with_name(name)) for name in self.reader.base_names]
+
+
+def taken_away(file: FileSource) -> CorruptFileError:
+    """The error for a file that has lost its name while its memory was in use."""
+    return CorruptFileError(
+        "a part file was taken away while it was being used",
+        found="another job that runs on this node retires the step",
+        where=file.path,
+        todo="end the other job, build the state again and restore again",
+    )
 
 
 class OpenedPart:
@@ -166,8 +191,8 @@ class OpenedPart:
         mapped = self._source.mapped() if self._in_place else None
         if self._pinned is not None:
             mapped = self._pinned.memory
-        if mapped is not None:
-            first = int(chunks["offset"][0]) if len(chunks) else 0  # chunks lie back to back
+        first = int(chunks["offset"][0]) if len(chunks) else 0
+        if mapped is not None:  # chunks lie back to back
             room = np.frombuffer(mapped, dtype=np.uint8)[first : first + self._reader.raw_bytes]
         scratch = threading.local()
 
@@ -187,10 +212,12 @@ class OpenedPart:
 
         again = None if self._is_payload else self._source
         path = again.path if isinstance(again, FileSource) else again
-        in_place = None  # on the persistent level, files are removed and never written over
-        if mapped is not None and isinstance(self._source, FileSource) and self._is_on_a_node:
-            in_place = self._source
-        part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path, in_place)
+        in_place, place = None, None
+        if mapped is not None and isinstance(self._source, FileSource):
+            file, raw_bytes = self._source, self._reader.raw_bytes
+            place = FilePlace(file.path, *file.identity, first, raw_bytes, self._is_on_a_node)
+            in_place = file if self._is_on_a_node else None  # on the persistent level, none is ever written over
+        part = LoadedPart(self._reader, room[: self._reader.raw_bytes], path, in_place, place)
         with ThreadPoolExecutor(max(threads, LEAST_THREADS), "deeppart-load") as pool:
             try:
                 for _ in pool.map(bring, range(len(chunks))):

@@ -17,9 +17,9 @@ from deeppart.errors import (
     PerRankNotice,
     StructureMismatchError,
 )
-from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.live import check_writable, flatten_live
 from deeppart.recovery.saved import SavedStep, check_spans
+from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import Structure
 from deeppart.state.document.ties import alias_digests
 from deeppart.state.document.units import Unit, units_of

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from deeppart.comm import Comm
 from deeppart.errors import DeeppartError, LeafMismatchError, StateError
-from deeppart.recovery.distribute import PartIndexView, distribute_all_own
+from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import content_at
 from deeppart.recovery.matching import Matched
-from deeppart.recovery.recover import Recovered
 from deeppart.recovery.saved import SavedStep
 from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
@@ -61,12 +58,10 @@ def memory_for_old_leaves(saved: SavedStep, way: str) -> OldLeaves:
     ]
 
 
-def bring_old_leaves(
-    comm: Comm, recovered: Recovered, indexes: Sequence[PartIndexView], old: OldLeaves, timeout: float
-) -> None:
+def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> None:
     """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective)."""
-    asked = [index for index in indexes if index.part < len(old)]
-    distribute_all_own(comm, recovered, asked, lambda part: Scatter(old[part]), timeout)
+    scatters = [Scatter(arrays) for arrays in old]
+    distributor.all_own(range(len(old)), scatters.__getitem__)
 
 
 def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: int, size: int) -> Mapped:

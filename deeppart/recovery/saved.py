@@ -9,8 +9,8 @@ import numpy as np
 
 from deeppart.model import Attempt
 from deeppart.part import SHARED_TABLE
-from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.documents import Documents, apart_paths
+from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedValue, Structure
 from deeppart.state.restore.scatter import check_cover, check_places

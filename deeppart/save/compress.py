@@ -60,15 +60,17 @@ class PartEncoding:
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The processors that a rank has to encode chunks.
+    """The processors that a rank has.
 
     Attributes:
         threads: chunks encoded at a time.
         spare: true if there are processors for them that training and the other ranks do not need.
+        waiting: threads that can work at a time while training waits: this rank's share of the processors.
     """
 
     threads: int
     spare: bool
+    waiting: int = 1
 
 
 class Compressing:

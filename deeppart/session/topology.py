@@ -16,6 +16,8 @@ from deeppart.save.compress import Processors
 
 #: Each takes about as much memory as two chunks, for each level that is being written.
 MOST_ENCODE_THREADS = 4
+#: While training waits. A few use all of the memory's bandwidth.
+MOST_WAITING_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +96,22 @@ def compare_settings(comm: Comm, config: Config, signing: Signing | None, what: 
     node_of = tuple(numbers.setdefault(each, len(numbers)) for each in names)
     domain_of = dict(zip(reversed(node_of), reversed(domains), strict=True))
     node_domains = tuple(domain_of[node] for node in range(len(numbers)))
-    idle = _idle_processors(processors, all_processors)
+    share = _share(processors, all_processors)
+    idle = share - 1  # one is for training
     threads = config.encode_threads or max(1, min(MOST_ENCODE_THREADS, idle))
     topology = Topology(tuple(names), node_of, tuple(directories), node_domains)
-    return topology, Processors(threads, spare=idle >= threads)
+    return topology, Processors(threads, spare=idle >= threads, waiting=max(1, min(MOST_WAITING_THREADS, share)))
 
 
-def _idle_processors(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
-    """Of the processors that this rank may use, its share less one for training.
+def _share(mine: list[str], all_processors: tuple[list[str], ...]) -> int:
+    """This rank's share of the processors that it may use; 0 where ranks have to share one.
 
     Args:
         mine: host, and a mask of its processors that this rank may use. all_processors: those of all ranks.
     """
     host, usable = mine[0], int(mine[1], 16)
     sharing = sum(other == host and int(mask, 16) & usable != 0 for other, mask in all_processors)
-    return usable.bit_count() // max(1, sharing) - 1
+    return usable.bit_count() // max(1, sharing)
 
 
 def _local_directory(config: Config, node: str, rank: int) -> str:

@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import threading
@@ -140,6 +141,18 @@ def file_system_of(path: Path | str) -> str:
         with storage_operation("stat", path):
             return _file_system(os.stat(path).st_dev)
     except OSError:
+        return ""
+
+
+@functools.cache
+def running_kernel() -> str:
+    """A name of the kernel of this process, new at every boot; "" where it cannot be found out.
+
+    Processes under one kernel that have a file of the same device and inode open have the same file.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
         return ""
 
 

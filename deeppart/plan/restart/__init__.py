@@ -3,6 +3,7 @@
 from deeppart.plan.restart.healing import Encode, Healing, Transfer, Wish, Write, plan_healing
 from deeppart.plan.restart.inventory import Committed, Inventory, Location, StoredParity, StoredPart, on_node
 from deeppart.plan.restart.planner import Candidate, Outlook, Read, assign, explain, explain_parts, survey
+from deeppart.plan.restart.routes import Hop, Routes
 from deeppart.plan.restart.sources import BlockFile, FilesByAttempt, Rebuild, Source
 
 __all__ = [
@@ -12,11 +13,13 @@ __all__ = [
     "Encode",
     "FilesByAttempt",
     "Healing",
+    "Hop",
     "Inventory",
     "Location",
     "Outlook",
     "Read",
     "Rebuild",
+    "Routes",
     "Source",
     "StoredParity",
     "StoredPart",

@@ -14,11 +14,13 @@ from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
-from deeppart.recovery.distribute import PartIndexView, share_indexes
+from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.matching import Matched, match
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover, take_inventory
 from deeppart.recovery.saved import SavedStep, saved_step
+from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.copying import Staging
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_tree
@@ -41,23 +43,31 @@ TIMEOUT_S = 30.0
 class Opened:
     """A step of which every part has been read and checked, by one of the ranks."""
 
-    comm: Comm
+    ranks: Ranks
     recovered: Recovered
-    indexes: list[PartIndexView]
+    tables: Tables
+
+    @property
+    def indexes(self) -> list[PartIndexView]:
+        return self.tables.indexes
+
+    @property
+    def distributor(self) -> Distributor:
+        return Distributor(self.ranks, self.recovered, self.tables)
 
     @property
     def attempt(self) -> Attempt:
         return self.recovered.attempt
 
     def documents(self) -> Documents:
-        return share_documents(self.comm, self.recovered, TIMEOUT_S)
+        return share_documents(self.ranks, self.recovered, self.tables.document)
 
     def saved(self) -> SavedStep:
         """As this rank restores it (collective)."""
-        return saved_step(self.attempt, self.documents(), self.comm.rank, self.comm.size)
+        return saved_step(self.attempt, self.documents(), self.ranks.rank, self.ranks.comm.size)
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
-        return match(self.saved(), self.indexes, state, per_rank, self.comm.rank, self.comm.size)
+        return match(self.saved(), self.indexes, state, per_rank, self.ranks.rank, self.ranks.comm.size)
 
 
 def open_step(root: Path, comm: Comm | None = None) -> Opened:
@@ -70,7 +80,8 @@ def open_step(root: Path, comm: Comm | None = None) -> Opened:
     inventory = take_inventory(comm, (0,) * comm.size, None, PersistentLevel(root), "", run)
     recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
     assert recovered is not None, told
-    return Opened(comm, recovered, share_indexes(comm, recovered, TIMEOUT_S))
+    ranks = Ranks(comm, (0,) * comm.size, TIMEOUT_S)
+    return Opened(ranks, recovered, share_tables(ranks, recovered))
 
 
 def edit_parts(root: Path, edit: Callable[[int, PartImage], object]) -> None:

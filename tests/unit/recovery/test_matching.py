@@ -127,7 +127,8 @@ def test_what_does_not_fit_is_refused_with_what_to_do(of_one: Opened, name: str)
 
 def test_parts_that_lack_bytes_are_found_before_the_state_is_looked_at(of_one: Opened) -> None:
     (index,) = of_one.indexes
-    lacking = Opened(of_one.comm, of_one.recovered, [replace(index, spans=index.spans[1:])])
+    tables = replace(of_one.tables, indexes=[replace(index, spans=index.spans[1:])])
+    lacking = replace(of_one, tables=tables)
     with pytest.raises(CorruptFileError):
         lacking.matched({1, 2})
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from deeppart.comm.single import SingleComm
 from deeppart.errors import ConfigError, DeeppartError, LeafMismatchError, StateError
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.state.restore.target import DROPPED
 from deeppart.testing.states import difference
 from tests.unit.cli_support import forge, live_for_forged
-from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
+from tests.unit.recovery.opened import Opened, open_step
 
 RANKS = 3
 
@@ -33,7 +32,7 @@ def opened(tmp_path: Path) -> Opened:
 def brought(opened: Opened, state: Any, per_rank: Any) -> tuple[Matched, OldLeaves]:
     matched = opened.matched(state, per_rank)
     old = memory_for_old_leaves(matched.saved, matched.way)
-    bring_old_leaves(SingleComm(), opened.recovered, opened.indexes, old, TIMEOUT_S)
+    bring_old_leaves(opened.distributor, old)
     return matched, old
 
 

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.comm.single import SingleComm
 from deeppart.errors import StructureMismatchError
-from deeppart.recovery.distribute import distribute_shared
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.state.restore.scatter import Scatter
 from deeppart.testing.states import difference
-from tests.unit.recovery.opened import TIMEOUT_S, Opened, open_step
+from tests.unit.recovery.opened import Opened, open_step
 
 Pair = tuple[Any, Any]
 
@@ -116,7 +114,7 @@ def sharing(name: str) -> dict[str, torch.Tensor]:
 
 def brought(opened: Opened, to_fill: ToFill) -> ToFill:
     """The memory of their own of those that share some has the saved bytes; the live ones are as before."""
-    distribute_shared(SingleComm(), opened.recovered, opened.indexes, Scatter(to_fill.alone), TIMEOUT_S)
+    opened.distributor.shared(Scatter(to_fill.alone))
     return to_fill
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from deeppart.errors import CorruptFileError
-from deeppart.recovery.distribute import PartIndexView
 from deeppart.recovery.saved import SavedStep, check_spans, saved_step
+from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import SavedApart, SavedBranch
 from tests.unit.cli_support import forge
 from tests.unit.recovery.opened import Opened, documents_of, open_step

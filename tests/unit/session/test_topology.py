@@ -11,7 +11,7 @@ import pytest
 import deeppart
 from deeppart.comm import SingleComm
 from deeppart.save.compress import Processors
-from deeppart.session.topology import MOST_ENCODE_THREADS, Topology, compare_settings
+from deeppart.session.topology import MOST_ENCODE_THREADS, MOST_WAITING_THREADS, Topology, compare_settings
 
 #: Three nodes, whose ranks are not next to each other; the ranks of the last have directories of their own.
 MIXED = Topology(
@@ -65,17 +65,23 @@ def test_a_directory_that_cannot_be_told_is_none_yet(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("usable", "threads", "spare"),
-    [(1, 1, False), (2, 1, True), (3, 2, True), (5, 4, True), (17, MOST_ENCODE_THREADS, True)],
+    ("usable", "threads", "spare", "waiting"),
+    [
+        (1, 1, False, 1),
+        (2, 1, True, 2),
+        (3, 2, True, 3),
+        (5, 4, True, 5),
+        (17, MOST_ENCODE_THREADS, True, MOST_WAITING_THREADS),
+    ],
 )
 def test_of_the_processors_one_is_left_to_training(
-    monkeypatch: pytest.MonkeyPatch, usable: int, threads: int, spare: bool
+    monkeypatch: pytest.MonkeyPatch, usable: int, threads: int, spare: bool, waiting: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(usable)))
-    assert compared()[1] == Processors(threads, spare=spare)
+    assert compared()[1] == Processors(threads, spare=spare, waiting=waiting)
 
 
 def test_threads_as_configured_are_spare_where_there_are_processors_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
-    assert compared(encode_threads=2)[1] == Processors(2, spare=True)
-    assert compared(encode_threads=8)[1] == Processors(8, spare=False)
+    assert compared(encode_threads=2)[1] == Processors(2, spare=True, waiting=3)
+    assert compared(encode_threads=8)[1] == Processors(8, spare=False, waiting=3)

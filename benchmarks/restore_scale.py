@@ -1,0 +1,119 @@
+"""Restores of one state on ever more ranks, beside a bare copy of the same bytes.
+
+    python benchmarks/restore_scale.py [--ranks 8,16,32,64] [--scale 0.011] [--node-size N] [--before CHECKOUT]
+
+BERT-large by shapes with Adam, at a scale at which 64 ranks fit on one machine, replicated, saved by as many ranks as
+restore it. Every rank gets the whole state, so the bytes that are copied grow with the ranks, and where these outnumber
+the processors so does the time; beside each restore stands a copy of the whole state from warm memory on every rank at
+once. Shown are seconds until the last rank has finished: the median (fastest, slowest), and as a multiple of the copy.
+The page cache is warm. With `--before`, another checkout is measured in turn. Exit code: 0 measured, 1 malfunction, 2
+cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+if __name__ == "__main__":  # runs from a checkout, installed or not
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
+from benchmarks.machine import describe_machine
+from benchmarks.settings import STATES, Settings
+from benchmarks.workload import BERT_LAYERS, state_bytes
+
+_TIMEOUT_S = 900.0
+BEFORE, NOW = "before", "now"
+#: what was measured -> seconds, each time
+Times = dict[str, list[float]]
+
+
+class _MalfunctionError(Exception):
+    """The ranks of one run failed; they have said why."""
+
+
+def measure(options: argparse.Namespace) -> dict[int, dict[str, Times]]:
+    """By number of ranks and checkout, what was measured.
+
+    Raises:
+        CannotRunError: there is no launcher.
+    """
+    launcher = find_launcher()
+    checkouts = {NOW: ROOT} if options.before is None else {BEFORE: options.before.resolve(), NOW: ROOT}
+    found: dict[int, dict[str, Times]] = {}
+    for ranks in map(int, options.ranks.split(",")):
+        found[ranks] = {which: _run_once(checkout, ranks, options, launcher) for which, checkout in checkouts.items()}
+        print(f"{ranks} ranks: done", file=sys.stderr, flush=True)
+    return found
+
+
+def _run_once(checkout: Path, ranks: int, options: argparse.Namespace, launcher: list[str]) -> Times:
+    with (
+        tempfile.TemporaryDirectory(prefix="deeppart-restore-", dir=options.disk) as disk,
+        tempfile.TemporaryDirectory(prefix="deeppart-restore-", dir=options.tmpfs) as tmpfs,
+        tempfile.TemporaryDirectory(prefix="deeppart-restore-") as work,
+    ):
+        settings, result = Path(work) / "settings.json", Path(work) / "result.json"
+        Settings(ranks, STATES[0], options.scale, BERT_LAYERS, options.repeat, disk, tmpfs, ()).save(settings)
+        module = ["-m", "mpi4py", "-m", "benchmarks.restore_scale_rank", str(checkout), str(settings), str(result)]
+        command = [*launcher, "-n", str(ranks), sys.executable, *module, str(options.node_size)]
+        if not run_ranks(command, work, _TIMEOUT_S, environment_of_ranks(_TIMEOUT_S, BYPASS_CACHES)):
+            raise _MalfunctionError
+        times: Times = json.loads(result.read_text(encoding="utf-8"))
+        return times
+
+
+def show(found: dict[int, dict[str, Times]], options: argparse.Namespace, console: Console) -> None:
+    """A row for each number of ranks and checkout."""
+    megabytes = state_bytes(options.scale) / 1e6
+    table = Table(title=f"{megabytes:.0f} MB restored on every rank, seconds (times the copy)", title_justify="left")
+    for column in ("ranks", "", "bare copy", "from local", "from persistent"):
+        table.add_column(column, justify="right")
+    for ranks, checkouts in found.items():
+        for which, times in checkouts.items():
+            copy = median(times["copy"])
+            cells = [f"{copy:.3f} ({min(times['copy']):.3f}-{max(times['copy']):.3f})"]
+            for level in ("local", "persistent"):
+                seconds = times[level]
+                middle = median(seconds)
+                cells.append(f"{middle:.3f} ({min(seconds):.3f}-{max(seconds):.3f}), {middle / copy:.2f}")
+            table.add_row(str(ranks), which, *cells)
+    console.print(table)
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="8,16,32,64", help="comma separated (default 8,16,32,64)")
+    parser.add_argument("--scale", type=float, default=0.011, help="share of the state's 4.02 GB (default 0.011)")
+    parser.add_argument("--repeat", type=int, default=5, help="restores that count (default 5)")
+    parser.add_argument("--node-size", type=int, default=0, help="ranks taken for a node (default: by their names)")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
+    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
+    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    options = parser.parse_args()
+    try:
+        found = measure(options)
+    except CannotRunError as error:
+        print(f"restore_scale: {error}", file=sys.stderr)
+        return 2
+    except _MalfunctionError:
+        return 1
+    show(found, options, Console(width=None if sys.stdout.isatty() else 140))
+    if options.json is not None:
+        machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
+        options.json.write_text(json.dumps({"machine": machine, "found": found}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

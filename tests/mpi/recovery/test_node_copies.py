@@ -1,0 +1,177 @@
+"""Ranks of one node copy from where one of them has read and checked; what they cannot show to be that is sent.
+
+Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a job of the first n.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deeppart
+from deeppart.errors import CorruptFileError, RemoteRankError
+from deeppart.part import FLAG_PER_RANK
+from deeppart.recovery import distribute, node_copies, tables
+from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
+
+pytestmark = pytest.mark.mpi(min_size=4)
+
+#: What a rank does before it restores; gets the rank and a MonkeyPatch that is undone afterwards.
+Before = Callable[[int, pytest.MonkeyPatch], None]
+
+
+@pytest.fixture
+def in_memory(shared_path: Path) -> Iterator[Path]:
+    """A directory on tmpfs, the same on every rank."""
+    from deeppart.storage.mapped import lies_in_memory
+
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or not lies_in_memory(memory):
+        pytest.skip("no tmpfs at /dev/shm")
+    directory = memory / f"deeppart-test-{shared_path.name}-{os.getuid()}"
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def undisturbed(rank: int, patch: pytest.MonkeyPatch) -> None:
+    pass
+
+
+def cycle(path: str, old: list[Any], rank: int, size: int) -> Any:
+    assert path in PER_RANK
+    return old[rank % len(old)]
+
+
+def restored(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[dict[str, Any], tuple[int, int]]:
+    """What a restore brings, and how many messages with bytes of parts this rank has sent and received."""
+    state = training_state(comm.rank + 100, 0)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        deeppart.Checkpointer(config(directory, node_size=node_size), comm) as ck,
+    ):
+        before(comm.rank, patch)
+        ranks: Any = ck._comm
+        sent, received = ranks.sent, ranks.received
+        assert ck.restore(state, per_rank=cycle) == 3
+        return flat_bytes(state), (ranks.sent - sent, ranks.received - received)
+
+
+def save_on(comm: Any, directory: Path, node_size: int) -> dict[str, Any]:
+    return save(comm, directory, node_size=node_size)[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_on_one_node_no_part_is_sent(run_on: Any, in_memory: Path, ranks: int) -> None:
+    """Not even what is a rank's own, on another number of ranks than saved it."""
+    saved = run_on(3, save_on, in_memory, 4)
+    for rank, (found, messages) in enumerate(run_on(ranks, restored, in_memory, undisturbed, 4)):
+        assert messages == (0, 0)
+        assert same(saved[rank % 3], found) == []
+
+
+def two_nodes(comm: Any, directory: Path) -> tuple[dict[str, Any], tuple[int, int], int]:
+    """What a restore brings, its messages, and how many chunks there are of what all ranks share."""
+    chunks: list[int] = []
+    view = tables._view
+
+    def counting(part: int, reader: int, rows: Any, spans: Any) -> Any:
+        chunks.append(int(((rows["flags"] & FLAG_PER_RANK) == 0).sum()))
+        return view(part, reader, rows, spans)
+
+    def count(rank: int, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(tables, "_view", counting)
+
+    found, messages = restored(comm, directory, count, 2)
+    return found, messages, sum(chunks)
+
+
+def test_between_two_nodes_each_chunk_goes_once_and_then_on(run_on: Any, in_memory: Path) -> None:
+    saved = run_on(4, save_on, in_memory, 2)
+    results = run_on(4, two_nodes, in_memory)
+    for rank, (found, _, _) in enumerate(results):
+        assert same(saved[rank], found) == []
+    shared = results[0][2]  # what is a rank's own is where it belongs
+    assert shared >= 4
+    # Once to the other node, and once on to that rank's mate, who cannot look into its memory.
+    assert sum(sent for _, (sent, _), _ in results) == 2 * shared
+    assert sum(received for _, (_, received), _ in results) == 2 * shared
+
+
+def under_another_kernel(rank: int, patch: pytest.MonkeyPatch) -> None:
+    if rank == 2:
+        patch.setattr(node_copies, "running_kernel", lambda: "another boot")
+
+
+def kernel_not_known(rank: int, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node_copies, "running_kernel", lambda: "")
+
+
+def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """After the parts were read, and before rank 1 maps those of others: files with other bytes take their names."""
+    mapped = node_copies._mapped
+
+    def late(text: str) -> Any:
+        if rank == 1:
+            path = Path(node_copies.json.loads(text)[1])
+            other = path.with_suffix(".other")
+            other.write_bytes(b"\x5a" * path.stat().st_size)
+            kept = path.with_suffix(".kept")
+            os.rename(path, kept)
+            os.rename(other, path)
+            try:
+                return mapped(text)
+            finally:
+                os.rename(kept, path)
+        return mapped(text)
+
+    patch.setattr(node_copies, "_mapped", late)
+
+
+def cannot_be_mapped(rank: int, patch: pytest.MonkeyPatch) -> None:
+    def refused(text: str) -> Any:
+        raise OSError("no more mappings")
+
+    if rank == 0:
+        patch.setattr(node_copies, "_mapped", refused)
+
+
+@pytest.mark.parametrize(
+    "before", [under_another_kernel, kernel_not_known, other_files_by_those_names, cannot_be_mapped]
+)
+def test_what_a_rank_cannot_show_to_be_what_was_checked_is_sent(run_on: Any, in_memory: Path, before: Before) -> None:
+    saved = run_on(3, save_on, in_memory, 4)
+    results = run_on(3, restored, in_memory, before, 4)
+    for rank, (found, _) in enumerate(results):
+        assert same(saved[rank], found) == []
+    assert sum(sent for _, (sent, _) in results) == sum(received for _, (_, received) in results) > 0
+
+
+def taken_away(comm: Any, directory: Path) -> str:
+    """Another job retires rank 0's part when rank 1 has copied it, and writes over its file."""
+    shared = distribute.Distributor.shared
+
+    def and_then(self: Any, scatter: Any) -> None:
+        shared(self, scatter)
+        if comm.rank == 1:
+            (copy,) = [copy for part, copy in self._tables.copies.mine.items() if part == 0]
+            os.rename(copy.file.path, copy.file.path + ".retired")
+
+    def retire(rank: int, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(distribute.Distributor, "shared", and_then)
+
+    with warnings.catch_warnings(), pytest.raises((CorruptFileError, RemoteRankError)) as caught:
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        restored(comm, directory, retire, 4)
+    return str(caught.value)
+
+
+def test_a_file_that_is_taken_away_while_a_mate_uses_it_is_an_error_of_all(run_on: Any, in_memory: Path) -> None:
+    run_on(2, save_on, in_memory, 4)
+    texts = run_on(2, taken_away, in_memory)
+    assert all("taken away" in text for text in texts), texts

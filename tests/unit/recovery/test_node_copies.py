@@ -1,0 +1,110 @@
+"""A part in the memory of this node: the file that was read, or none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.errors import CorruptFileError, DeeppartError, StorageError
+from deeppart.part import FileSource
+from deeppart.recovery.load_part import FilePlace, LoadedPart
+from deeppart.recovery.node_copies import NodeCopy, _mapped, described
+from deeppart.storage.mapped import running_kernel
+
+CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> FilePlace:
+    path = tmp_path / "part"
+    path.write_bytes(CONTENT.tobytes())
+    with FileSource(path) as file:
+        return FilePlace(str(path), *file.identity, 64, 150_000, is_on_a_node=True)
+
+
+def text_of(place: FilePlace, kernel: str | None = None) -> str:
+    return json.dumps([running_kernel() if kernel is None else kernel, *astuple(place)])
+
+
+def test_the_stretch_of_the_file(place: FilePlace) -> None:
+    copy = _mapped(text_of(place))
+    assert (copy.raw == CONTENT[64:150_064]).all()
+    assert (copy.stretch(100, 4200) == CONTENT[164:4264]).all()
+    assert len(copy.stretch(7, 7)) == 0
+    assert copy.problem() is None
+    with pytest.raises(ValueError, match="read-only"):
+        copy.raw[0] = 1
+
+
+def test_a_loaded_part_says_where_it_lies(place: FilePlace) -> None:
+    reader: Any = None
+    loaded = LoadedPart(reader, CONTENT, None, place=place)
+    assert described(loaded) == text_of(place)
+    assert described(replace(loaded, place=None)) == ""
+
+
+def test_where_the_kernel_is_not_known_nothing_is_said(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeppart.recovery.node_copies.running_kernel", lambda: "")
+    reader: Any = None
+    assert described(LoadedPart(reader, CONTENT, None, place=place)) == ""
+
+
+def _replaced(place: FilePlace) -> str:
+    path = Path(place.path)
+    other = path.with_name("other")
+    other.write_bytes(CONTENT.tobytes())  # the same bytes even: nobody has checked them
+    other.rename(path)
+    return text_of(place)
+
+
+def _cut(place: FilePlace) -> str:
+    with open(place.path, "r+b") as file:
+        file.truncate(1000)
+    return text_of(place)
+
+
+def _removed(place: FilePlace) -> str:
+    Path(place.path).unlink()
+    return text_of(place)
+
+
+def _under_another_kernel(place: FilePlace) -> str:
+    return text_of(place, "another boot")
+
+
+@pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
+def test_what_is_not_the_file_that_was_read_is_refused(place: FilePlace, change: Any) -> None:
+    with pytest.raises(DeeppartError):
+        _mapped(change(place))
+
+
+def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
+    copy = _mapped(text_of(place))
+    Path(place.path).rename(place.path + ".retired")
+    assert isinstance(copy.problem(), CorruptFileError)
+    # On the persistent level files are removed, and never written over: who has one open still has its bytes.
+    assert replace(copy, is_on_a_node=False).problem() is None
+    assert (copy.stretch(0, 150_000) == CONTENT[64:150_064]).all()
+
+
+def test_a_file_system_that_does_not_say(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = _mapped(text_of(place))
+
+    def silent(self: FileSource) -> bool:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(FileSource, "has_its_name", silent)
+    assert isinstance(copy.problem(), StorageError)
+
+
+def test_bytes_that_are_gone_are_an_error_and_do_not_end_the_process(place: FilePlace) -> None:
+    copy: NodeCopy = _mapped(text_of(place))
+    with open(place.path, "r+b") as file:
+        file.truncate(0)  # to touch them would be a SIGBUS
+    with pytest.raises(StorageError, match="cannot read"):
+        copy.stretch(0, 4096)
