@@ -5,10 +5,11 @@ Run inside one mpirun of 4 ranks (``make test-mpi``); ``run_on(n, ...)`` makes a
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def undisturbed(rank: int, patch: pytest.MonkeyPatch) -> None:
     pass
 
 
-def cycle(path: str, old: list[Any], rank: int, size: int) -> Any:
+def cycle(path: str, old: Sequence[Any], rank: int, size: int) -> Any:
     assert path in PER_RANK
     return old[rank % len(old)]
 
@@ -118,7 +119,7 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
 
     def late(text: str) -> Any:
         if rank == 1:
-            path = Path(node_copies.json.loads(text)[1])
+            path = Path(json.loads(text)[1])
             other = path.with_suffix(".other")
             other.write_bytes(b"\x5a" * path.stat().st_size)
             kept = path.with_suffix(".kept")
