@@ -120,4 +120,4 @@ def main(checkout: Path, settings_path: Path, result_path: Path, node_size: str)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), sys.argv[4])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

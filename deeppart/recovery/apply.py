@@ -118,12 +118,15 @@ class _Restoring:
             self._distributor.own(Scatter(own))
 
     def _together(self, do: Callable[[], T], failed: str, todo: str | None = None) -> T:
-        return together(self._comm, do, failed, (self._what, self._timeout), todo)
+        def without_collections() -> T:
+            with collection_paused():
+                return do()
+
+        return together(self._comm, without_collections, failed, (self._what, self._timeout), todo)
 
     def _hand_over(self, matched: Matched, to_fill: ToFill) -> None:
         for part in (*self._recovered.mine.values(), *self._tables.copies.mine.values()):
             if (changed := part.problem()) is not None:
                 raise changed
         tie(matched.target, to_fill.arrays)
-        with collection_paused():
-            put(matched.target, to_fill.arrays, matched.flat)
+        put(matched.target, to_fill.arrays, matched.flat)

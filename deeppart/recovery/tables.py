@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from deeppart._gc import collection_paused
 from deeppart.part import CHUNK_DTYPE, FLAG_PER_RANK, SPAN_DTYPE
 from deeppart.recovery.node_copies import NodeCopies, described, find_copies
 from deeppart.recovery.ranks import Ranks
@@ -61,10 +62,18 @@ class Tables:
 def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
     """Tell every rank what each part holds (collective)."""
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
+    messages = ranks.finish(ranks.comm.allgather(_message(recovered)), what)
+    with collection_paused():
+        indexes, places, document = _taken_apart(messages)
+    return Tables(indexes, document, find_copies(ranks, recovered, places))
+
+
+def _taken_apart(messages: list[bytes]) -> tuple[list[PartIndexView], dict[int, str], bytes]:
+    """The tables in part order, the places of parts in memory, and the document of part 0."""
     indexes: dict[int, PartIndexView] = {}
     places: dict[int, str] = {}
     document = b""
-    for reader, message in enumerate(ranks.finish(ranks.comm.allgather(_message(recovered)), what)):
+    for reader, message in enumerate(messages):
         at = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
         for part, place, chunk_count, span_count, document_bytes in json.loads(message[_LENGTH_BYTES:at]):
             chunks = np.frombuffer(message, dtype=CHUNK_DTYPE, count=chunk_count, offset=at)
@@ -76,8 +85,7 @@ def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
             if part == 0:
                 document = message[at : at + document_bytes]
             at += document_bytes
-    in_order = [indexes[part] for part in sorted(indexes)]
-    return Tables(in_order, document, find_copies(ranks, recovered, places))
+    return [indexes[part] for part in sorted(indexes)], places, document
 
 
 def _message(recovered: Recovered) -> bytes:

@@ -69,9 +69,13 @@ def _decode_structure(document: Any, where: str) -> Structure:
     types: list[LeafType] = []
     aliases: dict[int, Alias] = {}
     per_rank = np.zeros(len(document["leaves"]), dtype=np.bool_)
+    known: dict[tuple[Any, ...], LeafType] = {}  # of many leaves, most are of few types
     for index, (kind, dtype, shape, own, *alias) in enumerate(_list(document["leaves"])):
-        types.append(LeafType(kind, dtype, tuple(_list(shape))))
-        types[-1].check(where)
+        written = (kind, dtype, tuple(_list(shape)))
+        if written not in known:
+            known[written] = LeafType(*written)
+            known[written].check(where)
+        types.append(known[written])
         if _count(own) > 1 or len(alias) > 1:
             raise ValueError(f"leaf {index} has more to it than a leaf has")
         per_rank[index] = bool(own)

@@ -13,7 +13,7 @@ import torch
 
 from deeppart.state.document.structure import DICTS, SavedBranch, SavedNode, SavedValue
 from deeppart.state.tree.flat import Branch, Node, ValueLeaf
-from deeppart.state.tree.paths import Key, Path, id_key, readable
+from deeppart.state.tree.paths import IdKey, Key, Path, id_key, id_keys, readable
 
 #: Prefix -> (what puts it before every name, how to get at the module inside).
 _WRAPPERS = {
@@ -46,9 +46,9 @@ def _advice(saved: SavedNode, live: Node, path: Path) -> str | None:
         return None
     if theirs is not None and mine is not None:
         ours, others = _children(mine), _children(theirs)
-        common = [key for key in others if key in ours]
-        for key in common:
-            found = _advice(others[key], ours[key], (*path, key[1]))
+        common = [(key, name) for key, name in zip(theirs.keys, others, strict=True) if name in ours]
+        for key, name in common:
+            found = _advice(others[name], ours[name], (*path, key))
             if found is not None:
                 return found
         found = _wrapper(theirs, mine, path) if ours.keys() != others.keys() else None
@@ -81,8 +81,8 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], pa
     theirs, mine = _inside(saved), live
     if not isinstance(theirs, SavedBranch) or not isinstance(mine, Branch) or mine.kind == "object":
         return []
-    ours, others = _children(mine), _children(theirs)
-    if set(mine.keys) == {"state", "param_groups"} and ours.keys() == others.keys():
+    if set(mine.keys) == {"state", "param_groups"} and (others := _children(theirs)).keys() == set(mine.keys):
+        ours = _children(mine)
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
         if before is None or after is None or not after.keys:
             return []
@@ -90,9 +90,8 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], pa
         return [path] if not before.keys or _values_differ(others[groups], ours[groups], values) else []
     return [
         found
-        for key, each in ours.items()
-        if key in others
-        for found in unreached_optimizers(others[key], each, values, (*path, key[1]))
+        for key, other, each in _inner_pairs(theirs, mine)
+        for found in unreached_optimizers(other, each, values, (*path, key))
     ]
 
 
@@ -126,12 +125,10 @@ def exchanged_optimizers(saved: SavedNode, live: Node, path: Path = ()) -> list[
         theirs, mine = saved.name.rpartition(".")[2], type(live.container).__name__
         is_another = isinstance(live.container, torch.optim.Optimizer) and theirs not in _goes_by(live.container)
         return [f"{readable(path)}: {theirs} in the checkpoint, {mine} here"] if is_another else []
-    ours, others = _children(live), _children(saved)
     return [
         line
-        for key, each in ours.items()
-        if key in others
-        for line in exchanged_optimizers(others[key], each, (*path, key[1]))
+        for key, other, each in _inner_pairs(saved, live)
+        for line in exchanged_optimizers(other, each, (*path, key))
     ]
 
 
@@ -222,8 +219,18 @@ def _inside(node: Any) -> Any:
     return node
 
 
-def _children(node: _Inner) -> dict[tuple[str, Key], Any]:
-    return {id_key(key): child for key, child in zip(node.keys, node.children, strict=True)}
+def _children(node: _Inner) -> dict[IdKey, Any]:
+    return dict(zip(id_keys(node.keys), node.children, strict=True))
+
+
+def _inner_pairs(saved: SavedBranch, live: Branch) -> list[tuple[Key, SavedNode, Node]]:
+    """The branches that stand at a key of both, and that key."""
+    others = _children(saved)
+    return [
+        (key, others[name], child)
+        for key, name, child in zip(live.keys, id_keys(live.keys), live.children, strict=True)
+        if isinstance(child, Branch) and name in others
+    ]
 
 
 def _names(node: _Inner) -> set[str]:

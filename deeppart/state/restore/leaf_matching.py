@@ -18,9 +18,9 @@ from deeppart.state.restore.live_objects import check_object, some
 from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ValueLeaf
-from deeppart.state.tree.leaves import leaf_type
+from deeppart.state.tree.leaves import has_type, leaf_type
 from deeppart.state.tree.naming import name_kind
-from deeppart.state.tree.paths import Path, exact, id_key, readable
+from deeppart.state.tree.paths import Path, exact, id_keys, readable
 from deeppart.state.tree.runs import RUN_KINDS, describe_leaf_value, make_run, run_kind, same_leaf_value
 
 _SHAPED_IN_TRAINING = (
@@ -124,8 +124,9 @@ class _Matching:
         if index in self._target.dropped:
             return
         data = self._flat.data[live.index]
-        expected, found = self._target.types[index], leaf_type(data)
-        if expected != found:
+        expected = self._target.types[index]
+        if not has_type(data, expected):
+            found = leaf_type(data)
             more = _SHAPED_IN_TRAINING if expected.shape != found.shape else _OF_ANOTHER_TYPE
             raise LeafMismatchError(
                 f"a leaf differs between the checkpoint and the live state: {readable(path)}",
@@ -148,16 +149,20 @@ class _Matching:
             self.node(saved.children[0], live.children[0], path, fixed=False)
             self._objects -= 1
             return
-        mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
-        theirs = {id_key(key): child for key, child in zip(saved.keys, saved.children, strict=True)}
-        lacking = [key for key in live.keys if id_key(key) not in theirs]
+        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        names = id_keys(saved.keys)
+        theirs = set(names)
+        lacking = [key for key, name in zip(live.keys, mine, strict=True) if name not in theirs]
         if lacking and not (saved.kind == "list" and only_values(live, len(theirs))):
             raise _lacking_error(list(saved.keys), lacking, path)
         if saved.kind in ("tuple", "namedtuple") and len(mine) != len(theirs):
             raise self._kind_error(saved, live, path)
-        for key, child in zip(saved.keys, saved.children, strict=True):
-            inner = mine.get(id_key(key))
-            if inner is not None and (fixed or not both_plain(child, inner, self._target.values)):
+        plain = not self._target.structure.rank0
+        for key, name, child in zip(saved.keys, names, saved.children, strict=True):
+            inner = mine.get(name)
+            if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+                self._array(child.index, inner, (*path, key))
+            elif inner is not None and (fixed or not both_plain(child, inner, self._target.values)):
                 self.node(child, inner, (*path, key), fixed=fixed)
 
     def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
@@ -192,8 +197,8 @@ class _Matching:
     def _same_values(self, one: Any, other: Any) -> bool:
         """True if two saved trees, or containers within runs, hold the same keys and values (arrays: check_ties)."""
         if isinstance(one, SavedBranch) and isinstance(other, SavedBranch):
-            mine = {id_key(key): child for key, child in zip(one.keys, one.children, strict=True)}
-            theirs = {id_key(key): child for key, child in zip(other.keys, other.children, strict=True)}
+            mine = dict(zip(id_keys(one.keys), one.children, strict=True))
+            theirs = dict(zip(id_keys(other.keys), other.children, strict=True))
             return mine.keys() == theirs.keys() and all(self._same_values(mine[key], theirs[key]) for key in mine)
         if isinstance(one, SavedArray) and isinstance(other, SavedArray):
             # Where there is something live to fill, check_ties looks; what is created has one of them at both places.

@@ -17,7 +17,7 @@ from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
 from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
-from deeppart.state.tree.paths import Path, exact, id_key, readable
+from deeppart.state.tree.paths import Path, exact, id_keys, readable
 
 
 def tie(target: Target, arrays: dict[int, Array]) -> None:
@@ -152,11 +152,14 @@ class _Putting:
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
             _load_object(live.container, merged, path)
             return live.container
-        mine = {id_key(key): child for key, child in zip(live.keys, live.children, strict=True)}
+        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
         merged_items = []
-        for key, child in zip(saved.keys, saved.children, strict=True):
-            inner = mine.get(id_key(key))
-            if isinstance(child, SavedValue) and inner is not None and both_plain(child, inner, self._target.values):
+        plain = not self._target.replaced
+        for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
+            inner = mine.get(name)
+            if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+                merged_items.append((key, self._flat.data[inner.index]))
+            elif isinstance(child, SavedValue) and inner is not None and both_plain(child, inner, self._target.values):
                 merged_items.append((key, self._target.values[child.index]))
             elif inner is not None:
                 merged_items.append((key, self.node(child, inner, (*path, key), copy=copy)))

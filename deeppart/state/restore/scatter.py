@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,17 @@ from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.part import OWN_TABLE
 from deeppart.state.document.structure import Structure
 from deeppart.state.memory.held import HeldMemory
-from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, is_flat, rectangles
+from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
+
+#: Pieces from this length on are copied while other threads run.
+_LONG_BYTES = 256 << 10
+
+# PyDLL: the interpreter lock is not given up, and not waited for, around each of thousands of small copies.
+_memmove = ctypes.PyDLL(None).memmove
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 
-@dataclass(frozen=True, slots=True)
-class LeafPiece:
+class LeafPiece(NamedTuple):
     """Bytes ``[at, at + length)`` of a chunk are bytes ``[start, start + length)`` of a leaf."""
 
     leaf: int
@@ -59,9 +65,11 @@ class Scatter:
 
     def __init__(self, arrays: dict[int, Array]) -> None:
         self._arrays = arrays
-        self._memory = HeldMemory(list(arrays.values()))
+        self._items = list(arrays.values())
+        self._memory = HeldMemory(self._items)
         self._places = {leaf: place for place, leaf in enumerate(arrays)}
-        self._flat: dict[int, Bytes | None] = {}
+        #: Of each place: whether the leaf lies in order in host memory; None where nobody has asked.
+        self._lies_flat: list[bool | None] = [None] * len(arrays)
 
     def wants(self, leaf: int) -> bool:
         """True if the leaf is to be filled."""
@@ -76,9 +84,11 @@ class Scatter:
         if len(pieces) != 1 or not self.wants(pieces[0].leaf):
             return None
         piece = pieces[0]
-        self._check_place(piece.leaf)  # first: there may be no bytes to take
-        flat = self._flat_bytes(piece.leaf)
-        return None if flat is None else flat[piece.start : piece.start + piece.length]
+        place = self._places[piece.leaf]
+        self._check_places([place])  # first: there may be no bytes to take
+        if not self._flat(place):
+            return None
+        return flat_bytes(self._arrays[piece.leaf])[piece.start : piece.start + piece.length]
 
     def write(self, pieces: list[LeafPiece], data: Bytes) -> None:
         """Put a chunk's bytes where they belong.
@@ -86,34 +96,47 @@ class Scatter:
         Raises:
             FreedMemoryError: a leaf's memory was freed or replaced since this was made.
         """
-        for piece in pieces:
-            if piece.leaf not in self._arrays:
-                continue
-            self._check_place(piece.leaf)
-            source = data[piece.at : piece.at + piece.length]
-            flat = self._flat_bytes(piece.leaf)
-            if flat is not None:
-                np.copyto(flat[piece.start : piece.start + piece.length], source)
+        wanted = [piece for piece in pieces if piece.leaf in self._places]
+        places = list(map(self._places.__getitem__, (piece.leaf for piece in wanted)))
+        self._check_places(places)
+        pointers, source = self._memory.pointers, int(data.__array_interface__["data"][0])
+        for (leaf, start, length, at), place in zip(wanted, places, strict=True):
+            if length >= _LONG_BYTES or not self._flat(place):
+                self._write_alone(leaf, start, data[at : at + length])
+            elif self._has_room(place, start, length) and at + length <= data.nbytes:
+                _memmove(pointers[place] + start, source + at, length)
             else:
-                _write_elements(self._arrays[piece.leaf], piece.start, source)
+                raise CorruptFileError("a part holds bytes beyond the end of a leaf", where=f"leaf {leaf}")
 
-    def _check_place(self, leaf: int) -> None:
-        if not self._memory.stands(self._places[leaf]):
+    def _write_alone(self, leaf: int, start: int, source: Bytes) -> None:
+        array = self._arrays[leaf]
+        if self._flat(self._places[leaf]):
+            np.copyto(flat_bytes(array)[start : start + len(source)], source)
+        else:
+            _write_elements(array, start, source)
+
+    def _has_room(self, place: int, start: int, length: int) -> bool:
+        """True if some bytes of a leaf are in its memory: by address, nothing else would notice."""
+        begins = self._memory.pointers[place] - self._memory.bases[place] + start
+        return begins >= 0 and begins + length <= self._memory.lengths[place]
+
+    def _check_places(self, places: list[int]) -> None:
+        if moved := self._memory.moved(places):
+            leaves = list(self._arrays)
             raise FreedMemoryError(
                 "memory of the live state was freed or replaced while it was being restored",
                 expected="a state that nobody else changes until restore() returns",
                 found="another address or length of a tensor's storage, or of an array",
-                where=f"leaf {leaf}",
+                where=f"leaf {leaves[moved[0]]}",
                 todo="parts of the live state already hold the checkpoint's bytes: restore again",
             )
 
-    def _flat_bytes(self, leaf: int) -> Bytes | None:
-        """The leaf as writable bytes in host memory, if it lies there in order."""
-        if leaf not in self._flat:
-            array = self._arrays.get(leaf)
-            on_host = array is not None and (not isinstance(array, torch.Tensor) or array.device.type == "cpu")
-            self._flat[leaf] = flat_bytes(array) if on_host and array is not None and is_flat(array) else None
-        return self._flat[leaf]
+    def _flat(self, place: int) -> bool:
+        """True if the leaf lies in host memory as bytes in order."""
+        known = self._lies_flat[place]
+        if known is None:
+            known = self._lies_flat[place] = lies_flat_on_host(self._items[place])
+        return known
 
 
 def _write_elements(array: Any, start: int, source: Bytes) -> None:

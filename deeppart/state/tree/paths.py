@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ ROOT = "(root)"
 Key = Any
 Path = tuple[Key, ...]
 
+#: What tells keys apart: a text itself, and of any other key its type's name and the key.
+IdKey = str | tuple[str, Key]
 #: A path whose keys 1, True and 1.0 are told apart.
-ExactPath = tuple[tuple[str, Key], ...]
+ExactPath = tuple[IdKey, ...]
 #: numpy has two types for integers of one width and writes them as one: a file gives the first back for either.
 _STORED_AS: dict[type, type] = {kind: np.dtype(np.dtype(kind).str).type for kind in (np.longlong, np.ulonglong)}
 
@@ -26,9 +29,16 @@ def exact(path: Path) -> ExactPath:
     return tuple(map(id_key, path))
 
 
-def id_key(key: Key) -> tuple[str, Key]:
+def id_keys(keys: Sequence[Key]) -> Sequence[IdKey]:
+    """:func:`id_key` of each; nearly always all of them are texts, which is found out at once."""
+    return keys if set(map(type, keys)) <= {str} else list(map(id_key, keys))
+
+
+def id_key(key: Key) -> IdKey:
     """A dict key that tells 1, True and 1.0 apart, and nothing that a file does not tell apart."""
     kind = type(key)
+    if kind is str:
+        return str(key)
     return _STORED_AS.get(kind, kind).__name__, key
 
 
