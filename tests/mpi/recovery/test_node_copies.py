@@ -18,6 +18,7 @@ import pytest
 import deeppart
 from deeppart.errors import CorruptFileError, RemoteRankError
 from deeppart.part import FLAG_PER_RANK
+from deeppart.plan.restart import routes
 from deeppart.recovery import distribute, node_copies, tables
 from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
 
@@ -102,6 +103,22 @@ def test_between_two_nodes_each_chunk_goes_once_and_then_on(run_on: Any, in_memo
     # Once to the other node, and once on to that rank's mate, who cannot look into its memory.
     assert sum(sent for _, (sent, _), _ in results) == 2 * shared
     assert sum(received for _, (_, received), _ in results) == 2 * shared
+
+
+def chain(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """Every rank passes chunks on to one node and one rank: the deepest tree there can be; few of them at once."""
+    patch.setattr(routes, "FANOUT", 1)
+    patch.setattr(distribute, "WINDOW", 3)
+    patch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", 10_000)
+
+
+@pytest.mark.parametrize("node_size", [1, 2, 3])
+def test_along_a_chain_of_nodes_and_ranks(run_on: Any, in_memory: Path, node_size: int) -> None:
+    saved = run_on(4, save_on, in_memory, node_size)
+    results = run_on(4, restored, in_memory, chain, node_size)
+    for rank, (found, _) in enumerate(results):
+        assert same(saved[rank], found) == []
+    assert sum(sent for _, (sent, _) in results) == sum(received for _, (_, received) in results) > 0
 
 
 def under_another_kernel(rank: int, patch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,27 @@ def test_an_array_that_was_resized_before_its_first_use() -> None:
         scatter.direct([LeafPiece(0, 0, 8, 0)])
 
 
+@pytest.mark.parametrize("piece", [LeafPiece(0, 20, 8, 0), LeafPiece(0, 4000, 8, 0), LeafPiece(0, 0, 12, 16)])
+def test_what_would_lie_outside_is_not_written(piece: LeafPiece) -> None:
+    """Beyond the leaf's memory, or beyond the chunk: by address nothing else would notice."""
+    around = torch.zeros(30, dtype=torch.int16)
+    leaf = torch.zeros(12, dtype=torch.int16)
+    scatter = Scatter({0: leaf})
+    with pytest.raises(CorruptFileError, match="leaf 0"):
+        scatter.write([piece], COUNTING)
+    assert not leaf.any() and not around.any()
+
+
+@pytest.mark.parametrize("elements", [5, 70_000, 300_000])
+def test_short_pieces_and_long_ones_in_one_chunk(elements: int) -> None:
+    """Long ones are copied while other threads run, short ones by address."""
+    rng = np.random.default_rng(elements)
+    saved = rng.integers(0, 256, 12 + 4 * elements, dtype=np.uint8)
+    short, long = torch.zeros(3, dtype=torch.int32), np.zeros(elements, dtype=np.int32)
+    Scatter({0: short, 9: long}).write([LeafPiece(0, 0, 12, 0), LeafPiece(9, 0, 4 * elements, 12)], saved)
+    assert short.numpy().tobytes() + long.tobytes() == saved.tobytes()
+
+
 TYPES = [LeafType("tensor", "float32", (4,)), LeafType("tensor", "float32", (0,)), LeafType("tensor", "float32", (2,))]
 
 

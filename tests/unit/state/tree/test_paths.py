@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.paths import ROOT, canonical_order, component, exact, id_key, readable
+from deeppart.state.tree.paths import ROOT, canonical_order, component, exact, id_key, id_keys, readable
 from deeppart.state.tree.values import decode_value, encode_key
 
 HUGE = 7**20000  # 16,903 digits; str() of an int refuses beyond 4,300
@@ -59,6 +59,15 @@ def test_keys_that_are_equal_and_of_other_types_are_told_apart() -> None:
     assert len({id_key(key) for key in keys}) == len(keys)
     assert exact((1, "a")) == exact((1, "a")) != exact((True, "a"))
     assert exact(()) == ()
+
+
+@pytest.mark.parametrize(
+    "keys", [["a", "b"], [1, True, 1.0], ["1", 1], ["a", ("str", "a")], [("int", 1), 1], [np.str_("a"), "a"], []]
+)
+def test_all_at_once_as_one_by_one(keys: list[Any]) -> None:
+    """A text stands for itself; no key that is a tuple can be taken for another one and its type."""
+    assert list(id_keys(keys)) == [id_key(key) for key in keys]
+    assert len(set(id_keys(keys))) == len(keys)
 
 
 @pytest.mark.parametrize("kind", [np.longlong, np.ulonglong, np.int64, np.uint64, np.intp, np.uintp])
