@@ -9,6 +9,33 @@ from deeppart.pending import DONE, Pending
 from deeppart.session.record import Session
 
 
+class StepRows:
+    """A set of steps that stays small in a job that saves at regular steps for months: rows of equal distance."""
+
+    def __init__(self) -> None:
+        self._rows: list[range] = []
+        self._largest = -1
+
+    def add(self, step: int) -> None:
+        """The step is in the set from now on."""
+        if step in self:
+            return
+        last = self._rows[-1] if self._rows else range(0)
+        if len(last) == 1 and step > last.start:
+            self._rows[-1] = range(last.start, step + 1, step - last.start)
+        elif len(last) > 1 and step == last[-1] + last.step:
+            self._rows[-1] = range(last.start, step + 1, last.step)
+        else:
+            self._rows.append(range(step, step + 1))
+        self._largest = max(self._largest, step)
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and step <= self._largest and any(step in row for row in self._rows)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows))
+
+
 class StepHistory:
     """The steps that are taken, and the last one. Used by the training thread alone.
 
@@ -22,7 +49,7 @@ class StepHistory:
         self._recent = recent
         self._found_newest = max((key.step for key in session.committed), default=-1)
         self._known = {key.step for key in session.committed}
-        self._saved: set[int] = set()
+        self._saved = StepRows()
         self._largest = -1  # restored, or saved since
         self._restored = False
         self._told_counting_down = False
@@ -38,7 +65,8 @@ class StepHistory:
         """Forget checkpoints that are finished and reported; the steps of those that are complete are taken."""
         self._recent[:] = [pending for pending in self._recent if pending not in finished]
         counted = [pending.step for pending in finished if _counts(pending)]
-        self._saved.update(counted)
+        for step in counted:
+            self._saved.add(step)
         self._largest = max([self._largest, *counted])
 
     def last(self) -> int:

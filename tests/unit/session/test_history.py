@@ -8,14 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import deeppart
 from deeppart.errors import CheckpointError, DeeppartWarning, StepExistsError
 from deeppart.pending import DONE, FAILED, RUNNING, Pending
-from deeppart.session.history import StepHistory
+from deeppart.session.history import StepHistory, StepRows
 from deeppart.testing.states import difference
 from tests.unit.commits import commit
 from tests.unit.one_rank import config, state
+
+
+@given(st.lists(st.integers(0, 60), max_size=60))
+def test_rows_of_steps_are_a_set(steps: list[int]) -> None:
+    rows, expected = StepRows(), set[int]()
+    for step in steps:
+        assert (step in rows) == (step in expected)
+        rows.add(step)
+        expected.add(step)
+    assert [step for step in range(-1, 62) if step in rows] == sorted(expected) and len(rows) == len(expected)
+
+
+@pytest.mark.parametrize("distance", [1, 100])
+def test_a_job_that_saves_at_regular_steps_has_one_row(distance: int) -> None:
+    rows = StepRows()
+    for number in range(10_000):
+        rows.add(7 + number * distance)
+    assert len(rows._rows) == 1 and len(rows) == 10_000
 
 
 def made(step: int, local: str = DONE, persistent: str = DONE) -> Pending:
