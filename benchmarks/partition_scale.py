@@ -1,7 +1,6 @@
 """How long the partitioner takes and how well it balances, up to 100,000 leaves over 65,536 ranks.
 
     python benchmarks/partition_scale.py [--json] [--repeat 3]
-    python benchmarks/partition_scale.py --kappa      # measure this machine's kappa instead (needs torch)
 
 Sizes only, no tensors: BERT-large with its Adam state (by shapes), and synthetic models of growing depth. Plan seconds
 are the best of the repeats and include everything from a shuffled list of LeafSpecs: canonical order, cuts, and bytes
@@ -16,7 +15,6 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -126,37 +124,6 @@ def measure(state: str, specs: list[LeafSpec], ranks: int, strategy: str, repeat
     )
 
 
-def measure_kappa(spans: int = 2000, repeat: int = 15) -> dict[str, float]:
-    """What a span costs on this machine, in seconds and in bytes that one core could have copied meanwhile."""
-    import torch
-
-    torch.set_num_threads(1)
-    large = torch.ones(128 << 20, dtype=torch.uint8)
-    staging = torch.zeros(128 << 20, dtype=torch.uint8)
-    tiny = [torch.ones(4) for _ in range(spans)]
-
-    def copy_tiny() -> str:
-        index, end = [], 0
-        for leaf, tensor in enumerate(tiny):
-            data = tensor.reshape(-1).view(torch.uint8)
-            begin, end = end, end + data.numel()
-            staging[begin:end].copy_(data[0 : end - begin])
-            index.append((leaf, 0, end - begin, begin))
-        return json.dumps(index)
-
-    def best(work: Callable[[], object]) -> float:
-        seconds = []
-        for _ in range(repeat):
-            began = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - began)
-        return min(seconds)
-
-    per_span = best(copy_tiny) / spans
-    bandwidth = large.numel() / best(lambda: staging.copy_(large))
-    return {"seconds_per_span": per_span, "bytes_per_second": bandwidth, "kappa_bytes": round(per_span * bandwidth)}
-
-
 def rows(repeat: int) -> list[Row]:
     """Every case of the table."""
     bert = with_adam(bert_large_shapes())
@@ -170,11 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     parser.add_argument("--repeat", type=int, default=3, help="plans per case, of which the best counts")
-    parser.add_argument("--kappa", action="store_true", help="measure kappa on this machine instead")
     arguments = parser.parse_args()
-    if arguments.kappa:
-        print(json.dumps(measure_kappa(), indent=1))
-        return
     table = rows(arguments.repeat)
     if arguments.json:
         json.dump([asdict(row) for row in table], sys.stdout, indent=1)

@@ -1,6 +1,6 @@
 """The bytes that each rank saves: pure arithmetic that every rank does alone with the same result.
 
-    plan = partition(leaves, ranks, kappa=DEFAULT_KAPPA_BYTES, strategy="deeppart", preload=None)
+    plan = partition(leaves, ranks, kappa=None, strategy="deeppart", preload=None)
     plan.share(rank)
 
 Nothing here knows of torch, MPI, clocks, files or the environment. Reading order: ``cost`` (what a share costs),
@@ -9,7 +9,7 @@ proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the ans
 """
 
 from deeppart.model import LeafSpec, Share, Span
-from deeppart.partition.cost import DEFAULT_KAPPA_BYTES
+from deeppart.partition.cost import DEFAULT_KAPPA_BYTES, usual_kappa
 from deeppart.partition.leaves import Leaves, ReplicaSet
 from deeppart.partition.plan import Plan, SpanTable, partition
 from deeppart.partition.strategies import STRATEGIES
@@ -25,4 +25,5 @@ __all__ = [
     "Span",
     "SpanTable",
     "partition",
+    "usual_kappa",
 ]

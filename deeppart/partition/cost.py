@@ -18,13 +18,12 @@ from deeppart.errors import ConfigError
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-#: Bytes that cost as much as one more span. A property of the machine, to be measured there
-#: (``benchmarks/partition_scale.py --kappa``) as seconds per span of a tiny tensor (view as bytes, slice, copy to
-#: staging, index entry) x bytes/s of one large copy on one core. Two busy Xeon cores with torch 2.13 gave 4.2-5.8 us
-#: per span at 8.1-8.8 GB/s: 35-47 KiB. The default is set above that, because 5 us are 76 KiB where a core copies at
-#: 15.6 GB/s, and because chunk headers and digests, not in this measurement, cost per span too. Being wrong by a factor
-#: of two moves cuts by tens of KiB, which matters for small tensors only.
-DEFAULT_KAPPA_BYTES = 65536
+#: Bytes that cost as much as one more span, where nobody has measured: seconds per tiny tensor, of those in which
+#: training waits for its share, x bytes/s of one large copy on one core. An EPYC with fast memory takes 0.8 to 1.3 us
+#: at 17 to 20 GB/s, 15 to 26 kB (``benchmarks/kappa.py``); slower ones take 7 to 8 KiB (docs/benchmarks.md).
+DEFAULT_KAPPA_BYTES = 16384
+#: See :func:`usual_kappa`.
+_MOST_OF_A_MEAN_LEAF = 0.08
 
 #: Sums of costs stay below this, so that no int64 sum of them, nor a sum plus a tolerance, can wrap. 4.6 exabytes.
 LARGEST_TOTAL = 2**62
@@ -49,6 +48,20 @@ def whole_kappa(kappa: float) -> int:
             todo="leave kappa out, or measure it: seconds per tiny tensor x bytes per second of a large copy",
         )
     return round(kappa)
+
+
+def usual_kappa(nbytes: IntArray) -> int:
+    """The cost of a span where none is given: the default, and at most 8 % of the leaves' mean size.
+
+    So bytes stay balanced, too: no rank has more than ``1.01 * (mean + kappa * leaves / ranks)`` of them, which is at
+    most 1.0908 times the mean (of one set, without a preload; plus an element where the mean is below 100 of them).
+
+    Args:
+        nbytes: int64[n], of the leaves that are to be shared out.
+    """
+    if not len(nbytes):
+        return DEFAULT_KAPPA_BYTES
+    return min(DEFAULT_KAPPA_BYTES, int(_MOST_OF_A_MEAN_LEAF * float(nbytes.sum(dtype=np.float64)) / len(nbytes)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,12 +13,12 @@ from deeppart.errors import ConfigError, StateError
 from deeppart.model import LeafSpec, Share, Span
 from deeppart.model.units import show_bytes
 from deeppart.partition.cost import (
-    DEFAULT_KAPPA_BYTES,
     LARGEST_TOTAL,
     CostLine,
     Cuts,
     FloatArray,
     IntArray,
+    usual_kappa,
     whole_kappa,
 )
 from deeppart.partition.leaves import Leaves, check_replicas
@@ -211,7 +211,7 @@ class Plan:
 def partition(
     leaves: Sequence[LeafSpec] | Leaves,
     ranks: int,
-    kappa: float = DEFAULT_KAPPA_BYTES,
+    kappa: float | None = None,
     strategy: str = "deeppart",
     preload: Sequence[float] | FloatArray | IntArray | None = None,
 ) -> Plan:
@@ -230,7 +230,8 @@ def partition(
     Args:
         leaves: one LeafSpec per leaf in any order, or :class:`Leaves` kept from an earlier call.
         ranks: number of ranks, >= 1.
-        kappa: cost of one span in bytes, >= 0; rounded to whole bytes.
+        kappa: cost of one span in bytes, >= 0; rounded to whole bytes. None: :func:`usual_kappa` of the leaves, with
+            which no rank has more than 1.1 times the mean of the bytes.
         strategy: one of STRATEGIES.
         preload: cost (bytes + kappa * spans) per rank already carried; rounded to whole bytes.
 
@@ -239,7 +240,6 @@ def partition(
         StateError: a leaf's size or replica set is impossible.
     """
     ranks = _whole_ranks(ranks)
-    span_cost = whole_kappa(kappa)
     chosen = strategy_named(strategy)
     if chosen is None:
         raise ConfigError(
@@ -251,6 +251,7 @@ def partition(
         )
     carried = _whole_preload(preload, ranks)
     ordered = (leaves if isinstance(leaves, Leaves) else Leaves.of(leaves, ranks)).without_empty()
+    span_cost = usual_kappa(ordered.nbytes) if kappa is None else whole_kappa(kappa)
     _check_total(ordered, span_cost, carried)
     return Plan(strategy, ranks, span_cost, carried, _cut_sets(ordered, ranks, span_cost, carried, chosen))
 

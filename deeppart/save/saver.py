@@ -17,7 +17,6 @@ from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.errors import CheckpointError, DeeppartError, RanksDisagreeError, StateError, StructureMismatchError
 from deeppart.model import LEVELS
-from deeppart.partition import DEFAULT_KAPPA_BYTES
 from deeppart.save.agreed import Agreed, Call, CapturedShare
 from deeppart.save.share_planning import plan_share
 from deeppart.save.transfer import Staged
@@ -62,7 +61,7 @@ class Saver:
     ) -> None:
         self._comm, self._record = comm, record
         self._timeout = config.timeout
-        self._kappa = DEFAULT_KAPPA_BYTES if config.kappa is None else config.kappa
+        self._kappa = config.kappa
         self._classifier = Classifier(comm, config.replicated, config.timeout)
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())

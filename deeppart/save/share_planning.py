@@ -6,7 +6,7 @@ import numpy as np
 
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
-from deeppart.partition import partition
+from deeppart.partition import partition, usual_kappa
 from deeppart.state.capture.layout import ShareLayout, lay_out, leaf_specs
 from deeppart.state.compare.owners import trained_leaves
 from deeppart.state.compare.state_layout import StateLayout
@@ -15,12 +15,12 @@ from deeppart.state.tree.paths import readable
 
 
 def plan_share(
-    comm: Comm, layout: StateLayout, flat: FlatState, kappa: float, within: tuple[str, float], *, all_tell: bool
+    comm: Comm, layout: StateLayout, flat: FlatState, kappa: float | None, within: tuple[str, float], *, all_tell: bool
 ) -> ShareLayout | str:
     """Plan the share of this rank. Every rank computes the same plan; only the sizes of per-rank leaves are exchanged.
 
     Args:
-        kappa: cost of a leaf, in bytes.
+        kappa: cost of a leaf, in bytes; None for the usual one.
         within: what this is a part of, and its timeout in seconds.
         all_tell: on all ranks: their structures are cut apart, so that sizes are exchanged whatever a rank has.
 
@@ -32,6 +32,8 @@ def plan_share(
     rank0 = [i for i in carries if flat.shared[0] <= i < flat.common[0]]
     own = [i for i in carries if i not in set(rank0)] if rank0 else carries
     shared = [i for i in sized if not layout.per_rank[i]]
+    if kappa is None:
+        kappa = usual_kappa(np.array([layout.types[i].nbytes for i in shared], dtype=np.int64))
     carried = np.zeros(comm.size, dtype=np.int64)
     carried[comm.rank] = sum(layout.types[i].nbytes for i in carries) + int(kappa) * len(carries)
     if layout.per_rank[: flat.shared[0]].any() or all_tell:

@@ -16,7 +16,7 @@ import numpy as np
 
 from deeppart.errors import ConfigError
 from deeppart.model import LeafSpec
-from deeppart.partition import DEFAULT_KAPPA_BYTES, Leaves, partition
+from deeppart.partition import Leaves, partition
 from deeppart.partition.cost import IntArray
 
 from .layout import Layout, RankGrid, read_layout
@@ -156,7 +156,7 @@ class State:
             self._known[ranks] = tuple(sorted(groups, key=lambda group: group.ranks.shape[1]))
         return self._known[ranks]
 
-    def shares(self, ranks: int, strategy: str = "deeppart", kappa: float = DEFAULT_KAPPA_BYTES) -> Shares:
+    def shares(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> Shares:
         """Share the state out with the library's partitioner.
 
         Raises:

@@ -53,11 +53,14 @@ def test_flat_ignores_tensors_and_structure() -> None:
 def test_strategies_on_bert_large(ranks: int) -> None:
     bert = with_adam(bert_large_shapes())
     assert len(bert) == 1564 and sum(leaf.nbytes for leaf in bert) == 12 * 335_141_888 + 4 * 391
-    most = {name: float(partition(bert, ranks, strategy=name).costs().max()) for name in STRATEGIES}
+    plans = {name: partition(bert, ranks, strategy=name) for name in STRATEGIES}
+    assert {plan.kappa for plan in plans.values()} == {DEFAULT_KAPPA_BYTES}
+    most = {name: float(plan.costs().max()) for name, plan in plans.items()}
     mean = sum(leaf.nbytes + DEFAULT_KAPPA_BYTES for leaf in bert) / ranks
     assert most["deeppart"] <= 1.01 * mean + DEFAULT_KAPPA_BYTES
     assert most["rank0"] == pytest.approx(ranks * mean)
-    assert most["deeppart"] < most["flat"]
+    # Cuts drawn to the structure may cost up to a hundredth; many shares of few bytes differ by their tensors.
+    assert most["deeppart"] < (most["flat"] if ranks >= 64 else 1.005 * most["flat"])
     if ranks >= 64:  # up to 32, whole tensors balance to within 0.03 %, better than cuts drawn to the structure
         assert most["whole"] > 1.9 * most["deeppart"]
     assert most["deeppart"] <= 1.01 * most["whole"]

@@ -56,7 +56,10 @@ def test_a_tree_that_stands_at_a_path_is_walked_from_there_and_what_stands_apart
 
 def rank0_leaves(*paths: tuple[Any, ...]) -> dict[int, tuple[Any, ...]]:
     structure = replace(structure_of(STATE), rank0=frozenset(map(exact, paths)))
-    return {index: tuple(key if isinstance(key, str) else key[1] for key in path) for index, path in structure.rank0_leaves().items()}
+    return {
+        index: tuple(key if isinstance(key, str) else key[1] for key in path)
+        for index, path in structure.rank0_leaves().items()
+    }
 
 
 def test_leaves_below_what_is_rank_0s() -> None:
