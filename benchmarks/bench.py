@@ -38,7 +38,7 @@ from rich.console import Console
 from benchmarks.cases import CASES, QUICK, Case, with_repetitions
 from benchmarks.figures import summarize
 from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
-from benchmarks.machine import describe_machine
+from benchmarks.machine import ProcessorTimes, busy_share, describe_machine, stolen_share
 from benchmarks.memory import available_bytes
 from benchmarks.report import show, show_briefly
 from benchmarks.settings import CONTESTANTS, STATES, Settings
@@ -220,13 +220,15 @@ def _measure(options: argparse.Namespace, case: Case, launcher: list[str]) -> di
         contestants = tuple(each for each in options.only.split(",") if each not in case.without)
         settings = Settings(case.ranks, case.state, case.scale, case.layers, case.repetitions, disk, tmpfs, contestants)
         tunables = "" if options.plain else BYPASS_CACHES
-        machine = describe_machine({"disk": disk, "local": tmpfs}) | {"tunables": tunables}
+        machine = describe_machine({"disk": disk, "local": tmpfs}) | {"tunables": tunables, "busy": busy_share()}
+        began = ProcessorTimes.now()
         settings_path, result_path = Path(work) / "settings.json", Path(work) / "result.json"
         settings.save(settings_path)
         command = [*launcher, "-n", str(case.ranks), sys.executable, "-m", "mpi4py", "-m", "benchmarks.worker"]
         environment = environment_of_ranks(timeout, tunables)
         if not run_ranks([*command, str(settings_path), str(result_path)], work, timeout, environment):
             return None
+        machine["stolen"] = stolen_share(began)
         session = json.loads(result_path.read_text(encoding="utf-8"))
         return summarize(session, asdict(settings), machine)
 

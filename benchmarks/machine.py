@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,42 @@ def describe_machine(directories: dict[str, str]) -> dict[str, Any]:
         "load_at_start": os.getloadavg()[0],
         "file_systems": {name: _file_system(Path(path)) for name, path in directories.items()},
     }
+
+
+@dataclass(frozen=True)
+class ProcessorTimes:
+    """Seconds of all processors together since the machine has started, as ``/proc/stat`` counts them.
+
+    Attributes:
+        all, busy: of any kind; not idle, and not waiting for storage.
+        stolen: the host of a virtual machine had something else to do.
+    """
+
+    all: float
+    busy: float
+    stolen: float
+
+    @classmethod
+    def now(cls) -> ProcessorTimes:
+        """As of this moment; zeros where they are not told."""
+        kinds = _read("/proc/stat").split("\n", 1)[0].split()[1:9]
+        ticks = [float(kind) for kind in kinds] or [0.0] * 8
+        hertz = os.sysconf("SC_CLK_TCK")
+        return cls(sum(ticks) / hertz, (sum(ticks) - ticks[3] - ticks[4]) / hertz, ticks[7] / hertz)
+
+
+def busy_share(seconds: float = 2.0) -> float:
+    """Share of the processors that other programs use, while this one sleeps."""
+    before = ProcessorTimes.now()
+    time.sleep(seconds)
+    after = ProcessorTimes.now()
+    return (after.busy - before.busy) / max(after.all - before.all, 1e-9)
+
+
+def stolen_share(since: ProcessorTimes) -> float:
+    """Share of the processors that the host took away since then."""
+    now = ProcessorTimes.now()
+    return (now.stolen - since.stolen) / max(now.all - since.all, 1e-9)
 
 
 def _field(file: str, name: str) -> str:

@@ -9,12 +9,19 @@ from rich.table import Table
 
 from benchmarks.figures import BRIEFLY
 
+#: Shares of the processors from which on times are no evidence: in use by others at the start, taken by the host.
+MOST_BUSY, MOST_STOLEN = 0.05, 0.02
+
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print everything."""
     _show_machine(result, console)
-    if result["machine"]["load_at_start"] > 0.25 * result["machine"]["cores"]:
-        console.print("[yellow]Other programs kept the machine busy: do not rely on these times.[/]")
+    busy, stolen = result["machine"]["busy"], result["machine"]["stolen"]
+    if busy > MOST_BUSY or stolen > MOST_STOLEN:
+        console.print(
+            f"[yellow]No evidence: before the start other programs used {100 * busy:.0f} % of the processors, and "
+            f"meanwhile the host of this machine took {100 * stolen:.1f} %. Measure again when it is quiet.[/]"
+        )
     console.print(_figures(result))
     console.print(_targets(result))
     for name, reason in result["skipped"].items():
@@ -57,7 +64,8 @@ def _show_machine(result: dict[str, Any], console: Console) -> None:
         f" ({settings['state']}, {state['parameters'] / 1e6:.1f} M parameters);"
         f" share {state['share_bytes'] / 1e9:.3f} GB\n"
         f"{settings['repetitions']} rounds in turn after one that does not count; load average at the start "
-        f"{machine['load_at_start']:.1f}",
+        f"{machine['load_at_start']:.1f}; processors in use then {100 * machine['busy']:.0f} %, taken by the host "
+        f"meanwhile {100 * machine['stolen']:.1f} %",
         highlight=False,
     )
 
