@@ -125,8 +125,10 @@ class _Restoring:
         return together(self._comm, without_collections, failed, (self._what, self._timeout), todo)
 
     def _hand_over(self, matched: Matched, to_fill: ToFill) -> None:
-        for part in (*self._recovered.mine.values(), *self._tables.copies.mine.values()):
-            if (changed := part.problem()) is not None:
+        changes = [part.problem() for part in self._recovered.mine.values()]
+        changes += [copy.problem() for copy in self._tables.copies.mine.values()]
+        for changed in changes:
+            if changed is not None:
                 raise changed
         tie(matched.target, to_fill.arrays)
         put(matched.target, to_fill.arrays, matched.flat)

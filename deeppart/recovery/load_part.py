@@ -65,7 +65,7 @@ class LoadedPart:
     used_in_place: FileSource | None = None
     place: FilePlace | None = None
 
-    def problem(self) -> CorruptFileError | None:
+    def problem(self) -> CorruptFileError | StorageError | None:
         """To be asked when the bytes have been used: whether they may have changed since they were checked.
 
         A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
