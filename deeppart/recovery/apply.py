@@ -86,9 +86,13 @@ class _Restoring:
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's."""
         comm = self._comm
-        if old:
-            bring_old_leaves(self._distributor, old)
-        return self._together(lambda: map_old_leaves(matched, old, self._per_rank, comm.rank, comm.size), _MATCHING)
+        failure = bring_old_leaves(self._distributor, old) if old else None
+
+        def mapped() -> Mapped:
+            _raise_any(failure)
+            return map_old_leaves(matched, old, self._per_rank, comm.rank, comm.size)
+
+        return self._together(mapped, _MATCHING)
 
     def look_for_overlaps(self, matched: Matched, mapped: Mapped) -> ToFill:
         """Take what is to be filled; live leaves that share memory are brought alone first, and compared."""
@@ -98,24 +102,39 @@ class _Restoring:
         if overlapping[-1]:
             replicated = np.flatnonzero(overlapping[:-1]).tolist()
             shared = self._together(lambda: memory_alone(matched, to_fill, replicated), _NO_MEMORY)
-            self._bring(shared | to_fill.alone, matched, mapped)
-            self._together(lambda: check_conflicts(matched, to_fill, mapped), _COMPARING)
+            failure = self._bring(shared | to_fill.alone, matched, mapped)
+
+            def compare() -> None:
+                _raise_any(failure)
+                check_conflicts(matched, to_fill, mapped)
+
+            self._together(compare, _COMPARING)
         return to_fill
 
     def write(self, matched: Matched, mapped: Mapped, to_fill: ToFill) -> None:
         """Fill the arrays, tie what was tied, hand everything to its containers. The live state changes here."""
-        self._bring(to_fill.arrays, matched, mapped)
-        for index, value in mapped.arrays.items():
-            assign(to_fill.arrays[index], value)
-        self._together(lambda: self._hand_over(matched, to_fill), _HANDING, _TODO)
+        failure = self._bring(to_fill.arrays, matched, mapped)
 
-    def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> None:
-        """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own."""
+        def hand_over() -> None:
+            _raise_any(failure)
+            for index, value in mapped.arrays.items():
+                assign(to_fill.arrays[index], value)
+            self._hand_over(matched, to_fill)
+
+        self._together(hand_over, _HANDING, _TODO)
+
+    def _bring(self, arrays: dict[int, Array], matched: Matched, mapped: Mapped) -> Exception | None:
+        """Fill arrays by leaf number: those that are replicated on all ranks, the others on their own.
+
+        Returns:
+            What went wrong on this rank; the others do not know yet.
+        """
         own = {index: array for index, array in arrays.items() if index in mapped.own_leaves}
         shared = {index: array for index, array in arrays.items() if index not in own}
-        self._distributor.shared(Scatter(shared))
+        failure = self._distributor.shared(Scatter(shared))
         if matched.saved.same_world:  # this rank may have to send what others own, though it owns nothing
-            self._distributor.own(Scatter(own))
+            failure = self._distributor.own(Scatter(own)) or failure
+        return failure
 
     def _together(self, do: Callable[[], T], failed: str, todo: str | None = None) -> T:
         def without_collections() -> T:
@@ -132,3 +151,8 @@ class _Restoring:
                 raise changed
         tie(matched.target, to_fill.arrays)
         put(matched.target, to_fill.arrays, matched.flat)
+
+
+def _raise_any(failure: Exception | None) -> None:
+    if failure is not None:
+        raise failure

@@ -13,21 +13,27 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from deeppart.comm.base import Operation, interleaved
 from deeppart.nodes.exchange.memory import Bytes
 from deeppart.plan.restart import Hop, Routes
+from deeppart.recovery.load_part import LoadedPart
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.recovery.tables import PartIndexView, Tables
 from deeppart.state.restore.scatter import LeafPiece, Scatter
+from deeppart.storage.locked_pages import bring_pages
+
+T = TypeVar("T")
 
 #: Chunks on their way at once.
 WINDOW = 8
-#: Messages of chunks that go to all have so many tags in turn: they are passed on in the order in which they arrive.
-_TAGS = 8 * WINDOW
+#: Messages of chunks that go to all have so many tags in turn, since they are passed on in the order in which they
+#: arrive. No rank has chunks under way that are so many apart: two with one tag come in the order in which they went.
+_TAGS = 1024
 _OWN_TAG = _TAGS
 
 
@@ -48,6 +54,7 @@ class _Item:
 class _Flight:
     """A chunk on its way to this rank, and on from it."""
 
+    number: int
     operation: Operation[None]
     land: Callable[[], None]
     over: bool = False
@@ -55,6 +62,9 @@ class _Flight:
 
 class Distributor:
     """Brings the bytes of a recovered step to where they belong; every method is collective.
+
+    A rank that cannot write or read something goes on to the end, since others wait for what it passes on, with bytes
+    of no use if need be. The methods return what went wrong first, for all ranks to be told; None if nothing did.
 
     Args:
         ranks: between which.
@@ -66,18 +76,18 @@ class Distributor:
         self._ranks, self._recovered, self._tables = ranks, recovered, tables
         self._routes = Routes(ranks.node_of, ranks.rank)
 
-    def shared(self, scatter: Scatter) -> None:
+    def shared(self, scatter: Scatter) -> Exception | None:
         """Fill the replicated leaves of all ranks."""
         items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
         wanted = (item for item in items if any(scatter.wants(piece.leaf) for piece in item.pieces))
-        self._deliver(wanted, self._hop_to_all)
+        return self._deliver(wanted, self._hop_to_all)
 
-    def own(self, scatter: Scatter) -> None:
+    def own(self, scatter: Scatter) -> Exception | None:
         """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save."""
         items = (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
-        self._deliver(items, self._hop_to_owner, only_owner=True)
+        return self._deliver(items, self._hop_to_owner, only_owner=True)
 
-    def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> None:
+    def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Exception | None:
         """Give every rank the per-rank leaves of some parts.
 
         Args:
@@ -91,7 +101,7 @@ class Distributor:
             if own
         )
         wanted = (item for item in items if any(item.scatter.wants(piece.leaf) for piece in item.pieces))
-        self._deliver(wanted, self._hop_to_all)
+        return self._deliver(wanted, self._hop_to_all)
 
     def _in_turns(self, *, per_rank: bool) -> Iterator[tuple[PartIndexView, int]]:
         """Chunks of all parts, the readers taking turns."""
@@ -106,30 +116,34 @@ class Distributor:
 
     def _deliver(
         self, items: Iterator[_Item], hop_of: Callable[[_Item, int], Hop | None], *, only_owner: bool = False
-    ) -> None:
+    ) -> Exception | None:
         what = f"restore of step {self._recovered.attempt.step}, distributing"
+        attempts = _Attempts()
         with _copiers(self._ranks.threads) as copy:
-            self._ranks.finish(self._delivering(items, hop_of, copy, only_owner), what)
+            self._ranks.finish(self._delivering(items, hop_of, attempts, copy, only_owner), what)
+        return attempts.failure
 
     def _delivering(
         self,
         items: Iterator[_Item],
         hop_of: Callable[[_Item, int], Hop | None],
+        attempts: _Attempts,
         copy: Callable[[Callable[[], None]], object],
         only_owner: bool,
     ) -> Operation[None]:
         flying: deque[_Flight] = deque()
         for number, item in enumerate(items):
+            while flying and (len(flying) >= WINDOW or number - flying[0].number >= _TAGS):
+                yield _advanced(flying)
             tag = _OWN_TAG if only_owner else number % _TAGS
             here, hop = self._bytes_here(item), hop_of(item, number)
             if hop is not None:
-                flying.append(self._start(item, hop, here, tag))
+                operation, land = self._start(item, hop, here, tag, attempts)
+                flying.append(_Flight(number, operation, land))
             if here is not None and (not only_owner or item.index.part == self._ranks.rank):
-                copy(_writing(item, here))
+                copy(attempts.at(_writing(item, here)))
                 if flying:
                     yield _advanced(flying)
-            while len(flying) >= WINDOW:
-                yield _advanced(flying)
         while flying:
             yield _advanced(flying)
 
@@ -138,7 +152,7 @@ class Distributor:
         part = item.index.part
         if part in self._recovered.mine:
             loaded = self._recovered.mine[part]
-            return lambda: loaded.chunk(item.chunk)
+            return lambda: _in_memory(loaded, item.chunk)
         if part in self._tables.copies.mine:
             found = self._tables.copies.mine[part]
             start = item.index.starts[item.chunk]
@@ -158,16 +172,19 @@ class Distributor:
             return None
         return Hop(None, (owner,)) if rank == reader else Hop(reader, ())
 
-    def _start(self, item: _Item, hop: Hop, here: Callable[[], Bytes] | None, tag: int) -> _Flight:
-        """Begin to receive a chunk, or to send what is here."""
+    def _start(
+        self, item: _Item, hop: Hop, here: Callable[[], Bytes] | None, tag: int, attempts: _Attempts
+    ) -> tuple[Operation[None], Callable[[], None]]:
+        """Begin to receive a chunk, or to send what is here; and what is to be done when that is over."""
+        nbytes = item.index.lengths[item.chunk]
         if hop.source is None:
-            assert here is not None
-            return _Flight(self._sending(here(), hop, tag), _nothing)
-        target = item.scatter.direct(item.pieces)
-        data = target if target is not None else np.empty(item.index.lengths[item.chunk], dtype=np.uint8)
+            sent = None if here is None else attempts.result(here)
+            return self._sending(np.zeros(nbytes, dtype=np.uint8) if sent is None else sent, hop, tag), _nothing
+        target = attempts.result(lambda: item.scatter.direct(item.pieces))
+        data = np.empty(nbytes, dtype=np.uint8) if target is None else target
         receiving = self._ranks.comm.receive_into(data, hop.source, tag)
-        land = _nothing if target is not None else _writing(item, lambda: data)
-        return _Flight(self._passing_on(receiving, data, hop, tag), land)
+        land = attempts.at(_writing(item, lambda: data)) if target is None else _nothing
+        return self._passing_on(receiving, data, hop, tag), land
 
     def _passing_on(self, receiving: Operation[None], data: Bytes, hop: Hop, tag: int) -> Operation[None]:
         yield from receiving
@@ -175,6 +192,38 @@ class Distributor:
 
     def _sending(self, data: Bytes, hop: Hop, tag: int) -> Operation[None]:
         return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
+
+
+class _Attempts:
+    """What one rank does for itself while others wait for what it passes on: nothing is raised before the end.
+
+    Attributes:
+        failure: what went wrong first, or None. Any thread may set it; a later one may take the place of an earlier.
+    """
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def at(self, do: Callable[[], None]) -> Callable[[], None]:
+        """A call that does this, unless something has failed; and takes note if it fails."""
+        return lambda: self.result(do)
+
+    def result(self, do: Callable[[], T]) -> T | None:
+        """What this returns; None if it fails, or something has failed before."""
+        if self.failure is None:
+            try:
+                return do()
+            except Exception as error:  # of whatever kind: other ranks wait for what comes after it
+                self.failure = error
+        return None
+
+
+def _in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
+    """A chunk that this rank has read; of a file that was cut since, an error where an access would end the process."""
+    data = loaded.chunk(chunk)
+    if loaded.place is not None:
+        bring_pages(data, loaded.place.path)
+    return data
 
 
 def _advanced(flying: deque[_Flight]) -> bool:

@@ -58,10 +58,10 @@ def memory_for_old_leaves(saved: SavedStep, way: str) -> OldLeaves:
     ]
 
 
-def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> None:
-    """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective)."""
+def bring_old_leaves(distributor: Distributor, old: OldLeaves) -> Exception | None:
+    """Fill the arrays of :func:`memory_for_old_leaves` on every rank (collective); returns what went wrong, or None."""
     scatters = [Scatter(arrays) for arrays in old]
-    distributor.all_own(range(len(old)), scatters.__getitem__)
+    return distributor.all_own(range(len(old)), scatters.__getitem__)
 
 
 def map_old_leaves(matched: Matched, old: OldLeaves, per_rank: PerRank, rank: int, size: int) -> Mapped:

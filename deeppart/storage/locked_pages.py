@@ -72,6 +72,8 @@ def bring_pages(memory: npt.NDArray[np.uint8], path: str) -> None:
     Raises:
         StorageError: they cannot be read, where an access would end the process.
     """
+    if not memory.nbytes:
+        return
     try:
         _populate(int(memory.__array_interface__["data"][0]), memory.nbytes)
     except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -200,7 +201,8 @@ class _Walk:
             texts = [None if type(key) in _SIMPLE_KEYS else _encoded(key, path) for key in shared]
             self.flat.tokens += [key if text is None else text for key, text in zip(shared, texts, strict=True)]
             self.flat.tokens += [type(key) if text is None else text for key, text in zip(shared, texts, strict=True)]
-        if list(container) != keys:
+        # By identity: of keys that do not compare, such as numpy's numbers with tuples, == is no answer.
+        if not all(map(operator.is_, container, keys)):
             self.flat.orders.append((len(self.flat.tokens), list(container)))
             if kind == "odict" and path:
                 mine = [key for key in container if key not in apart] if apart else list(container)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.errors import CorruptFileError, RemoteRankError
+from deeppart.errors import CorruptFileError, DeeppartError, RemoteRankError
 from deeppart.part import FLAG_PER_RANK
 from deeppart.plan.restart import routes
 from deeppart.recovery import distribute, node_copies, tables
+from deeppart.state.restore import scatter
 from tests.mpi.training_states import PER_RANK, config, flat_bytes, same, save, training_state
 
 pytestmark = pytest.mark.mpi(min_size=4)
@@ -112,10 +114,27 @@ def chain(rank: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("deeppart.comm.mpi.MESSAGE_BYTES", 10_000)
 
 
+def few_tags(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """Messages with one tag may not overtake each other, however few tags there are; one rank is late with its own."""
+    patch.setattr(routes, "FANOUT", 1)
+    patch.setattr(distribute, "_TAGS", 2)
+    sending = distribute.Distributor._sending
+
+    def late(self: Any, data: Any, hop: Any, tag: int) -> Iterator[bool]:
+        until = time.monotonic() + 0.02
+        while time.monotonic() < until:
+            yield False
+        yield from sending(self, data, hop, tag)
+
+    if rank == 0:
+        patch.setattr(distribute.Distributor, "_sending", late)
+
+
+@pytest.mark.parametrize("before", [chain, few_tags])
 @pytest.mark.parametrize("node_size", [1, 2, 3])
-def test_along_a_chain_of_nodes_and_ranks(run_on: Any, in_memory: Path, node_size: int) -> None:
+def test_along_a_chain_of_nodes_and_ranks(run_on: Any, in_memory: Path, node_size: int, before: Before) -> None:
     saved = run_on(4, save_on, in_memory, node_size)
-    results = run_on(4, restored, in_memory, chain, node_size)
+    results = run_on(4, restored, in_memory, before, node_size)
     for rank, (found, _) in enumerate(results):
         assert same(saved[rank], found) == []
     assert sum(sent for _, (sent, _) in results) == sum(received for _, (_, received) in results) > 0
@@ -174,11 +193,12 @@ def taken_away(comm: Any, directory: Path) -> str:
     """Another job retires rank 0's part when rank 1 has copied it, and writes over its file."""
     shared = distribute.Distributor.shared
 
-    def and_then(self: Any, scatter: Any) -> None:
-        shared(self, scatter)
+    def and_then(self: Any, to: Any) -> Any:
+        failure = shared(self, to)
         if comm.rank == 1:
             (copy,) = [copy for part, copy in self._tables.copies.mine.items() if part == 0]
             os.rename(copy.file.path, copy.file.path + ".retired")
+        return failure
 
     def retire(rank: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(distribute.Distributor, "shared", and_then)
@@ -193,3 +213,46 @@ def test_a_file_that_is_taken_away_while_a_mate_uses_it_is_an_error_of_all(run_o
     run_on(2, save_on, in_memory, 4)
     texts = run_on(2, taken_away, in_memory)
     assert all("taken away" in text for text in texts), texts
+
+
+def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, pieces: Any, data: Any) -> None:
+        raise OSError(5, "a page cannot be read")
+
+    if rank == 1:
+        patch.setattr(scatter.Scatter, "write", fail)
+
+
+def reader_cannot_send(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """The files are cut when all have been checked: to touch their memory would end the process by SIGBUS."""
+    find = tables.find_copies
+
+    def cut(ranks: Any, recovered: Any, places: Any) -> Any:
+        found = find(ranks, recovered, places)
+        if rank == 1:
+            for part in recovered.mine.values():
+                with open(part.place.path, "r+b") as file:
+                    file.truncate(0)
+        return found
+
+    patch.setattr(tables, "find_copies", cut)
+
+
+def failing(comm: Any, directory: Path, before: Before, node_size: int) -> tuple[str, float]:
+    began = time.monotonic()
+    with warnings.catch_warnings(), pytest.raises(DeeppartError) as caught:
+        warnings.simplefilter("ignore", deeppart.DeeppartWarning)
+        restored(comm, directory, before, node_size)
+    return str(caught.value), time.monotonic() - began
+
+
+@pytest.mark.parametrize("node_size", [1, 3])
+@pytest.mark.parametrize("before", [write_fails, reader_cannot_send])
+def test_what_fails_on_one_rank_ends_the_restore_of_all_at_once(
+    run_on: Any, in_memory: Path, before: Before, node_size: int
+) -> None:
+    """And none waits for what it would have passed on."""
+    run_on(3, save_on, in_memory, node_size)
+    for text, seconds in run_on(3, failing, in_memory, before, node_size):
+        assert "cannot be read" in text or "cannot read" in text
+        assert seconds < 15.0, "the timeout is 20 s"

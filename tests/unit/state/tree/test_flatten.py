@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.testing.states import Box
+from deeppart.state.tree.flatten import flatten
+from deeppart.testing.states import Box, difference
 from tests.unit.cli_support import steps_in
 
 
@@ -307,3 +308,21 @@ def test_namedtuples_with_names_no_class_can_have(tmp_path: Path) -> None:
         with pytest.raises(deeppart.UnsupportedLeafError, match="not a name") as caught:
             ck.checkpoint({"here": kind(1)}, step=1)
         assert "path here" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "keys", [[(1, "a"), np.int64(5)], [np.float64(5), (5, 5)], [(5,), np.int64(5)], [True, (1, 2)]]
+)
+def test_keys_that_do_not_compare_with_each_other(tmp_path: Path, keys: list[Any]) -> None:
+    """numpy's numbers and tuples: == gives an array of answers."""
+    for order in (keys, keys[::-1]):
+        flat = flatten({"d": {key: torch.ones(2) for key in order}})
+        assert len(flat.arrays) == 2
+    one, other = (flatten({"d": {key: torch.ones(2) for key in order}}) for order in (keys, keys[::-1]))
+    assert one.tokens == other.tokens and len(one.orders) + len(other.orders) == 1, "one of them is in canonical order"
+    state = {"d": {key: torch.full((2,), float(place)) for place, key in enumerate(keys)}}
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        ck.checkpoint(state, 1).wait(timeout=100)
+        live = {"d": {key: torch.zeros(2) for key in keys}}
+        assert ck.restore(live) == 1
+    assert difference(state, live) is None
