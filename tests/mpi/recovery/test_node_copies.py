@@ -225,7 +225,7 @@ def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:
 
 def reader_cannot_send(rank: int, patch: pytest.MonkeyPatch) -> None:
     """The files are cut when all have been checked: to touch their memory would end the process by SIGBUS."""
-    find = tables.find_copies
+    find = node_copies.find_copies
 
     def cut(ranks: Any, recovered: Any, places: Any) -> Any:
         found = find(ranks, recovered, places)
