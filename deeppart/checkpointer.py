@@ -15,7 +15,7 @@ from deeppart.cadence import CadenceReport
 from deeppart.comm.agreement import raise_together
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
-from deeppart.config.arguments import check_state, check_step, refuse_in_fork, resolve_config
+from deeppart.config.arguments import check_state, check_step, refuse_in_fork
 from deeppart.errors import (
     BackgroundFailureWarning,
     CheckpointError,
@@ -39,7 +39,7 @@ from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
-from deeppart.session.open import open_session, tell_refusal
+from deeppart.session.open import configuration_of, open_session
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
@@ -90,11 +90,7 @@ class Checkpointer:
 
     def __init__(self, config: Config | None = None, comm: Any = None, **settings: Any) -> None:
         self._process = os.getpid()
-        try:
-            self.config = resolve_config(config, settings)
-        except (DeeppartError, TypeError) as error:
-            tell_refusal(error, comm)
-            raise
+        self.config = configuration_of(config, settings, comm)
         settle(_SETTLE_SHARE * self.config.timeout)
         self._session = open_session(self.config, comm)
         self._comm = self._session.comm

@@ -14,6 +14,7 @@ from deeppart import access
 from deeppart.comm import Comm, connect, finish
 from deeppart.comm.agreement import raise_together, together
 from deeppart.config import Config
+from deeppart.config.arguments import resolve_config
 from deeppart.config.job import expand_directory, job_name, node_name
 from deeppart.errors import DeeppartError, DeeppartWarning, as_error, warn_caller
 from deeppart.model import LEVELS, Level
@@ -33,12 +34,21 @@ _WHAT = "starting the checkpointer"
 _REFUSAL_PATIENCE_S = 30.0
 
 
-def tell_refusal(error: Exception, comm: Any) -> None:
-    """Tell the ranks that are on their way to :func:`open_session` that this one cannot start (collective).
+def configuration_of(config: Config | None, settings: dict[str, Any], comm: Any) -> Config:
+    """The configuration that a checkpointer is made with; where it is refused, the other ranks hear of it.
 
-    Args:
-        error: what the settings of this rank were refused for; to be raised by the caller.
+    Raises:
+        TypeError, ConfigError: as of :func:`deeppart.config.arguments.resolve_config`.
     """
+    try:
+        return resolve_config(config, settings)
+    except (DeeppartError, TypeError) as error:
+        _tell_refusal(error, comm)
+        raise
+
+
+def _tell_refusal(error: Exception, comm: Any) -> None:
+    """Tell the ranks that are on their way to :func:`open_session` that this one cannot start (collective)."""
     within = _WHAT, _REFUSAL_PATIENCE_S
     with contextlib.suppress(DeeppartError):  # what counts is the error
         main = connect(comm, _REFUSAL_PATIENCE_S)
