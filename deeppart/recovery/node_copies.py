@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.nodes.exchange.memory import Bytes
@@ -35,11 +37,13 @@ class NodeCopy:
         raw: its raw stream, read-only.
         file: the file that this is, closed.
         is_on_a_node: other jobs on this node may take the file away.
+        chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw stream one after the other.
     """
 
     raw: Bytes
     file: FileSource
     is_on_a_node: bool
+    chunks: npt.NDArray[np.void]
 
     def problem(self) -> CorruptFileError | StorageError | None:
         """To be asked when the bytes have been used: whether they may have changed, as of :class:`LoadedPart`."""
@@ -47,8 +51,21 @@ class NodeCopy:
             return None
         try:
             return None if self.file.has_its_name() else taken_away(self.file)
-        except StorageError as error:
-            return error
+        except StorageError:
+            return self._changed()
+
+    def _changed(self) -> CorruptFileError | StorageError | None:
+        """What the digests say, where the file system does not say whether the file has its name."""
+        at = 0
+        for row in self.chunks:
+            start, at = at, at + int(row["encoded_length"])
+            try:
+                data = self.stretch(start, at)
+            except StorageError as error:
+                return error
+            if xxhash.xxh3_128_digest(data.data) != row["encoded_digest"].tobytes():
+                return taken_away(self.file)
+        return None
 
     def stretch(self, start: int, stop: int) -> Bytes:
         """Some of its bytes, brought into this process.
@@ -74,11 +91,14 @@ class NodeCopies:
     on_nodes: frozenset[int]
 
 
-def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[int, str]) -> NodeCopies:
+def find_copies(
+    ranks: Ranks, recovered: Recovered, places: Mapping[int, str], chunks: Mapping[int, npt.NDArray[np.void]]
+) -> NodeCopies:
     """Map what the mates of this rank have read (collective).
 
     Args:
         places: part number -> :func:`described`, of those for which that is not "".
+        chunks: the table of chunks of each of these parts.
     """
     node_of, mine = ranks.node_of, dict[int, NodeCopy]()
     lacking = np.ones(recovered.attempt.world_size, dtype=np.int64)
@@ -87,7 +107,7 @@ def find_copies(ranks: Ranks, recovered: Recovered, places: Mapping[int, str]) -
         is_mates = node_of[read.reader] == node_of[ranks.rank] and read.reader != ranks.rank
         if is_mates and read.part in places:
             try:
-                mine[read.part] = _mapped(places[read.part])
+                mine[read.part] = _mapped(places[read.part], chunks[read.part])
             except Exception:  # of whatever kind: the bytes are sent then
                 lacking[read.part] = 1
     what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
@@ -102,7 +122,7 @@ def described(part: LoadedPart) -> str:
     return "" if part.place is None or not kernel else json.dumps([kernel, *astuple(part.place)])
 
 
-def _mapped(text: str) -> NodeCopy:
+def _mapped(text: str, chunks: npt.NDArray[np.void]) -> NodeCopy:
     kernel, *values = json.loads(text)
     place = FilePlace(*values)
     if kernel != running_kernel():
@@ -113,4 +133,4 @@ def _mapped(text: str) -> NodeCopy:
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
             raise StorageError("a file has become shorter since it was read", where=place.path)
-        return NodeCopy(raw, file, place.is_on_a_node)
+        return NodeCopy(raw, file, place.is_on_a_node, chunks)

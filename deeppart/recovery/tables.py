@@ -64,14 +64,17 @@ def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
     messages = ranks.finish(ranks.comm.allgather(_message(recovered)), what)
     with collection_paused():
-        indexes, places, document = _taken_apart(messages)
-    return Tables(indexes, document, find_copies(ranks, recovered, places))
+        indexes, places, tables, document = _taken_apart(messages)
+    return Tables(indexes, document, find_copies(ranks, recovered, places, tables))
 
 
-def _taken_apart(messages: list[bytes]) -> tuple[list[PartIndexView], dict[int, str], bytes]:
-    """The tables in part order, the places of parts in memory, and the document of part 0."""
+def _taken_apart(
+    messages: list[bytes],
+) -> tuple[list[PartIndexView], dict[int, str], dict[int, npt.NDArray[np.void]], bytes]:
+    """The tables in part order; the places of parts in memory, and their chunks; the document of part 0."""
     indexes: dict[int, PartIndexView] = {}
     places: dict[int, str] = {}
+    tables: dict[int, npt.NDArray[np.void]] = {}
     document = b""
     for reader, message in enumerate(messages):
         at = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
@@ -81,11 +84,11 @@ def _taken_apart(messages: list[bytes]) -> tuple[list[PartIndexView], dict[int, 
             indexes[part] = _view(part, reader, chunks, spans)
             at += chunks.nbytes + spans.nbytes
             if place:
-                places[part] = place
+                places[part], tables[part] = place, chunks
             if part == 0:
                 document = message[at : at + document_bytes]
             at += document_bytes
-    return [indexes[part] for part in sorted(indexes)], places, document
+    return [indexes[part] for part in sorted(indexes)], places, tables, document
 
 
 def _message(recovered: Recovered) -> bytes:

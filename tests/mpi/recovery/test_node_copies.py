@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import deeppart
-from deeppart.errors import CorruptFileError, DeeppartError, RemoteRankError
-from deeppart.part import FLAG_PER_RANK
+from deeppart.errors import CorruptFileError, DeeppartError, RemoteRankError, StorageError
+from deeppart.part import FLAG_PER_RANK, FileSource
 from deeppart.plan.restart import routes
 from deeppart.recovery import distribute, node_copies, tables
 from deeppart.state.restore import scatter
@@ -153,7 +153,7 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
     """After the parts were read, and before rank 1 maps those of others: files with other bytes take their names."""
     mapped = node_copies._mapped
 
-    def late(text: str) -> Any:
+    def late(text: str, chunks: Any) -> Any:
         if rank == 1:
             path = Path(json.loads(text)[1])
             other = path.with_suffix(".other")
@@ -162,16 +162,16 @@ def other_files_by_those_names(rank: int, patch: pytest.MonkeyPatch) -> None:
             os.rename(path, kept)
             os.rename(other, path)
             try:
-                return mapped(text)
+                return mapped(text, chunks)
             finally:
                 os.rename(kept, path)
-        return mapped(text)
+        return mapped(text, chunks)
 
     patch.setattr(node_copies, "_mapped", late)
 
 
 def cannot_be_mapped(rank: int, patch: pytest.MonkeyPatch) -> None:
-    def refused(text: str) -> Any:
+    def refused(text: str, chunks: Any) -> Any:
         raise OSError("no more mappings")
 
     if rank == 0:
@@ -215,6 +215,21 @@ def test_a_file_that_is_taken_away_while_a_mate_uses_it_is_an_error_of_all(run_o
     assert all("taken away" in text for text in texts), texts
 
 
+def names_cannot_be_asked_for(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """A file system that gives an error for a moment: the campaign lost a restore to it."""
+
+    def no_answer(self: Any) -> bool:
+        raise StorageError("cannot look at a part file", errno=5)
+
+    patch.setattr(FileSource, "has_its_name", no_answer)
+
+
+def test_where_a_file_system_does_not_say_the_digests_do(run_on: Any, in_memory: Path) -> None:
+    saved = run_on(3, save_on, in_memory, 4)
+    for rank, (found, messages) in enumerate(run_on(3, restored, in_memory, names_cannot_be_asked_for, 4)):
+        assert messages == (0, 0) and same(saved[rank], found) == []
+
+
 def write_fails(rank: int, patch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, pieces: Any, data: Any) -> None:
         raise OSError(5, "a page cannot be read")
@@ -227,8 +242,8 @@ def reader_cannot_send(rank: int, patch: pytest.MonkeyPatch) -> None:
     """The files are cut when all have been checked: to touch their memory would end the process by SIGBUS."""
     find = node_copies.find_copies
 
-    def cut(ranks: Any, recovered: Any, places: Any) -> Any:
-        found = find(ranks, recovered, places)
+    def cut(ranks: Any, recovered: Any, *rest: Any) -> Any:
+        found = find(ranks, recovered, *rest)
         if rank == 1:
             for part in recovered.mine.values():
                 with open(part.place.path, "r+b") as file:

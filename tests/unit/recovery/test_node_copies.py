@@ -9,14 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from deeppart.errors import CorruptFileError, DeeppartError, StorageError
-from deeppart.part import FileSource
+from deeppart.part import CHUNK_DTYPE, FileSource
 from deeppart.recovery.load_part import FilePlace, LoadedPart
 from deeppart.recovery.node_copies import NodeCopy, _mapped, described
 from deeppart.storage.mapped import running_kernel
 
 CONTENT = np.random.default_rng(5).integers(0, 256, 200_000, dtype=np.uint8)
+
+
+#: Two chunks, of 100,000 and 50,000 bytes.
+CHUNKS = np.zeros(2, dtype=CHUNK_DTYPE)
+for _row, (_start, _stop) in zip(CHUNKS, [(64, 100_064), (100_064, 150_064)], strict=True):
+    _row["encoded_length"] = _stop - _start
+    _row["encoded_digest"] = np.frombuffer(xxhash.xxh3_128_digest(CONTENT[_start:_stop].data), dtype=np.uint8)
 
 
 @pytest.fixture
@@ -32,7 +40,7 @@ def text_of(place: FilePlace, kernel: str | None = None) -> str:
 
 
 def test_the_stretch_of_the_file(place: FilePlace) -> None:
-    copy = _mapped(text_of(place))
+    copy = _mapped(text_of(place), CHUNKS)
     assert (copy.raw == CONTENT[64:150_064]).all()
     assert (copy.stretch(100, 4200) == CONTENT[164:4264]).all()
     assert len(copy.stretch(7, 7)) == 0
@@ -80,11 +88,11 @@ def _under_another_kernel(place: FilePlace) -> str:
 @pytest.mark.parametrize("change", [_replaced, _cut, _removed, _under_another_kernel])
 def test_what_is_not_the_file_that_was_read_is_refused(place: FilePlace, change: Any) -> None:
     with pytest.raises(DeeppartError):
-        _mapped(change(place))
+        _mapped(change(place), CHUNKS)
 
 
 def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
-    copy = _mapped(text_of(place))
+    copy = _mapped(text_of(place), CHUNKS)
     Path(place.path).rename(place.path + ".retired")
     assert isinstance(copy.problem(), CorruptFileError)
     # On the persistent level files are removed, and never written over: who has one open still has its bytes.
@@ -92,18 +100,39 @@ def test_a_file_that_loses_its_name_while_it_is_used(place: FilePlace) -> None:
     assert (copy.stretch(0, 150_000) == CONTENT[64:150_064]).all()
 
 
-def test_a_file_system_that_does_not_say(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = _mapped(text_of(place))
+@pytest.mark.parametrize("offset", [None, 64, 100_063, 150_063])
+def test_where_the_file_system_does_not_say_the_digests_do(
+    place: FilePlace, monkeypatch: pytest.MonkeyPatch, offset: int | None
+) -> None:
+    copy = _mapped(text_of(place), CHUNKS)
 
     def silent(self: FileSource) -> bool:
         raise StorageError("no answer")
 
     monkeypatch.setattr(FileSource, "has_its_name", silent)
+    if offset is None:
+        assert copy.problem() is None
+        return
+    with open(place.path, "r+b") as file:
+        file.seek(offset)
+        file.write(bytes([int(CONTENT[offset]) ^ 1]))
+    assert isinstance(copy.problem(), CorruptFileError)
+
+
+def test_where_nothing_can_be_asked_or_read(place: FilePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = _mapped(text_of(place), CHUNKS)
+
+    def silent(self: FileSource) -> bool:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(FileSource, "has_its_name", silent)
+    with open(place.path, "r+b") as file:
+        file.truncate(0)
     assert isinstance(copy.problem(), StorageError)
 
 
 def test_bytes_that_are_gone_are_an_error_and_do_not_end_the_process(place: FilePlace) -> None:
-    copy: NodeCopy = _mapped(text_of(place))
+    copy: NodeCopy = _mapped(text_of(place), CHUNKS)
     with open(place.path, "r+b") as file:
         file.truncate(0)  # to touch them would be a SIGBUS
     with pytest.raises(StorageError, match="cannot read"):
