@@ -21,7 +21,7 @@ from deeppart.part.format import (
 )
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
-from deeppart.part.reader import PartReader
+from deeppart.part.reader import PartReader, check_encoded
 from deeppart.part.signing import Signing, strong_digest
 from deeppart.part.source import ByteSource, FileSource, MemorySource
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
@@ -51,6 +51,7 @@ __all__ = [
     "Signing",
     "Sink",
     "base_file_name",
+    "check_encoded",
     "decode_manifest",
     "decode_suspicion",
     "encode_manifest",

@@ -31,6 +31,24 @@ from deeppart.part.signing import PART, TAG_BYTES, Signing, check_strong_digest
 from deeppart.part.source import ByteSource
 
 
+def check_encoded(row: np.void, encoded: memoryview, where: str) -> None:
+    """Check the encoded bytes of a chunk against its row of the table.
+
+    Raises:
+        CorruptFileError: length or digest does not hold.
+    """
+    if encoded.nbytes != int(row["encoded_length"]):
+        raise corrupt(
+            "a chunk was read with another length than its table says",
+            expected=f"{int(row['encoded_length'])} bytes",
+            found=f"{encoded.nbytes} bytes",
+            where=where,
+        )
+    found, expected = xxhash.xxh3_128_digest(encoded), row["encoded_digest"].tobytes()
+    if found != expected:
+        raise corrupt("the digest of a chunk does not hold", expected=expected.hex(), found=found.hex(), where=where)
+
+
 class PartReader:
     """An open part.
 
@@ -234,22 +252,7 @@ class PartReader:
         Raises:
             CorruptFileError: length or digest does not hold.
         """
-        row = self.chunks[i]
-        if encoded.nbytes != int(row["encoded_length"]):
-            raise corrupt(
-                "a chunk was read with another length than its table says",
-                expected=f"{int(row['encoded_length'])} bytes",
-                found=f"{encoded.nbytes} bytes",
-                where=self._where_chunk(i),
-            )
-        found, expected = xxhash.xxh3_128_digest(encoded), row["encoded_digest"].tobytes()
-        if found != expected:
-            raise corrupt(
-                "the digest of a chunk does not hold",
-                expected=expected.hex(),
-                found=found.hex(),
-                where=self._where_chunk(i),
-            )
+        check_encoded(self.chunks[i], encoded, self._where_chunk(i))
         if self._signing is not None:
             check_strong_digest(encoded, self._strong[i].tobytes(), where=self._where_chunk(i))
 

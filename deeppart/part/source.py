@@ -130,12 +130,7 @@ class FileSource:
         Raises:
             StorageError: the operating system refused.
         """
-        try:
-            writable = mmap.PROT_READ | mmap.PROT_WRITE
-            return memoryview(mmap.mmap(self._fd, self.size, flags=mmap.MAP_PRIVATE, prot=writable)).toreadonly()
-        except (OSError, ValueError) as error:
-            found = OSError(getattr(error, "errno", None), str(error))
-            raise self._storage_error("cannot map a part file", found) from error
+        return self._map(mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def viewed(self) -> memoryview:
         """The same as :meth:`mapped`, not to be sent by MPI: no memory is set aside for it.
@@ -143,8 +138,11 @@ class FileSource:
         Raises:
             StorageError: the operating system refused.
         """
+        return self._map(mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def _map(self, flags: int, protection: int) -> memoryview:
         try:
-            return memoryview(mmap.mmap(self._fd, self.size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+            return memoryview(mmap.mmap(self._fd, self.size, flags=flags, prot=protection)).toreadonly()
         except (OSError, ValueError) as error:
             found = OSError(getattr(error, "errno", None), str(error))
             raise self._storage_error("cannot map a part file", found) from error

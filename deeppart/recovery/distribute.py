@@ -49,6 +49,11 @@ class _Item:
     def pieces(self) -> list[LeafPiece]:
         return self.index.pieces[self.chunk]
 
+    @property
+    def is_wanted(self) -> bool:
+        """True if any of its leaves is to be filled."""
+        return any(self.scatter.wants(piece.leaf) for piece in self.pieces)
+
 
 @dataclass(slots=True)
 class _Flight:
@@ -79,8 +84,7 @@ class Distributor:
     def shared(self, scatter: Scatter) -> Exception | None:
         """Fill the replicated leaves of all ranks."""
         items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
-        wanted = (item for item in items if any(scatter.wants(piece.leaf) for piece in item.pieces))
-        return self._deliver(wanted, self._hop_to_all)
+        return self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
 
     def own(self, scatter: Scatter) -> Exception | None:
         """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save."""
@@ -93,15 +97,15 @@ class Distributor:
         Args:
             scatters: part number -> where its leaves go.
         """
-        indexes = [index for index in self._tables.indexes if index.part in set(parts)]
+        asked = set(parts)
         items = (
             _Item(index, chunk, scatters(index.part))
-            for index in indexes
+            for index in self._tables.indexes
+            if index.part in asked
             for chunk, own in enumerate(index.per_rank)
             if own
         )
-        wanted = (item for item in items if any(item.scatter.wants(piece.leaf) for piece in item.pieces))
-        return self._deliver(wanted, self._hop_to_all)
+        return self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
 
     def _in_turns(self, *, per_rank: bool) -> Iterator[tuple[PartIndexView, int]]:
         """Chunks of all parts, the readers taking turns."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,13 +56,12 @@ def share_documents(ranks: Ranks, recovered: Recovered, text: bytes) -> Document
 def _others(ranks: Ranks, recovered: Recovered, what: str) -> list[bytes]:
     """The documents of the parts from 1 on, in part order."""
     mine = {part: loaded.reader.meta for part, loaded in recovered.mine.items() if part}
-    lengths = json.dumps({part: len(text) for part, text in mine.items()}).encode()
-    told = ranks.finish(ranks.comm.allgather(lengths), what)
+    lengths = [(part, len(text)) for part, text in mine.items()]
     found: dict[int, bytes] = {}
-    for text, theirs in zip(told, ranks.finish(ranks.comm.allgather(b"".join(mine.values())), what), strict=True):
+    for parts, theirs in ranks.share(lengths, mine.values(), what):
         at = 0
-        for part, length in json.loads(text).items():
-            found[int(part)] = theirs[at : at + length]
+        for part, length in parts:
+            found[part] = theirs[at : at + length]
             at += length
     return [found[part] for part in range(1, recovered.attempt.world_size)]
 

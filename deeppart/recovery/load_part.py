@@ -7,7 +7,7 @@ already, on a tmpfs or in the page cache of a file system of this node, is used 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,10 @@ from deeppart.storage.mapped import lies_in_memory
 #: While one thread waits for storage, another can check what has come.
 LEAST_THREADS = 2
 _BLOCK_BYTES = 8 << 20
+
+
+#: What became of bytes that were used where they lie; None: nothing.
+Problem = CorruptFileError | StorageError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +69,14 @@ class LoadedPart:
     used_in_place: FileSource | None = None
     place: FilePlace | None = None
 
-    def problem(self) -> CorruptFileError | StorageError | None:
+    def problem(self) -> Problem:
         """To be asked when the bytes have been used: whether they may have changed since they were checked.
 
         A job that was overtaken and still runs on this node may retire the step that another one restores. It gives
         the file another name then, before it writes over it (:mod:`deeppart.storage.spares`): what still has its name
         has not changed. Where the file system does not say, the digests are asked once more.
         """
-        if self.used_in_place is None:
-            return None
-        try:
-            if self.used_in_place.has_its_name():
-                return None
-        except StorageError:
-            return self._changed()
-        return taken_away(self.used_in_place)
+        return None if self.used_in_place is None else problem_of(self.used_in_place, self._changed)
 
     def _changed(self) -> CorruptFileError | None:
         try:
@@ -124,8 +121,13 @@ class LoadedPart:
         return [(name, Path(self.source).with_name(name)) for name in self.reader.base_names]
 
 
-def taken_away(file: FileSource) -> CorruptFileError:
-    """The error for a file that has lost its name while its memory was in use."""
+def problem_of(file: FileSource, ask_digests: Callable[[], Problem]) -> Problem:
+    """Whether the bytes of a file may have changed while its memory was in use, as of :meth:`LoadedPart.problem`."""
+    try:
+        if file.has_its_name():
+            return None
+    except StorageError:
+        return ask_digests()
     return CorruptFileError(
         "a part file was taken away while it was being used",
         found="another job that runs on this node retires the step",

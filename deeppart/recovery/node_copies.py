@@ -17,12 +17,11 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.nodes.exchange.memory import Bytes
-from deeppart.part import FileSource
-from deeppart.recovery.load_part import FilePlace, LoadedPart, taken_away
+from deeppart.part import FileSource, check_encoded
+from deeppart.recovery.load_part import FilePlace, LoadedPart, Problem, problem_of
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.storage.locked_pages import bring_pages
@@ -45,26 +44,18 @@ class NodeCopy:
     is_on_a_node: bool
     chunks: npt.NDArray[np.void]
 
-    def problem(self) -> CorruptFileError | StorageError | None:
+    def problem(self) -> Problem:
         """To be asked when the bytes have been used: whether they may have changed, as of :class:`LoadedPart`."""
-        if not self.is_on_a_node:
-            return None
-        try:
-            return None if self.file.has_its_name() else taken_away(self.file)
-        except StorageError:
-            return self._changed()
+        return problem_of(self.file, self._changed) if self.is_on_a_node else None
 
-    def _changed(self) -> CorruptFileError | StorageError | None:
-        """What the digests say, where the file system does not say whether the file has its name."""
+    def _changed(self) -> Problem:
         at = 0
-        for row in self.chunks:
-            start, at = at, at + int(row["encoded_length"])
-            try:
-                data = self.stretch(start, at)
-            except StorageError as error:
-                return error
-            if xxhash.xxh3_128_digest(data.data) != row["encoded_digest"].tobytes():
-                return taken_away(self.file)
+        try:
+            for number, row in enumerate(self.chunks):
+                start, at = at, at + int(row["encoded_length"])
+                check_encoded(row, self.stretch(start, at).data, f"{self.file.path}, chunk {number}")
+        except (CorruptFileError, StorageError) as error:
+            return error
         return None
 
     def stretch(self, start: int, stop: int) -> Bytes:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from deeppart.comm import Comm, finish
 from deeppart.comm.base import Operation
 
 T = TypeVar("T")
+#: The length of a message's head is given in so many bytes.
+_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,17 @@ class Ranks:
             PeerTimeoutError, CommError: as of :func:`deeppart.comm.finish`.
         """
         return finish(self.comm, operation, what, self.timeout)
+
+    def share(self, head: Any, payload: Iterable[bytes], what: str) -> list[tuple[Any, bytes]]:
+        """Give all ranks something in JSON, and bytes that it describes (collective); by rank, in one exchange.
+
+        Raises:
+            PeerTimeoutError, CommError: as of :meth:`finish`.
+        """
+        text = json.dumps(head).encode()
+        message = b"".join((len(text).to_bytes(_LENGTH_BYTES, "little"), text, *payload))
+        told = []
+        for theirs in self.finish(self.comm.allgather(message), what):
+            begins = _LENGTH_BYTES + int.from_bytes(theirs[:_LENGTH_BYTES], "little")
+            told.append((json.loads(theirs[_LENGTH_BYTES:begins]), theirs[begins:]))
+        return told

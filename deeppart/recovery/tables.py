@@ -5,7 +5,6 @@ Everything small goes in one exchange: with as many parts as ranks, one for each
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,8 @@ from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
 from deeppart.state.restore.scatter import LeafPiece, chunk_pieces
 
-#: Length of a message's head is given in so many bytes.
-_LENGTH_BYTES = 8
+#: Of a part: its number, where it lies in memory, rows of its two tables, and bytes of its document.
+_Head = tuple[int, str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +61,23 @@ class Tables:
 def share_tables(ranks: Ranks, recovered: Recovered) -> Tables:
     """Tell every rank what each part holds (collective)."""
     what = f"restore of step {recovered.attempt.step}, indexes of the parts"
-    messages = ranks.finish(ranks.comm.allgather(_message(recovered)), what)
+    messages = ranks.share(*_message(recovered), what)
     with collection_paused():
         indexes, places, tables, document = _taken_apart(messages)
     return Tables(indexes, document, find_copies(ranks, recovered, places, tables))
 
 
 def _taken_apart(
-    messages: list[bytes],
+    messages: list[tuple[list[_Head], bytes]],
 ) -> tuple[list[PartIndexView], dict[int, str], dict[int, npt.NDArray[np.void]], bytes]:
     """The tables in part order; the places of parts in memory, and their chunks; the document of part 0."""
     indexes: dict[int, PartIndexView] = {}
     places: dict[int, str] = {}
     tables: dict[int, npt.NDArray[np.void]] = {}
     document = b""
-    for reader, message in enumerate(messages):
-        at = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
-        for part, place, chunk_count, span_count, document_bytes in json.loads(message[_LENGTH_BYTES:at]):
+    for reader, (heads, message) in enumerate(messages):
+        at = 0
+        for part, place, chunk_count, span_count, document_bytes in heads:
             chunks = np.frombuffer(message, dtype=CHUNK_DTYPE, count=chunk_count, offset=at)
             spans = np.frombuffer(message, dtype=SPAN_DTYPE, count=span_count, offset=at + chunks.nbytes)
             indexes[part] = _view(part, reader, chunks, spans)
@@ -91,16 +90,16 @@ def _taken_apart(
     return [indexes[part] for part in sorted(indexes)], places, tables, document
 
 
-def _message(recovered: Recovered) -> bytes:
-    """What this rank has read: lengths, then the tables of each part; of part 0, the document, too."""
-    heads, tables = [], []
+def _message(recovered: Recovered) -> tuple[list[_Head], list[bytes]]:
+    """What this rank has read: a head for each part, and the tables of each; of part 0, the document, too."""
+    heads: list[_Head] = []
+    tables: list[bytes] = []
     for part, loaded in recovered.mine.items():
         reader = loaded.reader
         document = reader.meta if part == 0 else b""
         heads.append((part, described(loaded), len(reader.chunks), len(reader.spans), len(document)))
         tables += [reader.chunks.tobytes(), reader.spans.tobytes(), document]
-    head = json.dumps(heads).encode()
-    return b"".join((len(head).to_bytes(_LENGTH_BYTES, "little"), head, *tables))
+    return heads, tables
 
 
 def _view(part: int, reader: int, chunks: npt.NDArray[np.void], spans: npt.NDArray[np.void]) -> PartIndexView:

@@ -7,7 +7,6 @@ fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import mmap
 import operator
@@ -24,6 +23,7 @@ import torch
 from deeppart.errors import FreedMemoryError
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.memory.held import HeldMemory, storage_address
+from deeppart.state.memory.moving import memmove
 from deeppart.state.tree.fingerprint import copy_tensors
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Bytes, LeafType, is_flat, lies_flat_on_host, rectangles
@@ -34,10 +34,6 @@ DEVICE_PIECE_BYTES = 64 << 20
 
 #: Copies on the host are made in pieces of this size, so that other threads get the interpreter in between.
 MOVE_BYTES = 32 << 20
-
-# PyDLL: the interpreter lock is not given up, and not waited for, around each of a thousand small copies.
-_memmove = ctypes.PyDLL(None).memmove
-_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 
 class Staging:
@@ -197,7 +193,7 @@ class CapturePlan:
             if move.leaf in later:
                 left.append(HostCopy(move.leaf, move.target, source, move.length))
             elif memory.stands(move.leaf):
-                _memmove(move.target, source, move.length)
+                memmove(move.target, source, move.length)
         for leaf, first, last, buffer in self._numpy:
             data = arrays[leaf]
             elements = buffer.view(data.dtype)
@@ -254,7 +250,7 @@ class _Moves:
             # All of it in C, without a step of the interpreter in between: see CapturePlan.
             stand = map(operator.eq, map(storage_address, holders[batch]), bases[batch])
             asked = map(operator.mul, lengths[batch], stand)
-            deque(map(_memmove, targets[batch], sources[batch], asked), maxlen=0)
+            deque(map(memmove, targets[batch], sources[batch], asked), maxlen=0)
         return left
 
 

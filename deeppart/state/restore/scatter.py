@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,14 +13,11 @@ from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.part import OWN_TABLE
 from deeppart.state.document.structure import Structure
 from deeppart.state.memory.held import HeldMemory
+from deeppart.state.memory.moving import memmove
 from deeppart.state.tree.leaves import Array, Bytes, LeafType, flat_bytes, lies_flat_on_host, rectangles
 
 #: Pieces from this length on are copied while other threads run.
 _LONG_BYTES = 256 << 10
-
-# PyDLL: the interpreter lock is not given up, and not waited for, around each of thousands of small copies.
-_memmove = ctypes.PyDLL(None).memmove
-_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
 
 class LeafPiece(NamedTuple):
@@ -104,7 +100,7 @@ class Scatter:
             if length >= _LONG_BYTES or not self._flat(place):
                 self._write_alone(leaf, start, data[at : at + length])
             elif self._has_room(place, start, length) and at + length <= data.nbytes:
-                _memmove(pointers[place] + start, source + at, length)
+                memmove(pointers[place] + start, source + at, length)
             else:
                 raise CorruptFileError("a part holds bytes beyond the end of a leaf", where=f"leaf {leaf}")
 

@@ -16,6 +16,12 @@ def test_an_exchange_is_driven_to_its_end() -> None:
     assert ranks.finish(ranks.comm.allgather(b"mine"), "asking") == [b"mine"]
 
 
+@pytest.mark.parametrize("payload", [[], [b""], [b"one", b"", b"two"]])
+def test_what_all_are_told_in_one_exchange(payload: list[bytes]) -> None:
+    ranks = Ranks(SingleComm(), (0,), 5.0)
+    assert ranks.share([[1, "a"], None], payload, "telling") == [([[1, "a"], None], b"".join(payload))]
+
+
 def test_one_that_gets_no_further_ends_in_an_error_that_names_it() -> None:
     def stuck() -> Operation[None]:
         while True:
