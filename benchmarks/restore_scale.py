@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 
@@ -25,50 +24,24 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
+from benchmarks.checkout import MalfunctionError, Runs, Times, checkouts
+from benchmarks.launching import CannotRunError
 from benchmarks.machine import describe_machine
-from benchmarks.settings import STATES, Settings
-from benchmarks.workload import BERT_LAYERS, state_bytes
-
-_TIMEOUT_S = 900.0
-BEFORE, NOW = "before", "now"
-#: what was measured -> seconds, each time
-Times = dict[str, list[float]]
-
-
-class _MalfunctionError(Exception):
-    """The ranks of one run failed; they have said why."""
+from benchmarks.workload import state_bytes
 
 
 def measure(options: argparse.Namespace) -> dict[int, dict[str, Times]]:
     """By number of ranks and checkout, what was measured.
 
     Raises:
-        CannotRunError: there is no launcher.
+        CannotRunError: there is no launcher, or no such checkout. MalfunctionError: the ranks failed.
     """
-    launcher = find_launcher()
-    checkouts = {NOW: ROOT} if options.before is None else {BEFORE: options.before.resolve(), NOW: ROOT}
+    paths, runs = checkouts(options.before), Runs("restore_scale_rank", options.disk, options.tmpfs, options.repeat)
     found: dict[int, dict[str, Times]] = {}
     for ranks in map(int, options.ranks.split(",")):
-        found[ranks] = {which: _run_once(checkout, ranks, options, launcher) for which, checkout in checkouts.items()}
+        found[ranks] = {which: runs.run(path, ranks, options.scale, options.node_size) for which, path in paths.items()}
         print(f"{ranks} ranks: done", file=sys.stderr, flush=True)
     return found
-
-
-def _run_once(checkout: Path, ranks: int, options: argparse.Namespace, launcher: list[str]) -> Times:
-    with (
-        tempfile.TemporaryDirectory(prefix="deeppart-restore-", dir=options.disk) as disk,
-        tempfile.TemporaryDirectory(prefix="deeppart-restore-", dir=options.tmpfs) as tmpfs,
-        tempfile.TemporaryDirectory(prefix="deeppart-restore-") as work,
-    ):
-        settings, result = Path(work) / "settings.json", Path(work) / "result.json"
-        Settings(ranks, STATES[0], options.scale, BERT_LAYERS, options.repeat, disk, tmpfs, ()).save(settings)
-        module = ["-m", "mpi4py", "-m", "benchmarks.restore_scale_rank", str(checkout), str(settings), str(result)]
-        command = [*launcher, "-n", str(ranks), sys.executable, *module, str(options.node_size)]
-        if not run_ranks(command, work, _TIMEOUT_S, environment_of_ranks(_TIMEOUT_S, BYPASS_CACHES)):
-            raise _MalfunctionError
-        times: Times = json.loads(result.read_text(encoding="utf-8"))
-        return times
 
 
 def show(found: dict[int, dict[str, Times]], options: argparse.Namespace, console: Console) -> None:
@@ -77,8 +50,8 @@ def show(found: dict[int, dict[str, Times]], options: argparse.Namespace, consol
     table = Table(title=f"{megabytes:.0f} MB restored on every rank, seconds (times the copy)", title_justify="left")
     for column in ("ranks", "", "bare copy", "from local", "from persistent"):
         table.add_column(column, justify="right")
-    for ranks, checkouts in found.items():
-        for which, times in checkouts.items():
+    for ranks, by_checkout in found.items():
+        for which, times in by_checkout.items():
             copy = median(times["copy"])
             cells = [f"{copy:.3f} ({min(times['copy']):.3f}-{max(times['copy']):.3f})"]
             for level in ("local", "persistent"):
@@ -106,7 +79,7 @@ def main() -> int:
     except CannotRunError as error:
         print(f"restore_scale: {error}", file=sys.stderr)
         return 2
-    except _MalfunctionError:
+    except MalfunctionError:
         return 1
     show(found, options, Console(width=None if sys.stdout.isatty() else 140))
     if options.json is not None:

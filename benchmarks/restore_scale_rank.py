@@ -1,35 +1,16 @@
-"""What every rank of benchmarks/restore_scale.py runs: the module, a checkout, settings, a result, ranks per node.
-
-The deeppart of the checkout under test is imported first; everything else comes from this one.
-"""
+"""What every rank of benchmarks/restore_scale.py measures, by way of benchmarks/checkout.py."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import signal
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
-
 import deeppart
-
-if __name__ == "__main__":
-    sys.path.remove(sys.argv[1])
-
-import torch
-from mpi4py import MPI
-
+from benchmarks.checkout import Times
 from benchmarks.rig import Rig
-from benchmarks.settings import Settings
 
 _TIMEOUT_S = 300.0
-_PR_SET_PDEATHSIG = 1
 #: How often a rank that waits for others looks, and leaves them the processor in between.
 _LOOK_S = 1e-3
 
@@ -39,13 +20,12 @@ class Measurement:
 
     Args:
         rig: the ranks, the state and the directories.
-        node_size: ranks per node, or None to tell by their names.
     """
 
-    def __init__(self, rig: Rig, node_size: int | None) -> None:
-        self._rig, self._node_size = rig, node_size
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
 
-    def run(self) -> dict[str, list[float]]:
+    def run(self) -> Times:
         """Seconds of the slowest rank, each time, by what was measured."""
         rig = self._rig
         local = rig.tmpfs / "local"
@@ -65,7 +45,7 @@ class Measurement:
         config = deeppart.Config(
             persistent_dir=str(self._rig.disk / "persistent"),
             compression="none",
-            node_size=self._node_size,
+            node_size=self._rig.settings.node_size or None,
             timeout=_TIMEOUT_S,
             **levels,
         )
@@ -108,16 +88,6 @@ class Measurement:
             time.sleep(_LOOK_S)
 
 
-def main(checkout: Path, settings_path: Path, result_path: Path, node_size: str) -> None:
-    """Measure as this rank; rank 0 writes the result."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the launcher
-    torch.set_num_threads(1)
-    assert Path(deeppart.__file__).is_relative_to(checkout), f"{deeppart.__file__} was imported instead"
-    comm = MPI.COMM_WORLD.Dup()
-    found = Measurement(Rig(Settings.read(settings_path), comm), int(node_size) or None).run()
-    if comm.rank == 0:
-        result_path.write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+def measure(rig: Rig) -> Times:
+    """Seconds of the slowest rank, each time, by what was measured."""
+    return Measurement(rig).run()

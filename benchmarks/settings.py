@@ -40,6 +40,7 @@ class Settings:
         tmpfs: the same for the local level, in memory.
         contestants: what to measure, some of :data:`CONTESTANTS`.
         seed: of the random state.
+        node_size: ranks taken for a node; 0: by their names.
     """
 
     ranks: int
@@ -51,6 +52,7 @@ class Settings:
     tmpfs: str
     contestants: tuple[str, ...]
     seed: int = 1
+    node_size: int = 0
 
     def save(self, path: Path) -> None:
         """Write the settings for the ranks to read."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 
@@ -24,54 +23,24 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
+from benchmarks.checkout import BEFORE, NOW, MalfunctionError, Runs, Times, checkouts
+from benchmarks.launching import CannotRunError
 from benchmarks.machine import describe_machine
-from benchmarks.settings import STATES, Settings
-from benchmarks.workload import BERT_LAYERS
-
-_TIMEOUT_S = 900.0
-BEFORE, NOW = "before", "now"
-#: what was measured -> seconds, each time
-Times = dict[str, list[float]]
 
 
-class _MalfunctionError(Exception):
-    """The ranks of one run failed; they have said why."""
-
-
-def compare(before: Path, options: argparse.Namespace) -> list[dict[str, Times]]:
+def compare(options: argparse.Namespace) -> list[dict[str, Times]]:
     """What was measured in each pair, of either checkout.
 
     Raises:
-        CannotRunError: there is no launcher.
+        CannotRunError: there is no launcher, or no other checkout. MalfunctionError: the ranks failed.
     """
-    launcher = find_launcher()
+    paths, runs = checkouts(options.before), Runs("versions_rank", options.disk, options.tmpfs, options.repeat)
     pairs: list[dict[str, Times]] = []
     for number in range(options.pairs):
         order = (BEFORE, NOW) if number % 2 == 0 else (NOW, BEFORE)
-        pairs.append({which: _run_once(before if which == BEFORE else ROOT, options, launcher) for which in order})
+        pairs.append({which: runs.run(paths[which], options.ranks, options.scale) for which in order})
         print(f"pair {number + 1} of {options.pairs}", file=sys.stderr, flush=True)
     return pairs
-
-
-def _run_once(checkout: Path, options: argparse.Namespace, launcher: list[str]) -> Times:
-    with (
-        tempfile.TemporaryDirectory(prefix="deeppart-versions-", dir=options.disk) as disk,
-        tempfile.TemporaryDirectory(prefix="deeppart-versions-", dir=options.tmpfs) as tmpfs,
-        tempfile.TemporaryDirectory(prefix="deeppart-versions-") as work,
-    ):
-        settings, result = Path(work) / "settings.json", Path(work) / "result.json"
-        state, contestants = STATES[0], ("deeppart", "deeppart lazy")
-        Settings(options.ranks, state, options.scale, BERT_LAYERS, options.repeat, disk, tmpfs, contestants).save(
-            settings
-        )
-        module = ["-m", "mpi4py", "-m", "benchmarks.versions_rank", str(checkout), str(settings), str(result)]
-        command = [*launcher, "-n", str(options.ranks), sys.executable, *module]
-        environment = environment_of_ranks(_TIMEOUT_S, BYPASS_CACHES)
-        if not run_ranks(command, work, _TIMEOUT_S, environment):
-            raise _MalfunctionError
-        times: Times = json.loads(result.read_text(encoding="utf-8"))
-        return times
 
 
 def show(pairs: list[dict[str, Times]], console: Console) -> None:
@@ -102,13 +71,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
     try:
-        if not (options.before / "deeppart" / "__init__.py").is_file():
-            raise CannotRunError(f"{options.before} is no checkout: it has no deeppart/__init__.py")
-        pairs = compare(options.before.resolve(), options)
+        pairs = compare(options)
     except CannotRunError as error:
         print(f"versions: {error}", file=sys.stderr)
         return 2
-    except _MalfunctionError:
+    except MalfunctionError:
         return 1
     show(pairs, Console(width=None if sys.stdout.isatty() else 120))
     if options.json is not None:

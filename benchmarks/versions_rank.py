@@ -1,37 +1,18 @@
-"""What every rank of benchmarks/versions.py runs: ``python -m benchmarks.versions_rank CHECKOUT SETTINGS RESULT``.
-
-The deeppart of the checkout under test is imported first; everything else comes from this one.
-"""
+"""What every rank of benchmarks/versions.py measures, by way of benchmarks/checkout.py."""
 
 from __future__ import annotations
 
-import ctypes
-import json
-import signal
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
-
 import deeppart
-
-if __name__ == "__main__":
-    sys.path.remove(sys.argv[1])
-
-import torch
-from mpi4py import MPI
-
+from benchmarks.checkout import Times
 from benchmarks.ours import Sweep
 from benchmarks.rig import Rig
-from benchmarks.settings import Settings
 
 _TIMEOUT_S = 300.0
 #: Checkpoints before those that count: from then on, staging memory and files to write over are there.
 _WARM_UPS = 3
-_PR_SET_PDEATHSIG = 1
 
 
 class Measurement:
@@ -44,9 +25,9 @@ class Measurement:
     def __init__(self, rig: Rig) -> None:
         self._rig, self._repeat = rig, rig.settings.repetitions
 
-    def run(self) -> dict[str, list[float]]:
+    def run(self) -> Times:
         """Seconds of the slowest rank, each time, by what was measured."""
-        found: dict[str, list[float]] = {}
+        found: Times = {}
         for capture, name in (("eager", ""), ("lazy", "lazy, ")):
             blocked, planning = self._saves(capture)
             found |= {f"{name}blocked": blocked, f"{name}planning": planning}
@@ -108,16 +89,6 @@ class Measurement:
         assert checkpointer.restore(self._rig.workload.tree) == 1
 
 
-def main(checkout: Path, settings_path: Path, result_path: Path) -> None:
-    """Measure as this rank; rank 0 writes the result."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the launcher
-    torch.set_num_threads(1)
-    assert Path(deeppart.__file__).is_relative_to(checkout), f"{deeppart.__file__} was imported instead"
-    comm = MPI.COMM_WORLD.Dup()
-    found = Measurement(Rig(Settings.read(settings_path), comm)).run()
-    if comm.rank == 0:
-        result_path.write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+def measure(rig: Rig) -> Times:
+    """Seconds of the slowest rank, each time, by what was measured."""
+    return Measurement(rig).run()
