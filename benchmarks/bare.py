@@ -19,12 +19,23 @@ memmove.argtypes, memmove.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_
 
 def warm_memory(nbytes: int) -> mmap.mmap:
     """Memory on huge pages where the system has them, aligned for direct writes, every page touched."""
+    memory = fresh_memory(nbytes)
+    touch(memory)
+    return memory
+
+
+def fresh_memory(nbytes: int) -> mmap.mmap:
+    """The same, no page touched."""
     padded = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
     memory = mmap.mmap(-1, padded, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    torch.frombuffer(memory, dtype=torch.uint8).zero_()
     return memory
+
+
+def touch(memory: mmap.mmap) -> None:
+    """Have the system give every page."""
+    torch.frombuffer(memory, dtype=torch.uint8).zero_()
 
 
 def cut(buffer: torch.Tensor, share: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
     python -m mpi4py -m benchmarks.checkout MODULE CHECKOUT SETTINGS RESULT
 
 The deeppart of the checkout under test is imported before anything else; the module, and all of the benchmarks, come
-from this one. ``MODULE.measure(rig)`` returns what was measured, which rank 0 writes.
+from this one. ``MODULE.measure(SETTINGS, comm)`` returns what was measured, which rank 0 writes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -43,23 +44,22 @@ class Runs:
     Args:
         module: what the ranks run: the name of a module of this package.
         disk, tmpfs: where persistent and local files go.
-        repeat: times that count in each run.
+        tunables: of the C library, for the ranks.
 
     Raises:
         CannotRunError: there is no launcher.
     """
 
-    def __init__(self, module: str, disk: Path, tmpfs: Path, repeat: int) -> None:
-        self._module, self._disk, self._tmpfs, self._repeat = module, disk, tmpfs, repeat
+    def __init__(self, module: str, disk: Path, tmpfs: Path, tunables: str = BYPASS_CACHES) -> None:
+        self._module, self._disk, self._tmpfs, self._tunables = module, disk, tmpfs, tunables
         self._launcher = find_launcher()
 
-    def run(self, checkout: Path, ranks: int, scale: float, node_size: int = 0) -> Times:
+    def run(self, checkout: Path, ranks: int, settings_in: Callable[[str, str], str]) -> Times:
         """What so many ranks measured.
 
         Args:
             checkout: of which the library is measured.
-            scale: share of the bytes of BERT-large with Adam.
-            node_size: ranks taken for a node; 0: by their names.
+            settings_in: given an empty directory on the disk and one on tmpfs, the module's settings as JSON.
 
         Raises:
             MalfunctionError: the ranks failed.
@@ -71,15 +71,24 @@ class Runs:
             tempfile.TemporaryDirectory(prefix=prefix) as work,
         ):
             settings, result = Path(work) / "settings.json", Path(work) / "result.json"
-            state = STATES[0], scale, BERT_LAYERS
-            Settings(ranks, *state, self._repeat, disk, tmpfs, (), node_size=node_size).save(settings)
+            settings.write_text(settings_in(disk, tmpfs), encoding="utf-8")
             files = [str(path) for path in (checkout, settings, result)]
             module = ["-m", "mpi4py", "-m", "benchmarks.checkout", f"benchmarks.{self._module}", *files]
             command = [*self._launcher, "-n", str(ranks), sys.executable, *module]
-            if not run_ranks(command, work, _TIMEOUT_S, environment_of_ranks(_TIMEOUT_S, BYPASS_CACHES)):
+            if not run_ranks(command, work, _TIMEOUT_S, environment_of_ranks(_TIMEOUT_S, self._tunables)):
                 raise MalfunctionError
             times: Times = json.loads(result.read_text(encoding="utf-8"))
             return times
+
+
+def bert_settings(ranks: int, scale: float, repeat: int, node_size: int = 0) -> Callable[[str, str], str]:
+    """Settings of BERT-large with Adam at a scale, for :meth:`Runs.run`; nodes by name, or of so many ranks."""
+
+    def settings_in(disk: str, tmpfs: str) -> str:
+        state = STATES[0], scale, BERT_LAYERS
+        return Settings(ranks, *state, repeat, disk, tmpfs, (), node_size=node_size).as_json()
+
+    return settings_in
 
 
 def checkouts(before: Path | None) -> dict[str, Path]:
@@ -100,13 +109,11 @@ def main(module: str, checkout: Path, settings_path: Path, result_path: Path) ->
     import torch
     from mpi4py import MPI
 
-    from benchmarks.rig import Rig
-
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the launcher
     torch.set_num_threads(1)
     assert Path(deeppart.__file__).is_relative_to(checkout), f"{deeppart.__file__} was imported instead"
     comm = MPI.COMM_WORLD.Dup()
-    found: Times = import_module(module).measure(Rig(Settings.read(settings_path), comm))
+    found: Times = import_module(module).measure(settings_path, comm)
     if comm.rank == 0:
         result_path.write_text(json.dumps(found), encoding="utf-8")
 

@@ -24,7 +24,7 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkout import MalfunctionError, Runs, Times, checkouts
+from benchmarks.checkout import MalfunctionError, Runs, Times, bert_settings, checkouts
 from benchmarks.launching import CannotRunError
 from benchmarks.machine import describe_machine
 from benchmarks.workload import state_bytes
@@ -36,10 +36,11 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, Times]]:
     Raises:
         CannotRunError: there is no launcher, or no such checkout. MalfunctionError: the ranks failed.
     """
-    paths, runs = checkouts(options.before), Runs("restore_scale_rank", options.disk, options.tmpfs, options.repeat)
+    paths, runs = checkouts(options.before), Runs("restore_scale_rank", options.disk, options.tmpfs)
     found: dict[int, dict[str, Times]] = {}
     for ranks in map(int, options.ranks.split(",")):
-        found[ranks] = {which: runs.run(path, ranks, options.scale, options.node_size) for which, path in paths.items()}
+        settings = bert_settings(ranks, options.scale, options.repeat, options.node_size)
+        found[ranks] = {which: runs.run(path, ranks, settings) for which, path in paths.items()}
         print(f"{ranks} ranks: done", file=sys.stderr, flush=True)
     return found
 

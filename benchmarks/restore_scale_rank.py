@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from mpi4py import MPI
 
 import deeppart
 from benchmarks.checkout import Times
 from benchmarks.rig import Rig
+from benchmarks.settings import Settings
 
 _TIMEOUT_S = 300.0
 #: How often a rank that waits for others looks, and leaves them the processor in between.
@@ -88,6 +92,6 @@ class Measurement:
             time.sleep(_LOOK_S)
 
 
-def measure(rig: Rig) -> Times:
+def measure(settings: Path, comm: MPI.Comm) -> Times:
     """Seconds of the slowest rank, each time, by what was measured."""
-    return Measurement(rig).run()
+    return Measurement(Rig(Settings.read(settings), comm)).run()

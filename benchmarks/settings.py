@@ -56,7 +56,11 @@ class Settings:
 
     def save(self, path: Path) -> None:
         """Write the settings for the ranks to read."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        path.write_text(self.as_json(), encoding="utf-8")
+
+    def as_json(self) -> str:
+        """What :meth:`read` reads."""
+        return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> Settings:

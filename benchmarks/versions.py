@@ -23,7 +23,7 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkout import BEFORE, NOW, MalfunctionError, Runs, Times, checkouts
+from benchmarks.checkout import BEFORE, NOW, MalfunctionError, Runs, Times, bert_settings, checkouts
 from benchmarks.launching import CannotRunError
 from benchmarks.machine import describe_machine
 
@@ -34,11 +34,12 @@ def compare(options: argparse.Namespace) -> list[dict[str, Times]]:
     Raises:
         CannotRunError: there is no launcher, or no other checkout. MalfunctionError: the ranks failed.
     """
-    paths, runs = checkouts(options.before), Runs("versions_rank", options.disk, options.tmpfs, options.repeat)
+    paths, runs = checkouts(options.before), Runs("versions_rank", options.disk, options.tmpfs)
+    settings = bert_settings(options.ranks, options.scale, options.repeat)
     pairs: list[dict[str, Times]] = []
     for number in range(options.pairs):
         order = (BEFORE, NOW) if number % 2 == 0 else (NOW, BEFORE)
-        pairs.append({which: runs.run(paths[which], options.ranks, options.scale) for which in order})
+        pairs.append({which: runs.run(paths[which], options.ranks, settings) for which in order})
         print(f"pair {number + 1} of {options.pairs}", file=sys.stderr, flush=True)
     return pairs
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+from mpi4py import MPI
 
 import deeppart
 from benchmarks.checkout import Times
 from benchmarks.ours import Sweep
 from benchmarks.rig import Rig
+from benchmarks.settings import Settings
 
 _TIMEOUT_S = 300.0
 #: Checkpoints before those that count: from then on, staging memory and files to write over are there.
@@ -89,6 +93,6 @@ class Measurement:
         assert checkpointer.restore(self._rig.workload.tree) == 1
 
 
-def measure(rig: Rig) -> Times:
+def measure(settings: Path, comm: MPI.Comm) -> Times:
     """Seconds of the slowest rank, each time, by what was measured."""
-    return Measurement(rig).run()
+    return Measurement(Rig(Settings.read(settings), comm)).run()

@@ -72,7 +72,8 @@ class Comparison:
         self._large = np.array(self.large, dtype=np.int64)
         self._is_always = np.isin(self._large, list(always))
         self._nbytes = np.array([types[number].nbytes for number in self.large], dtype=np.int64)
-        self._small_leaves = SmallLeaves(self.small, flat.data, types)
+        #: Made when it is first needed: of a new structure, some comparisons are planned again before they are made.
+        self._small_leaves: SmallLeaves | None = None
         # What lies in C order on the host does so in every state of this structure: it need not be asked again.
         self._c_order = np.array([memory_order(flat.data[number]) == C_ORDER for number in self.large], dtype=np.bool_)
         #: Of this rank, when it last looked.
@@ -97,7 +98,7 @@ class Comparison:
         whole, turns = self._compute(flat, turn)
         return {
             "ways": hash63(self.ways.tobytes()),
-            "small": self._small_leaves.digest(flat.data, flat.pointers),
+            "small": self._small_of(flat).digest(flat.data, flat.pointers),
             "full": hash63(whole.tobytes()),
             "turns": hash63(turns.tobytes()),
             UNREAD: hash63(np.array(sorted(self.unread), dtype=np.int64).tobytes()),
@@ -143,8 +144,7 @@ class Comparison:
         compared.
         """
         found = np.zeros(len(self._types), dtype=np.int64)
-        for number in self.small:
-            found[number] = full_digest(flat.data[number])
+        found[self.small] = self._small_of(flat).digests(flat.data, flat.pointers)
         whole, _ = self._compute(flat, turn)
         turns = Turns(self.in_turn.tolist(), self._types).digests(flat.pointers, turn)
         found[self.full] = whole
@@ -156,11 +156,15 @@ class Comparison:
         """Digests of all bytes of every leaf, read now; 0 for leaves that are not compared."""
         self.cache.forget()
         found = np.zeros(len(self._types), dtype=np.int64)
-        for number in self.small:
-            found[number] = full_digest(flat.data[number])
+        found[self.small] = self._small_of(flat).digests(flat.data, flat.pointers)
         digests, _ = self._whole(flat, self.large, frozenset(self.large))
         found[self.large] = digests
         return found
+
+    def _small_of(self, flat: FlatState) -> SmallLeaves:
+        if self._small_leaves is None:
+            self._small_leaves = SmallLeaves(self.small, flat.data, self._types)
+        return self._small_leaves
 
     def _ways_of(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""

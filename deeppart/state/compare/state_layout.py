@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,13 +210,21 @@ def _of_groups(modes: npt.NDArray[np.str_], groups: npt.NDArray[np.int64], share
 def refresh(layout: StateLayout, flat: FlatState) -> None:
     """Renew what depends on which leaves are replicated."""
     aliases = layout.aliases
-    layout.type_digests = np.array(
-        [hash63(f"{kind}{aliases.get(index)}".encode()) for index, kind in enumerate(layout.types)], dtype=np.int64
-    )
+    layout.type_digests = _type_digests(layout.types, aliases)
     skipped = layout.per_rank | layout.trusted
     compared = [index for index in range(len(layout.types)) if not skipped[index] and index not in aliases]
     verified = np.flatnonzero(layout.modes == VERIFY).tolist()
     layout.comparison = Comparison(compared, flat, layout.types, verified, layout.comparison.cache)
+
+
+def _type_digests(types: Sequence[LeafType], aliases: Mapping[int, Alias]) -> npt.NDArray[np.int64]:
+    """For each leaf a digest of its type and of what it is a view of."""
+    ids = list(map(id, types))  # thousands of leaves share a handful of type objects
+    of_types = {each: hash63(f"{kind}{None}".encode()) for each, kind in dict(zip(ids, types, strict=True)).items()}
+    found = np.fromiter(map(of_types.__getitem__, ids), dtype=np.int64, count=len(ids))
+    for index, alias in aliases.items():
+        found[index] = hash63(f"{types[index]}{alias}".encode())
+    return found
 
 
 def _structure_digest(flat: FlatState, replication: Replication) -> int:

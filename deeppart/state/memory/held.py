@@ -8,9 +8,9 @@ tell, and only the training's own code can do it.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
+from operator import eq, itemgetter
 from typing import Any
 
 import numpy as np
@@ -85,11 +85,12 @@ class HeldMemory:
 
     def moved(self, leaves: Sequence[int]) -> list[int]:
         """Those of the leaves whose memory is not where it was."""
-        holders: list[Any] = [self.holders[leaf] for leaf in leaves]
-        if not self.arrays:
-            bases = list(map(self.bases.__getitem__, leaves))
-            lengths = list(map(self.lengths.__getitem__, leaves))
-            if list(map(storage_address, holders)) == bases and list(map(_LENGTH_OF, holders)) == lengths:
+        if not self.arrays and len(leaves) > 1:
+            chosen = itemgetter(*leaves)
+            holders: tuple[Any, ...] = chosen(self.holders)
+            bases, lengths = map(storage_address, holders), map(_LENGTH_OF, holders)
+            # Without a step of the interpreter for each of thousands.
+            if all(map(eq, bases, chosen(self.bases))) and all(map(eq, lengths, chosen(self.lengths))):
                 return []
         return [leaf for leaf in leaves if not self.stands(leaf)]
 
@@ -133,11 +134,11 @@ class Extents:
 def _reach(item: Any) -> int:
     if not isinstance(item, torch.Tensor):
         return int(item.nbytes)
+    if item.is_contiguous():
+        return int(item.nbytes)
     shape = item.shape
     if 0 in shape:
         return 0
-    if item.is_contiguous():
-        return math.prod(shape) * item.element_size()
     steps = sum((length - 1) * stride for length, stride in zip(shape, item.stride(), strict=True))
     return (steps + 1) * item.element_size()
 

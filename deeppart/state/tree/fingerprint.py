@@ -65,6 +65,7 @@ class SmallLeaves:
     """
 
     def __init__(self, numbers: Sequence[int], arrays: Sequence[Any], types: Sequence[LeafType]) -> None:
+        self._numbers = numbers
         sized = [number for number in numbers if types[number].nbytes]
         in_place = [number for number in sized if lies_flat_on_host(arrays[number])]
         self._in_place = np.array(in_place, dtype=np.int64)
@@ -86,13 +87,8 @@ class SmallLeaves:
             arrays, pointers: the state's leaves and their addresses, by leaf number; types as at construction.
         """
         hasher = xxhash.xxh3_64()
-        if len(self._in_place):
-            starts = np.array(pointers, dtype=np.int64)[self._in_place]
-            ends = starts + self._lengths
-            memory, first = memory_over(starts, ends)
-            octets = memory.data  # slices of it cost less than those of an array
-            for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True):
-                hasher.update(octets[start:end])
+        for octets in self._octets(pointers):
+            hasher.update(octets)
         for packed, views, numbers in self._packed:
             copy_tensors(views, [arrays[number] for number in numbers])
             hasher.update(packed.cpu().numpy().data)
@@ -101,6 +97,24 @@ class SmallLeaves:
             np.copyto(buffer.view(data.dtype).reshape(data.shape), data)
             hasher.update(buffer.data)
         return int(hasher.intdigest()) >> 1
+
+    def digests(self, arrays: Sequence[Any], pointers: Sequence[int]) -> list[int]:
+        """The fingerprint of each, as of :func:`full_digest`, in the order of their numbers."""
+        found = dict(zip(self._in_place.tolist(), map(hash63, self._octets(pointers)), strict=True))
+        for packed, _, numbers in self._packed:
+            if packed.device.type != "cpu":
+                found |= zip(numbers, device_digests([arrays[number] for number in numbers]), strict=True)
+        return [found[n] if n in found else full_digest(arrays[n]) for n in self._numbers]
+
+    def _octets(self, pointers: Sequence[int]) -> Iterator[memoryview]:
+        """The bytes of each leaf that lies flat in host memory."""
+        if len(self._in_place):
+            starts = np.array(pointers, dtype=np.int64)[self._in_place]
+            ends = starts + self._lengths
+            memory, first = memory_over(starts, ends)
+            octets = memory.data  # slices of it cost less than those of an array
+            for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True):
+                yield octets[start:end]
 
 
 def _pack(

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from deeppart.state.memory.held import HeldMemory
+from deeppart.state.memory.held import Extents, HeldMemory
 from deeppart.state.tree.paths import ExactPath, Key, Path
 
 # Markers among the tokens; tuples, so that no string key can equal one.
@@ -111,6 +111,7 @@ class FlatState:
         pointers: memory address of each array.
         unresolved: tensors, by number, of which ``data`` has a copy: conjugated or negated on reading.
         memory: the objects that keep the bytes at these addresses.
+        extents: how far each array reaches from its address on.
         orders: insertion order of each dict that is not in canonical order, and that dict's place among the tokens.
         ordered: of each OrderedDict that is not in canonical order its place among the tokens, its path, and the order
             of the keys that all ranks share.
@@ -129,6 +130,7 @@ class FlatState:
     pointers: array[int] = field(default_factory=lambda: array("q"))
     unresolved: dict[int, torch.Tensor] = field(default_factory=dict)
     memory: HeldMemory = field(default_factory=lambda: HeldMemory([]))
+    extents: Extents = field(default_factory=lambda: Extents([]))
     orders: list[Any] = field(default_factory=list)
     ordered: list[tuple[int, Path, list[Key]]] = field(default_factory=list)
     apart: list[Apart] = field(default_factory=list)

@@ -67,7 +67,8 @@ def flatten(
         walk.finish()
     except RecursionError as error:  # the caller is deep in calls already
         raise _too_deep(()) from error
-    hold_memory(walk.flat, Extents(walk.flat.data))
+    walk.flat.extents = Extents(walk.flat.data)
+    hold_memory(walk.flat, walk.flat.extents)
     return walk.flat
 
 

@@ -5,7 +5,9 @@ A leaf's bytes are its elements in C order; what else its storage holds is not p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,19 +51,24 @@ class LeafType:
     kind: str
     dtype: str
     shape: tuple[int, ...]
+    #: Computed when they are asked for, which is after :meth:`check` for what a file names; many times then.
+    _itemsize: int = field(default=-1, init=False, repr=False, compare=False)
+    _nbytes: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
-        return TORCH_DTYPES[self.dtype].itemsize if self.kind == "torch" else np.dtype(self.dtype).itemsize
+        if self._itemsize < 0:
+            dtype = TORCH_DTYPES[self.dtype] if self.kind == "torch" else np.dtype(self.dtype)
+            object.__setattr__(self, "_itemsize", dtype.itemsize)
+        return self._itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.itemsize
+        if self._nbytes < 0:
+            object.__setattr__(self, "_nbytes", math.prod(self.shape) * self.itemsize)
+        return self._nbytes
 
     @property
     def tag(self) -> str:
@@ -123,8 +130,14 @@ def _is_possible_shape(shape: tuple[int, ...], itemsize: int) -> bool:
 def leaf_type(data: Array) -> LeafType:
     """The type of a storable tensor or array."""
     if isinstance(data, torch.Tensor):
-        return LeafType("torch", _NAMES[data.dtype], tuple(data.shape))
+        return _torch_type(data.dtype, data.shape)
     return LeafType("numpy", data.dtype.str, tuple(data.shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _torch_type(dtype: torch.dtype, shape: torch.Size) -> LeafType:
+    """Thousands of leaves have a handful of types."""
+    return LeafType("torch", _NAMES[dtype], tuple(shape))
 
 
 def has_type(data: Array, kind: LeafType) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deeppart.state.memory.held import Extents, HeldMemory
+from deeppart.state.memory.held import HeldMemory
 from deeppart.state.tree.flat import DICT_KINDS, NUMPY, Apart, ApartRules, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
 from deeppart.state.tree.flatten import PLAIN_TENSORS, flatten, hold_memory
 from deeppart.state.tree.paths import readable
@@ -39,7 +39,6 @@ class Template:
         self._branches: list[Branch] = []
         self._state_dicts: dict[int, Any] = {}
         self._data: list[Any] = []
-        self._extents = Extents([])
         self._later: list[tuple[int, _Filler, Any]] = []
         self.cuts: ApartRules | None = None
 
@@ -80,7 +79,6 @@ class Template:
 
     def _take(self, flat: FlatState) -> None:
         self._flat, self._branches = flat, []
-        self._extents = Extents(flat.data)
         self._fill = self._filler(flat.root, {})
 
     def _fill_later(self) -> bool:
@@ -91,7 +89,7 @@ class Template:
         """Give the flat state its leaves; False if one of them has no memory of its own kind."""
         flat.data = self._data
         try:
-            hold_memory(flat, self._extents)
+            hold_memory(flat, flat.extents)
         except RuntimeError:
             return False
         return True
