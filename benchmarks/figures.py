@@ -32,8 +32,10 @@ class Line:
 LINES = (
     Line("limits", "visit_s", "address of every tensor, nothing else"),
     Line("limits", "fresh_s", "first touch of fresh memory", True),
+    Line("limits", "fresh_copy_s", "  and a copy into it", True),
     Line("limits", "copy_s", "bare copy, leaf by leaf, warm memory", True),
     Line("limits", "torch_copy_s", "  the same by torch's copy_", True),
+    Line("limits", "bare_copy_s", "  the faster of the two", True),
     Line("limits", "long_copy_s", "bare copy of one long leaf", True),
     Line("limits", "xxh3_s", "xxh3-128 of the share", True),
     Line("limits", "disk_write_s", "disk write, O_DIRECT + fsync", True),
@@ -47,6 +49,8 @@ LINES = (
     Line("deeppart", "agree_s", "    agree"),
     Line("deeppart", "capture_s", "  capture", True),
     Line("deeppart", "first_blocked_s", "first checkpoint(): blocked"),
+    Line("deeppart", "first_local_s", "  until local"),
+    Line("deeppart", "second_blocked_s", "second checkpoint(): blocked"),
     Line("deeppart", "local_s", "until local", True),
     Line("deeppart", "persistent_s", "until persistent", True),
     Line("deeppart", "restore_local_s", "restore from local", True),
@@ -62,6 +66,7 @@ LINES = (
         for who in ("deeppart lazy", "deeppart verify", "deeppart tensor", "deeppart auto")
         for metric, label, moves_state in (
             ("blocked_s", "checkpoint(): blocked", True),
+            ("held_s", "optimizer.step() held", False),
             ("local_s", "until local", True),
             ("persistent_s", "until persistent", True),
             ("restore_local_s", "restore from local", True),
@@ -96,6 +101,11 @@ LINES = (
     Line("dcp.async_save", "memory_bytes", "extra memory per rank"),
     Line("dcp.async_save", "kept_blocked_s", "stager kept, warm: blocked", True),
     Line("dcp.async_save", "kept_done_s", "stager kept, warm: until done", True),
+    Line("dcp.async_save", "staging_blocked_s", "use_async_staging: returned", True),
+    Line("dcp.async_save", "staging_staged_s", "use_async_staging: state may change", True),
+    Line("dcp.async_save", "staging_done_s", "use_async_staging: until done", True),
+    Line("dcp.async_save", "process_blocked_s", "PROCESS, shared memory: blocked", True),
+    Line("dcp.async_save", "process_done_s", "PROCESS, shared memory: until done", True),
     Line("torchsnapshot", "save_s", "take, fsync added", True),
     Line("torchsnapshot", "restore_s", "restore", True),
     Line("torchsnapshot", "bytes", "on disk"),
@@ -128,10 +138,12 @@ class Target:
 
 
 TARGETS = (
-    Target("blocked / bare copy", ("deeppart", "blocked_s"), ("limits", "copy_s"), 1.2),
+    Target("blocked / bare copy", ("deeppart", "blocked_s"), ("limits", "bare_copy_s"), 1.15),
     Target("dcp.async_save blocked / blocked", ("dcp.async_save", "blocked_s"), ("deeppart", "blocked_s"), 8, False),
-    Target("  a bare copy would get", ("dcp.async_save", "blocked_s"), ("limits", "copy_s"), None),
-    Target("lazy: blocked", ("deeppart lazy", "blocked_s"), None, 0.015, unit="s"),
+    Target("  a bare copy would get", ("dcp.async_save", "blocked_s"), ("limits", "bare_copy_s"), None),
+    Target("first: blocked / copy into fresh memory", ("deeppart", "first_blocked_s"), ("limits", "fresh_copy_s"), 1.5),
+    Target("lazy: blocked", ("deeppart lazy", "blocked_s"), None, 0.010, unit="s"),
+    Target("lazy: held / dcp async staging", ("deeppart lazy", "held_s"), ("dcp.async_save", "staging_staged_s"), 1.0),
     Target("tensor: bytes / none", ("deeppart tensor", "bytes"), ("deeppart", "bytes"), None),
     Target("auto: until persistent / none", ("deeppart auto", "persistent_s"), ("deeppart", "persistent_s"), 1.05),
     Target("auto: until local / none", ("deeppart auto", "local_s"), ("deeppart", "local_s"), 1.05),

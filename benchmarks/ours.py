@@ -89,21 +89,34 @@ class Deeppart:
         with deeppart.Checkpointer(self._config(disk, local)) as checkpointer, optimizer:
             rig.step()
             with MemoryWatch(local) as cold:
-                first_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
-                pending.wait("persistent", _TIMEOUT_S)
-                for _ in range(_WARM_UPS - 1):
-                    rig.next_state()  # or there would be nothing to write
-                    optimizer.step()
-                    checkpointer.checkpoint(rig.workload.tree, self._next_step()).wait("persistent", _TIMEOUT_S)
+                early = self._early_saves(rig, checkpointer, optimizer)
                 with MemoryWatch(local) as warm:
                     measured = self._timed_save(rig, checkpointer, optimizer)
+        share_bytes = measured["own_share_bytes"]
         return measured | {
-            "first_blocked_s": first_s,
+            "first_blocked_s": early[0][0],
+            "first_local_s": early[0][1],
+            "second_blocked_s": early[1][0],
             "memory_bytes": rig.slowest(cold.growth_bytes),
             "mapped_bytes": rig.slowest(cold.mapped_bytes),
-            "memory_over_share_bytes": rig.slowest(cold.growth_bytes - pending.report.raw_bytes),
+            "memory_over_share_bytes": rig.slowest(cold.growth_bytes - share_bytes),
             "steady_memory_bytes": rig.slowest(warm.growth_bytes),
         }
+
+    def _early_saves(
+        self, rig: Rig, checkpointer: deeppart.Checkpointer, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[float, float]]:
+        """The checkpoints before the one that is timed: seconds blocked, and until local, of each."""
+        found = []
+        for number in range(_WARM_UPS):
+            if number:
+                rig.next_state()  # or there would be nothing to write
+                optimizer.step()
+            blocked_s, pending = rig.timed(lambda: checkpointer.checkpoint(rig.workload.tree, self._next_step()))
+            pending.wait("persistent", _TIMEOUT_S)
+            local_s = pending.report.levels["local"].seconds or 0.0
+            found.append((blocked_s, blocked_s + rig.slowest(local_s)))
+        return found
 
     def _timed_save(self, rig: Rig, checkpointer: deeppart.Checkpointer, optimizer: torch.optim.Optimizer) -> Turn:
         step = self._next_step()
@@ -113,6 +126,8 @@ class Deeppart:
         began = time.perf_counter()
         pending = checkpointer.checkpoint(rig.workload.tree, step)
         blocked_s = time.perf_counter() - began
+        if self.capture == "lazy":
+            optimizer.step()  # at once: the worst that can come
         pending.wait("local", _TIMEOUT_S)
         local_s = time.perf_counter() - began
         pending.wait("persistent", _TIMEOUT_S)
@@ -124,6 +139,8 @@ class Deeppart:
             "persistent_s": rig.slowest(persistent_s),
             "bytes": rig.total(report.levels["persistent"].nbytes),
             "share_bytes": rig.slowest(report.raw_bytes),
+            "own_share_bytes": report.raw_bytes,
+            "held_s": rig.slowest(report.held_s),
             **_stages(rig, report),
         }
 

@@ -21,7 +21,7 @@ _PANELS: dict[str, tuple[float, list[tuple[str, str, str]], tuple[str, str, str]
             ("dcp.save", "dcp", "save_s"),
             ("torch.save", "torch.save", "save_s"),
         ],
-        ("bare copy", "limits", "copy_s"),
+        ("bare copy", "limits", "bare_copy_s"),
     ),
     "until on disk, s": (
         1.0,

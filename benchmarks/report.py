@@ -37,7 +37,7 @@ def show_briefly(results: dict[str, dict[str, Any]], left_out: dict[str, str], c
         table.add_column(name, justify="left" if name in ("state-ranks", "who") else "right", no_wrap=True)
     for case, result in results.items():
         found = {(entry["who"], entry["metric"]): entry for entry in result["measurements"]}
-        limits = [found.get(("limits", metric)) for metric in ("copy_s", "disk_write_s", "bcast_s")]
+        limits = [found.get(("limits", metric)) for metric in ("bare_copy_s", "disk_write_s", "bcast_s")]
         cells = ["" if entry is None else amount(entry["median"], "s") for entry in limits]
         table.add_row(case, "[dim]limit: copy, disk, broadcast[/]", *cells, "", "")
         for who, *metrics in BRIEFLY:

@@ -2,13 +2,14 @@
 
     python benchmarks/shapes.py [--case NAME ...] [--scale 0.5] [--repeat 7] [--before CHECKOUT] [--json FILE]
 
-One case after the other, eager and lazy: training steps, and after each a checkpoint to the local level and a bare copy
-of this rank's share into warm memory, in drawn order. The copy is made by the C library and by torch, and counts with
-the faster of the two. Nothing is set in the environment of the ranks: the figures are those of a user who sets nothing.
-Shown are seconds of the slowest rank: the first checkpoint beside a copy into fresh memory, the second, and the median
-of the later ones (fastest, slowest) beside the copy. `held` is what `optimizer.step()` waited for a lazy copy when it
-came at once. With `--before`, another checkout is measured in turn. Exit code: 0 measured, 1 malfunction, 2 cannot run
-here.
+One case after the other, eager, prepared (eager, after `prepare(state)`) and lazy: training steps, and after each a
+checkpoint to the local level and a bare copy of this rank's share into warm memory, in drawn order. The copy is made by
+the C library and by torch, and counts with the faster of the two. Nothing is set in the environment of the ranks: the
+figures are those of a user who sets nothing. Shown are seconds of the slowest rank: a copy into fresh memory, made
+before the first checkpoint and after it; the first checkpoint and the second, and after how long each was complete at
+the local level; and the median of the later ones (fastest, slowest) beside the bare copy. `held` is what
+`optimizer.step()` waited for a lazy copy when it came at once. With `--before`, another checkout is measured in turn.
+Exit code: 0 measured, 1 malfunction, 2 cannot run here.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ CASES = (
 )
 
 
+WAYS = ("eager", "prepared", "lazy")
+
+
 @dataclass(frozen=True)
 class Order:
     """What the ranks of one run are to do.
@@ -70,6 +74,7 @@ class Order:
     Attributes:
         shape, scale: the state; a scale of 1 is what :data:`CASES` says.
         capture: as in deeppart's configuration.
+        prepares: ``prepare()`` is called, and what it begins is waited for.
         repeat: checkpoints that count as later ones.
         disk, tmpfs: empty directories.
     """
@@ -77,6 +82,7 @@ class Order:
     shape: str
     scale: float
     capture: str
+    prepares: bool
     repeat: int
     disk: str
     tmpfs: str
@@ -95,16 +101,17 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Times]]:
     found: dict[str, dict[str, Times]] = {}
     for case in (known[name] for name in options.case or known):
         found[case.name] = {}
-        for capture in ("eager", "lazy"):
+        for way in WAYS:
             for which, path in paths.items():
-                times = runs.run(path, case.ranks, _settings(options, case, capture))
-                found[case.name][capture if len(paths) == 1 else f"{capture}, {which}"] = times
+                times = runs.run(path, case.ranks, _settings(options, case, way))
+                found[case.name][way if len(paths) == 1 else f"{way}, {which}"] = times
         print(f"{case.name}: done", file=sys.stderr, flush=True)
     return found
 
 
-def _settings(options: argparse.Namespace, case: ShapeCase, capture: str) -> Callable[[str, str], str]:
-    order = partial(Order, case.shape, options.scale, capture, options.repeat)
+def _settings(options: argparse.Namespace, case: ShapeCase, way: str) -> Callable[[str, str], str]:
+    capture = "lazy" if way == "lazy" else "eager"
+    order = partial(Order, case.shape, options.scale, capture, way == "prepared", options.repeat)
     return lambda disk, tmpfs: json.dumps(asdict(order(disk, tmpfs)))
 
 
@@ -116,19 +123,18 @@ def bare_copy_s(times: Times) -> float:
 def show(found: dict[str, dict[str, Times]], console: Console) -> None:
     """A row for each case and capture."""
     table = Table(title="seconds that block training", title_justify="left")
-    for column in ("case", "", "fresh copy", "first (x)", "second", "bare copy", "later", "x", "planning", "held"):
+    for column in ("case", "", "fresh copy", "first", "second", "bare copy", "later", "x", "planning", "held"):
         table.add_column(column, justify="right")
-    for case, by_capture in found.items():
-        for capture, times in by_capture.items():
+    for case, by_way in found.items():
+        for way, times in by_way.items():
             first, second, *later = times["blocked"]
-            fresh, bare = times["fresh"][0], bare_copy_s(times)
-            middle = median(later)
+            bare, middle, local = bare_copy_s(times), median(later), times["local"]
             table.add_row(
                 case,
-                capture,
-                f"{fresh:.3f}",
-                f"{first:.3f} ({first / fresh:.2f})",
-                f"{second:.3f}",
+                way,
+                ", ".join(f"{fresh:.2f}" for fresh in times["fresh"]),
+                f"{first:.3f}, {local[0]:.2f}",
+                f"{second:.3f}, {local[1]:.2f}",
                 f"{bare:.4f}",
                 f"{middle:.4f} ({min(later):.4f}-{max(later):.4f})",
                 f"{middle / bare:.2f}",

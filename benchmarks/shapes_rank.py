@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 
 import deeppart
-from benchmarks.bare import copy_each, cut, fresh_memory, touch
+from benchmarks.bare import copy_each, cut, fresh_memory
 from benchmarks.ours import Sweep
 from benchmarks.workload import halves, make_workload
 
@@ -147,14 +147,16 @@ class Measurement:
             capture=self._order["capture"],
             timeout=_TIMEOUT_S,
         )
-        memory = fresh_memory(self._bytes)
-        targets = cut(torch.frombuffer(memory, dtype=torch.uint8), self._share)
         with deeppart.Checkpointer(config) as checkpointer, optimizer:
             self._train(optimizer)
-            # Fresh memory is copied into once; the first checkpoint has not come yet, and none of its memory.
-            self.found["fresh"].append(self._ranks.timed(lambda: copy_each(targets, self._share))[0])
-            touch(memory)
-            for number in range(2 + self._order["repeat"]):
+            self._copy_into_fresh_memory()
+            if self._order["prepares"]:
+                self._prepare(checkpointer)
+            self._train(optimizer)
+            self._checkpoint(checkpointer, optimizer)
+            self._train(optimizer)
+            targets = self._copy_into_fresh_memory()
+            for number in range(1 + self._order["repeat"]):
                 contestants: list[Callable[[], object]] = [
                     lambda: self._checkpoint(checkpointer, optimizer),
                     lambda: self._copy("memmove", lambda: copy_each(targets, self._share)),
@@ -164,6 +166,17 @@ class Measurement:
                     self._train(optimizer)
                     contestant()
         return self.found
+
+    def _prepare(self, checkpointer: deeppart.Checkpointer) -> None:
+        self.found["prepare"] = [self._ranks.timed(lambda: checkpointer.prepare(self._shape.tree))[0]]
+        self.found["ready"] = [self._ranks.timed(lambda: checkpointer._preparation.wait(_TIMEOUT_S))[0]]
+
+    def _copy_into_fresh_memory(self) -> list[torch.Tensor]:
+        """Into memory that this process has not had; returns it, for each piece of the share."""
+        memory = fresh_memory(self._bytes)
+        targets = cut(torch.frombuffer(memory, dtype=torch.uint8), self._share)
+        self.found["fresh"].append(self._ranks.timed(lambda: copy_each(targets, self._share))[0])
+        return targets
 
     def _train(self, optimizer: torch.optim.Optimizer) -> None:
         """Change all chunks a little, and go through all elements."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
 import signal
 import sys
@@ -52,6 +53,7 @@ class Contestant(Protocol):
 
 def main(settings_path: Path, result_path: Path) -> None:
     """Run all rounds as this rank."""
+    os.environ["MPI4PY_RC_INITIALIZE"] = "false"  # DCP's process imports this module: it is no rank
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the launcher
     torch.set_num_threads(1)
     settings = Settings.read(settings_path)

@@ -118,6 +118,7 @@ __all__ = [
     "checkpoint",
     "close",
     "load",
+    "prepare",
     "restore",
 ]
 
@@ -169,6 +170,20 @@ def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -
         >>> deeppart.close()
     """
     return _checkpointer().restore(state, step, per_rank)
+
+
+def prepare(state: Any) -> None:
+    """Get ready for the first checkpoint of a state, with the default Checkpointer (collective).
+
+    See :meth:`Checkpointer.prepare`.
+
+    Example:
+        >>> import deeppart
+        >>> state = {"epoch": 0}
+        >>> deeppart.prepare(state)  # once, when an optimizer has made its tensors
+        >>> deeppart.close()
+    """
+    _checkpointer().prepare(state)
 
 
 def close() -> None:

@@ -19,7 +19,10 @@ _was_enabled = False
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """No collection begins in between, on any thread. Not around anything that may wait for storage or other ranks."""
+    """No collection begins in between, on any thread.
+
+    Not around anything that may wait for storage or other ranks while the job trains. ``restore()`` may: the job waits.
+    """
     global _pauses, _was_enabled
     with _lock:
         if _pauses == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +12,6 @@ from deeppart._gc import collection_paused
 from deeppart.access.hanging import hanging
 from deeppart.cadence import CadenceReport
 from deeppart.comm.agreement import raise_together
-from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.config.arguments import check_state, check_step, refuse_in_fork
 from deeppart.errors import (
@@ -29,18 +27,20 @@ from deeppart.pending import Pending
 from deeppart.recovery.apply import restore_state
 from deeppart.recovery.live import refusal_of_state
 from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.recover import recover, take_inventory
+from deeppart.recovery.recover import recover
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
 from deeppart.save.saver import Saver
-from deeppart.save.transfer import Staged
+from deeppart.save.sizing import size_share
 from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
 from deeppart.session.leave import Background, settle
 from deeppart.session.open import configuration_of, open_session
+from deeppart.session.preparation import Preparation
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
+from deeppart.session.stock import take_stock
 from deeppart.session.wiring import (
     SUSPICION_PATIENCE_S,
     cadence_for,
@@ -49,8 +49,7 @@ from deeppart.session.wiring import (
     scrubber_for,
     suspicions_for,
 )
-from deeppart.state.capture.copying import Staging
-from deeppart.state.capture.deferred import DeferredCopy
+from deeppart.state.capture.staging import Staging
 from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 
 #: Without MPI_THREAD_MULTIPLE, ``checkpoint`` spends up to this on completing earlier ones: most need a millisecond.
@@ -96,13 +95,14 @@ class Checkpointer:
         self._comm = self._session.comm
         self._every = self._session.protection.every
         self._staging, self._arena = Staging(), Arena()
+        self._preparation = Preparation(self._session, self._staging)
         self._retention = retention_for(self._session)
         self._pipeline = pipeline_for(self._session, self._retention)
         self._suspicions = suspicions_for(self._session, self._pipeline)
         self._saver = Saver(self._comm, self.config, self._staging, self._suspicions.record)
         self._scrubber = scrubber_for(self._session, self._pipeline)
         self._recent: list[Pending] = []
-        self._background = Background(self._session, self._pipeline, self._scrubber, self._staging, self._recent)
+        self._background = Background(self._session, self._pipeline, self._scrubber, self._preparation, self._recent)
         # A checkpointer that is dropped has not been closed; nor has one whose start fails from here on.
         self._dropped = weakref.finalize(self, self._background.leave)
         self._dropped.atexit = False
@@ -167,9 +167,9 @@ class Checkpointer:
             RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         began = time.monotonic()
-        refuse_in_fork(self._process, self.rank)
+        self._refuse_if_closed("checkpoint")
         self._report_failures()
-        step = self._check_call(step)
+        step = check_step(step, "checkpoint(state, step)")
         due = self._due(step, force=force)
         if self._auto is not None and not due:
             return Pending(step, due, self._pipeline.poll)
@@ -179,6 +179,7 @@ class Checkpointer:
         pending = Pending(step, due, self._pipeline.poll)
         call, agreed, diverged = Call(step, self._sequence, due), None, tuple[str, ...]()
         waited = self._make_room() if due else 0.0
+        self._preparation.a_checkpoint_begins()
         try:
             with collection_paused():
                 agreed = self._look_and_agree(call, state, refusal, pending)
@@ -201,6 +202,7 @@ class Checkpointer:
         return pending
 
     @warns_at_the_end
+    @collection_paused()  # one in between takes longer than a small restore, and finds nothing
     def restore(self, state: Any, step: int | None = None, per_rank: PerRank = "strict") -> int | None:
         """Bring a state back, in place; on any number of ranks.
 
@@ -223,9 +225,7 @@ class Checkpointer:
             RemoteRankError, PeerTimeoutError: from the other ranks.
         """
         session, timeout = self._session, self.config.timeout
-        if self._closed:
-            raise CheckpointError("this checkpointer is closed", todo="restore inside the `with` block")
-        refuse_in_fork(self._process, self.rank)
+        self._refuse_if_closed("restore")
         check_state(state)
         step = None if step is None else check_step(step, "restore(state, step)")
         refusal = refusal_of(per_rank)
@@ -234,17 +234,7 @@ class Checkpointer:
         raise_together(self._comm, refusal or unfinished, "restore", timeout)
         self._suspicions.wait(timeout)
         self._saver.restored()
-        inventory = take_inventory(
-            self._comm,
-            session.topology.node_of,
-            Path(session.topology.directories[self.rank]) if session.leads_directory else None,
-            session.persistent,
-            session.lineage,
-            lambda operation, what: finish(self._comm, operation, f"restore, {what}", timeout),
-            straightens=session.straightens,
-        )
-        if session.owner is not None:
-            session.owner.clock.saw(max((entry.created for entry in inventory.committed), default=""))
+        inventory = take_stock(session, timeout)
         what = (inventory, step, self._staging, self._arena, timeout, session.persistent.signing)
         recovered, self.explanation = recover(self._comm, *what, session.processors.waiting)
         if recovered is None:
@@ -263,6 +253,26 @@ class Checkpointer:
         self.explanation += tell_suspects(session, recovered.attempt)
         tell_restored(session, recovered.attempt, inventory, notices, named=step is not None)
         return recovered.attempt.step
+
+    @warns_at_the_end
+    def prepare(self, state: Any) -> None:
+        """Get ready for the first checkpoint of a state, which then blocks about as long as later ones.
+
+        All ranks compare the state and share it out, as ``checkpoint()`` would, and save nothing. In the background,
+        the memory for this rank's share is touched, and, where ``local_dir`` lies in memory, files to write over are
+        made. Worth it once, when the state has all its tensors: an optimizer has them after its first step.
+
+        Args:
+            state: as for ``checkpoint()``.
+
+        Raises:
+            StateError: as ``checkpoint()`` would. MemoryError: there is not enough for a share.
+            RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
+        """
+        self._refuse_if_closed("prepare")
+        with collection_paused():
+            size = size_share(self._comm, self.config, self._saver.warnings, state)
+        self._preparation.begin(size)
 
     def poll(self) -> None:
         """Advance the exchange between ranks where the MPI library leaves that to the training thread."""
@@ -317,12 +327,11 @@ class Checkpointer:
 
     # --- the steps of checkpoint() ---
 
-    def _check_call(self, step: int) -> int:
-        number = check_step(step, "checkpoint(state, step)")
+    def _refuse_if_closed(self, what: str) -> None:
+        refuse_in_fork(self._process, self.rank)
         if self._closed:
-            todo = "checkpoint inside the `with` block; atexit handlers that were registered before it run too late"
+            todo = f"{what} inside the `with` block; atexit handlers that were registered before it run too late"
             raise CheckpointError("this checkpointer is closed", todo=todo)
-        return number
 
     def _due(self, step: int, *, force: bool) -> frozenset[str]:
         """Levels that a call goes to (with "auto", collective)."""
@@ -369,20 +378,13 @@ class Checkpointer:
         self._recent.append(pending)
         if not due:
             return
-        staged: Staged | None = None
-        deferred: DeferredCopy | None = None
-        failure: DeeppartError | None = None
-        try:
-            captured = self._saver.capture(agreed)
-            staged, deferred = captured.staged, captured.deferred
-            pending.note_cost(raw_bytes=staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
-        except Exception as error:  # memory, or torch: the other ranks go on and hear of it in the commit round
-            failure = CheckpointError(
-                "the share could not be captured",
-                found=f"{type(error).__name__}: {error}",
-                where=f"rank {self.rank}, step {step}",
-            )
-        self._pipeline.submit(Job.of(attempt, due, pending, staged, failure, deferred))
+        captured = self._saver.try_capture(agreed)
+        if isinstance(captured, CheckpointError):
+            job = Job.of(attempt, due, pending, None, captured, None)
+        else:
+            pending.note_cost(raw_bytes=captured.staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
+            job = Job.of(attempt, due, pending, captured.staged, None, captured.deferred)
+        self._pipeline.submit(job)
 
     def _report_failures(self) -> None:
         """Tell the caller, once, of what has failed in the background; forget what has come to its end."""

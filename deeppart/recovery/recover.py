@@ -37,7 +37,7 @@ from deeppart.plan.restart import (
     survey,
 )
 from deeppart.recovery.load_part import LEAST_THREADS, LoadedPart, OpenedPart, load_part
-from deeppart.state.capture.copying import Staging, staging_bytes
+from deeppart.state.capture.staging import Staging, staging_bytes
 from deeppart.storage.manifests import read_manifests, unusable
 from deeppart.storage.node import NodeContents, one_line, take_stock
 from deeppart.storage.persistent import PersistentLevel

@@ -25,7 +25,7 @@ from deeppart.plan.restart import Inventory, Location, on_node, survey
 from deeppart.recovery.recover import read_candidate, take_inventory
 from deeppart.repair.heal import Healer, healing_for
 from deeppart.save.pipeline import Pipeline
-from deeppart.state.capture.copying import Staging
+from deeppart.state.capture.staging import Staging
 from deeppart.storage.node import NodeLevel, file_problem, take_stock
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.rate import RateLimit

@@ -17,22 +17,24 @@ from deeppart.state.tree.flat import FlatState
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of ``checkpoint()``, as the ranks compare it.
+    """A call of ``checkpoint()`` or ``prepare()``, as the ranks compare it.
 
     Attributes:
         step: the user's number.
         turn: how many checkpoints this session has begun before.
         due: the levels that it goes to.
+        prepares: nothing is going to be saved.
     """
 
     step: int
     turn: int
     due: frozenset[str]
+    prepares: bool = False
 
     @property
     def name(self) -> str:
         """The call as messages show it."""
-        return f"checkpoint(step={self.step})"
+        return "prepare()" if self.prepares else f"checkpoint(step={self.step})"
 
 
 @dataclass(frozen=True, slots=True)

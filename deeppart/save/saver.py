@@ -21,9 +21,10 @@ from deeppart.save.agreed import Agreed, Call, CapturedShare
 from deeppart.save.share_planning import plan_share
 from deeppart.save.transfer import Staged
 from deeppart.save.warnings import Warnings
-from deeppart.state.capture.copying import CapturePlan, Staging, staging_bytes
+from deeppart.state.capture.copying import CapturePlan
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.lazy import LazyCapture
+from deeppart.state.capture.staging import Staging, staging_bytes
 from deeppart.state.compare.classify import DIGESTS, Classifier
 from deeppart.state.compare.comparing import UNREAD
 from deeppart.state.compare.divergence import Divergence
@@ -37,7 +38,7 @@ from deeppart.state.tree.per_rank import WAYS
 from deeppart.state.tree.template import Template
 
 #: What a rank is in the middle of, as it tells the others.
-_CHECKPOINT, _RESTORE = 1, 2
+_CHECKPOINT, _RESTORE, _PREPARE = 1, 2, 3
 _CALL = frozenset({"call", "step", "turn", "levels"})
 _FLAGS = ("error", "fresh", "busy", "lacks", "rank0_arrays", "rank0_values")
 
@@ -50,6 +51,10 @@ class Saver:
         config: the job's configuration.
         staging: memory for the share; reused by restores.
         record: puts on record, on rank 0, what has been found at a turn, and step, about earlier checkpoints.
+        warnings: what the user has been told of; None for nothing yet.
+
+    Attributes:
+        warnings: the same.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Saver:
         config: Config,
         staging: Staging,
         record: Callable[[int, int, Sequence[Divergence]], None],
+        warnings: Warnings | None = None,
     ) -> None:
         self._comm, self._record = comm, record
         self._timeout = config.timeout
@@ -66,7 +72,7 @@ class Saver:
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())
         self._noticed: tuple[str, ...] = ()
-        self._warnings = Warnings()
+        self.warnings = warnings or Warnings()
         self._staging = staging
         #: Or why it could not be planned, also before the first plan: it is planned anew at the next checkpoint then.
         self._share: ShareLayout | str = ""
@@ -113,7 +119,8 @@ class Saver:
             digests = self._classifier.digests(flattened, call.turn, fresh=self._fresh, owned=owned)
             rank0 = _count_rank0(flattened)
         levels = sum(1 << place for place, level in enumerate(LEVELS) if level in call.due)
-        fields = {"call": _CHECKPOINT, "step": call.step, "turn": call.turn, "levels": levels, **digests}
+        kind = _PREPARE if call.prepares else _CHECKPOINT
+        fields = {"call": kind, "step": call.step, "turn": call.turn, "levels": levels, **digests}
         unplanned = isinstance(self._share, str)
         flags = {"error": int(error is not None), "fresh": int(self._fresh or unplanned), "busy": int(busy)}
         flags["lacks"] = int(self._classifier.lacks)
@@ -137,6 +144,16 @@ class Saver:
         trailing = self._classifier.alike(call.turn, flat, owned, unread_alike=UNREAD not in agreed.differing)
         return Agreed(call, flat, self._classifier.known, rank0, owned, trailing, ())
 
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of this rank's share of the last state that the ranks agreed on; 0 if it could not be planned."""
+        return 0 if isinstance(self._share, str) else self._share.nbytes
+
+    @property
+    def pinned(self) -> bool:
+        """True if some of that state is on a device."""
+        return self._pinned
+
     def capture(self, agreed: Agreed) -> CapturedShare:
         """Copy this rank's share into staging memory (local).
 
@@ -159,6 +176,17 @@ class Saver:
             deferred = self._lazy.defer(flat, later, left, agreed.call.turn, where, agreed.trailing)
         own = sum(chunk.length for chunk in share.chunks if chunk.per_rank)
         return CapturedShare(Staged(share, staging_bytes(staged), self._document(agreed)), own, deferred)
+
+    def try_capture(self, agreed: Agreed) -> CapturedShare | CheckpointError:
+        """The same; or why it failed, memory or torch: the other ranks go on and hear of it in the commit round."""
+        try:
+            return self.capture(agreed)
+        except Exception as error:
+            return CheckpointError(
+                "the share could not be captured",
+                found=f"{type(error).__name__}: {error}",
+                where=f"rank {self._comm.rank}, step {agreed.call.step}",
+            )
 
     def let_go(self, agreed: Agreed | None) -> None:
         """Forget the state, so that nothing of it is kept alive between checkpoints.
@@ -250,7 +278,7 @@ class Saver:
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)
-        self._warnings.patterns(self._comm, self._classifier.replication, *within)
+        self.warnings.patterns(self._comm, self._classifier.replication, *within)
         layout = self._classifier.known
         all_tell = self._has_own_cuts() or any(rank0)
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell)
@@ -262,7 +290,7 @@ class Saver:
         if self._comm.rank == 0:
             noticed, self._noticed = self._noticed, ()
             # Last: where warnings are errors, the others are not left waiting.
-            self._warnings.differences(found, noticed, what)
+            self.warnings.differences(found, noticed, what)
         return found.diverged
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
@@ -304,7 +332,7 @@ class Saver:
                 else ""
             ),
             where=f"rank {self._comm.rank}",
-            todo="checkpoint() and restore() are collective: call them on all ranks, with the same arguments",
+            todo="checkpoint(), prepare() and restore() are collective: all ranks call them, with the same arguments",
         )
 
 

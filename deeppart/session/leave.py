@@ -21,8 +21,8 @@ from deeppart.errors import BackgroundFailureWarning, warn_now
 from deeppart.pending import Pending
 from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
+from deeppart.session.preparation import Preparation
 from deeppart.session.record import Session
-from deeppart.state.capture.copying import Staging
 
 #: How long a thread that is giving a session's things back is waited for where that should take no time; and, at the
 #: end of the process, ranks that may never come, because there was an error.
@@ -36,7 +36,7 @@ class Background:
     """The running parts of a checkpointer, and how to end them.
 
     Args:
-        session, pipeline, scrubber, staging: of the checkpointer.
+        session, pipeline, scrubber, preparation: of the checkpointer.
         recent: its checkpoints whose failures nobody has been told of; it goes on changing the list.
     """
 
@@ -45,10 +45,10 @@ class Background:
         session: Session,
         pipeline: Pipeline,
         scrubber: Scrubber | None,
-        staging: Staging,
+        preparation: Preparation,
         recent: list[Pending],
     ) -> None:
-        self._session, self._pipeline, self._scrubber, self._staging = session, pipeline, scrubber, staging
+        self._session, self._pipeline, self._scrubber, self._preparation = session, pipeline, scrubber, preparation
         self._recent, self._after_error = recent, False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -85,8 +85,8 @@ class Background:
     def give_back(self) -> None:
         """End the threads, in the middle of what they do if need be; then memory, directory and channels are free."""
         self._pipeline.close(0.0)
+        self._preparation.close()
         self._session.drop_spares()
-        self._staging.release()
         self._session.close()
 
     def _give_back_once(self) -> None:

@@ -33,6 +33,7 @@ from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.files import DurableFile, Over, make_directory, storage_error
 from deeppart.storage.links import link, remove_links
 from deeppart.storage.mapped import forget_removed
+from deeppart.storage.prepared import make_spare, unfinished_directory
 from deeppart.storage.retired import is_gone
 from deeppart.storage.small_files import write_file
 from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
@@ -191,6 +192,11 @@ class NodeLevel:
     def drop_spares(self) -> None:
         """Give back the storage of files that were kept to be written over."""
         drop_spares(self._spares)
+        drop_spares(unfinished_directory(self._spares))
+
+    def prepare_file(self, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
+        """Make a file in advance to be written over; see :func:`deeppart.storage.prepared.make_spare`."""
+        return make_spare(self._spares, name, nbytes, is_wanted)
 
 
 @dataclass(slots=True)

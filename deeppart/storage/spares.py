@@ -54,7 +54,9 @@ def take_spare(spares: Path, name: Path) -> int | None:
         found = sorted(access.names_in(spares))
     except OSError:
         return None
-    for spare in sorted(found, key=lambda each: each != name.name.split(".tmp-")[0].lstrip(".")):
+    wanted = name.name.split(".tmp-")[0].lstrip(".")
+    # A process has mapped those that it has written to: of its rank, at best of the same name.
+    for spare in sorted(found, key=lambda each: (each != wanted, _rank_of(each) != _rank_of(wanted))):
         try:
             access.rename(spares / spare, name)
         except OSError:
@@ -65,6 +67,11 @@ def take_spare(spares: Path, name: Path) -> int | None:
             with contextlib.suppress(OSError):
                 access.remove(name)
     return None
+
+
+def _rank_of(name: str) -> int | None:
+    parsed = parse_part_file_name(name) or parse_base_file_name(name)
+    return None if parsed is None else parsed[0]
 
 
 def drop_spares(spares: Path) -> None:

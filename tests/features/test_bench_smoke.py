@@ -20,17 +20,18 @@ BENCH = [sys.executable, str(ROOT / "benchmarks" / "bench.py")]
 #: who -> what the result must hold of it.
 METRICS = {
     "limits": {
-        *("visit_s", "fresh_s", "copy_s", "torch_copy_s", "long_copy_s", "xxh3_s"),
+        *("visit_s", "fresh_s", "copy_s", "torch_copy_s", "bare_copy_s", "long_copy_s", "xxh3_s"),
         *("disk_write_s", "tmpfs_write_s", "cache_read_s", "bcast_s"),
     },
     "deeppart": {
-        *("blocked_s", "planning_s", "flatten_s", "agree_s", "capture_s", "first_blocked_s", "local_s", "persistent_s"),
+        *("blocked_s", "planning_s", "flatten_s", "agree_s", "capture_s", "local_s", "persistent_s"),
+        *("first_blocked_s", "first_local_s", "second_blocked_s"),
         *("restore_local_s", "restore_persistent_s", "bytes", "memory_bytes", "mapped_bytes"),
         *("memory_over_share_bytes", "steady_memory_bytes", "restore_persistent_memory_bytes"),
     },
     "torch.save": {"save_s", "load_s", "restore_s", "bytes", "memory_bytes", "restore_memory_bytes"},
     "dcp": {"save_s", "restore_s", "bytes", "memory_bytes", "restore_memory_bytes"},
-    "dcp.async_save": {"blocked_s", "done_s", "memory_bytes"},
+    "dcp.async_save": {"blocked_s", "done_s", "memory_bytes", "staging_staged_s", "process_blocked_s"},
 }
 
 
@@ -58,11 +59,11 @@ def test_measures_everything_and_compares_what_it_restores(tmp_path: Path) -> No
     assert {who: METRICS[who] - found.get(who, set()) for who in METRICS} == {who: set() for who in METRICS}
 
     with_target = [entry for entry in result["targets"] if entry["target"] is not None]
-    assert len(with_target) == 7
+    assert len(with_target) == 8
     for entry in with_target:
         assert math.isfinite(entry["measured"]) and entry["met"] in (True, False), entry
-    # in the warm-up round and in the other: deeppart twice, torch.load, dcp.load, and dcp.load after async_save
-    assert result["restores_compared"] == 10
+    # in the warm-up round and in the other: deeppart twice, torch.load, dcp.load, and dcp.load after four async_saves
+    assert result["restores_compared"] == 16
     assert result["state"]["leaves"] == 4 * (5 + 2 * 16 + 2)
     assert {"cpu", "cores", "memory_bytes", "kernel", "file_systems", "versions"} <= set(result["machine"])
     assert {"torch", "mpi", "deeppart"} <= set(result["machine"]["versions"])

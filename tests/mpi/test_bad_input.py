@@ -42,6 +42,10 @@ def disagreements(comm: Any, directory: Path) -> dict[str, tuple[str, str, float
         "restored step or none": outcome(lambda: ck.restore(good, step=1 if rank else None)),
         "per_rank": outcome(lambda: ck.restore(good, per_rank="drop" if rank else "strict")),
         "call": outcome(lambda: ck.restore(good) if rank else ck.checkpoint(good, step=3)),
+        "prepared or saved": outcome(lambda: ck.prepare(good) if rank else ck.checkpoint(good, step=3)),
+        "prepared or restored": outcome(lambda: ck.prepare(good) if rank else ck.restore(good)),
+        "prepared structure": outcome(lambda: ck.prepare(good if rank != 1 else good | {"extra": torch.ones(3)})),
+        "prepared": outcome(lambda: ck.prepare(good)),
         "good again": outcome(lambda: ck.checkpoint(good, step=2).wait(timeout=LONG_S)),
         "restored": outcome(lambda: ck.restore(good)),
     }
@@ -87,6 +91,10 @@ def test_disagreements_are_errors_on_every_rank(run_on: Any, shared_path: Path) 
         "restored step or none": ("RanksDisagreeError",) * 2,
         "per_rank": ("RanksDisagreeError",) * 2,
         "call": ("RanksDisagreeError",) * 2,
+        "prepared or saved": ("RanksDisagreeError",) * 2,
+        "prepared or restored": ("RanksDisagreeError",) * 2,
+        "prepared structure": ("StructureMismatchError",) * 2,
+        "prepared": ("", ""),
         "good again": ("", ""),
         "restored": ("", ""),
     }

@@ -23,7 +23,7 @@ from deeppart.errors import (
 from deeppart.offline import load
 from deeppart.part import FileSource
 from deeppart.session import leave
-from deeppart.state.capture.copying import Staging
+from deeppart.state.capture.staging import Staging
 from deeppart.storage import manifests, persistent
 from deeppart.storage.files import DurableFile
 from deeppart.testing.states import difference

@@ -1,14 +1,11 @@
 """Capture: copy this rank's spans into reused staging memory. Training waits for it.
 
-Staging is allocated once and grows only when a share does; a copy into warm memory is several times faster than into
-fresh pages. When leaves live on a GPU it is pinned and filled on a side stream.
+When leaves live on a GPU, staging memory (:mod:`deeppart.state.capture.staging`) is pinned and filled on a side stream.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import mmap
 import operator
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -34,57 +31,6 @@ DEVICE_PIECE_BYTES = 64 << 20
 
 #: Copies on the host are made in pieces of this size, so that other threads get the interpreter in between.
 MOVE_BYTES = 32 << 20
-
-
-class Staging:
-    """One reusable buffer of bytes outside the Python heap."""
-
-    def __init__(self) -> None:
-        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._pinned = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return self._tensor.numel()
-
-    def reserve(self, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
-        """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost.
-
-        Raises:
-            MemoryError: the operating system has no more memory.
-        """
-        if nbytes > self.nbytes or (pinned and not self._pinned):
-            self.release()  # give the old one back first: never hold both
-            self._tensor = _allocate(nbytes, pinned)
-            self._pinned = pinned
-        return self._tensor[:nbytes]
-
-    def release(self) -> None:
-        """Give the memory back."""
-        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-
-def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
-    if pinned:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-    if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    try:
-        # Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults on the first copy
-    return torch.frombuffer(pages, dtype=torch.uint8)
-
-
-def staging_bytes(staged: torch.Tensor) -> Bytes:
-    """The staged bytes as a numpy array, without a copy."""
-    flat: Bytes = staged.numpy()
-    return flat
 
 
 @dataclass(frozen=True, slots=True)

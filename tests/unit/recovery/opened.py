@@ -21,7 +21,7 @@ from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover, take_inventory
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
-from deeppart.state.capture.copying import Staging
+from deeppart.state.capture.staging import Staging
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.part_document import Own, PartDocument, decode_meta

@@ -14,7 +14,7 @@ from deeppart.comm import SingleComm
 from deeppart.errors import CheckpointError, DeeppartError, UnsupportedLeafError
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.saver import Saver
-from deeppart.state.capture.copying import Staging
+from deeppart.state.capture.staging import Staging
 from deeppart.state.tree.flat import FlatState
 
 PERSISTENT = frozenset({"persistent"})

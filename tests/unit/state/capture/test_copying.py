@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deeppart
-from deeppart.state.capture.copying import Staging
+from deeppart.state.capture.staging import Staging
 from deeppart.testing.states import Box, difference
 from tests.unit.cli_support import steps_in
 

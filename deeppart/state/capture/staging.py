@@ -1,0 +1,94 @@
+"""Staging memory: where a share lies while it is written.
+
+It is allocated once and grows only when a share does: a copy into warm memory is several times faster than into fresh
+pages. Before the first share comes, its pages can be touched in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Callable
+
+import torch
+
+from deeppart.state.tree.leaves import Bytes
+
+#: Pages are touched in pieces of this size, between which the thread that does it can be stopped.
+TOUCH_BYTES = 32 << 20
+#: Puts pages in place, and leaves what is in them as it is; from Linux 5.14 on. ``madvise(2)``.
+_MADV_POPULATE_WRITE = 23
+# Not ``mmap.madvise``, which holds the interpreter lock all the while.
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes, _madvise.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+
+
+class Staging:
+    """One reusable buffer of bytes outside the Python heap."""
+
+    def __init__(self) -> None:
+        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._pinned = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self._tensor.numel()
+
+    def reserve(self, nbytes: int, *, pinned: bool = False) -> torch.Tensor:
+        """A uint8 tensor of exactly ``nbytes``, reused if it is large enough. Earlier contents are lost.
+
+        Raises:
+            MemoryError: the operating system has no more memory.
+        """
+        if nbytes > self.nbytes or (pinned and not self._pinned):
+            self.release()  # give the old one back first: never hold both
+            self._tensor = _allocate(nbytes, pinned)
+            self._pinned = pinned
+        return self._tensor[:nbytes]
+
+    def touch(self, is_wanted: Callable[[], bool]) -> int:
+        """Have the system give all pages of what is reserved; bytes touched. From any thread, whatever is in them.
+
+        A share that is copied meanwhile finds those pages that are there, and gets the others as it would without.
+
+        Args:
+            is_wanted: asked before each piece of :data:`TOUCH_BYTES`; False ends it.
+        """
+        tensor = self._tensor  # is not unmapped as long as it is held here
+        start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel()
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        at = first
+        while at < end and is_wanted():
+            count = min(TOUCH_BYTES, end - at)
+            if _madvise(at, count, _MADV_POPULATE_WRITE):
+                break  # an older kernel: the first copy does it
+            at += count
+        return at - first
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
+    if pinned:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    try:
+        # Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults on the first copy
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def staging_bytes(staged: torch.Tensor) -> Bytes:
+    """The staged bytes as a numpy array, without a copy."""
+    flat: Bytes = staged.numpy()
+    return flat

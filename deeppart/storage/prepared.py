@@ -1,0 +1,74 @@
+"""Files that are made in the background before a checkpoint needs them, to be written over (docs/decisions/0006).
+
+On a file system in memory, a new file's pages must be found, cleared and mapped, which takes longer than to copy into
+them; that is why files of retired steps are written over. The first checkpoints of a session have none of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from deeppart import access
+from deeppart.access.hanging import call
+from deeppart.storage.mapped import bytes_in_memory, file_memory
+
+#: Written and mapped at a time; in between, it can be stopped.
+_PIECE_BYTES = 8 << 20
+
+
+def unfinished_directory(spares: Path) -> Path:
+    """Where files lie that are still being made: nobody takes them from there."""
+    return spares.with_name(f"{spares.name}-new")
+
+
+def make_spare(spares: Path, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
+    """Make a file of zeros among the recycled ones, and map it; from any thread.
+
+    Args:
+        spares: directory of recycled files.
+        name: of the file; no other process makes one of this name.
+        nbytes: its length.
+        is_wanted: asked before each few MiB; False ends it.
+
+    Returns:
+        Whether it is there. Not on storage, where it would save nothing, nor where there is no room for it.
+    """
+    path = unfinished_directory(spares) / name
+    try:
+        access.make_folder(path.parent)
+        descriptor = access.create(path, os.O_RDWR)
+    except OSError:
+        return False
+    made = False
+    try:
+        if _fill(path, descriptor, nbytes, is_wanted):
+            access.make_folder(spares)
+            access.rename(path, spares / name)
+            made = True
+    except OSError:
+        pass  # full, for one: the checkpoint will say so itself, if it finds no room either
+    finally:
+        os.close(descriptor)
+        if not made:
+            with contextlib.suppress(OSError):
+                access.remove(path)
+    return made
+
+
+def _fill(path: Path, descriptor: int, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
+    zeros = memoryview(bytes(_PIECE_BYTES))
+    at = 0
+    while at < nbytes:
+        if not is_wanted():
+            return False
+        at += call("write", path, descriptor, zeros[: nbytes - at])
+        if not bytes_in_memory(descriptor):
+            return False
+    for start in range(0, nbytes, _PIECE_BYTES):
+        if not is_wanted():
+            return False
+        file_memory(descriptor, start, min(_PIECE_BYTES, nbytes - start))
+    return True

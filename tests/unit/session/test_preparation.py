@@ -1,0 +1,94 @@
+"""What is made ready before the first checkpoint, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deeppart.save.sizing import ShareSize
+from deeppart.session import preparation as module
+from deeppart.session.preparation import Preparation
+from deeppart.state.capture.staging import Staging
+from deeppart.storage.mapped import lies_in_memory
+
+SIZE = ShareSize(30_000_000, pinned=False, leaves=10)
+
+
+def files(root: Path) -> list[str]:
+    return sorted(name for _, _, names in os.walk(root) for name in names if name.endswith(".dpp"))
+
+
+@pytest.fixture
+def in_memory(opened: Any, memory: Path) -> Any:
+    if not lies_in_memory(memory):
+        pytest.skip("no file system in memory here")
+    return lambda **settings: opened(**({"local_dir": str(memory), "compression": "none"} | settings))
+
+
+def test_memory_and_a_file_for_each_step_in_use(in_memory: Any, memory: Path) -> None:
+    staging, session = Staging(), in_memory(keep={"local": 2})
+    preparation = Preparation(session, staging)
+    preparation.begin(SIZE)
+    assert preparation.wait(200) and staging.nbytes == SIZE.nbytes
+    names = ["part-00000-of-00001.dpp", *(f"base-00000-of-00001-{each:032x}.dpp" for each in range(2))]
+    assert files(memory) == sorted(names)
+    preparation.close()
+    session.drop_spares()
+    assert files(memory) == [] and staging.nbytes == 0
+
+
+@pytest.mark.parametrize("settings", [{"compression": "zstd"}, {"keep": {"local": 0}}, {"local_dir": None}])
+def test_no_files_where_none_would_be_written_over(in_memory: Any, memory: Path, settings: dict[str, Any]) -> None:
+    staging = Staging()
+    preparation = Preparation(in_memory(**settings), staging)
+    preparation.begin(SIZE)
+    assert preparation.wait(200) and staging.nbytes == SIZE.nbytes and files(memory) == []
+    preparation.close()
+
+
+def test_a_checkpoint_ends_the_making_of_files(in_memory: Any, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, staging = in_memory(keep={"local": 5}), Staging()
+    level, begun, goes_on = session.node_levels["local"], threading.Event(), threading.Event()
+    real = level.prepare_file
+
+    def first_file(*arguments: Any) -> bool:
+        begun.set()
+        assert goes_on.wait(200)
+        made: bool = real(*arguments)
+        return made
+
+    monkeypatch.setattr(level, "prepare_file", first_file)
+    preparation = Preparation(session, staging)
+    preparation.begin(SIZE)
+    assert begun.wait(200)
+    preparation.a_checkpoint_begins()
+    goes_on.set()
+    assert preparation.wait(200) and files(memory) == []
+    preparation.close()
+
+
+def test_storage_that_hangs_holds_nobody_up(in_memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, staging = in_memory(), Staging()
+    release = threading.Event()
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(session.node_levels["local"], "prepare_file", lambda *arguments: release.wait(200))
+    preparation = Preparation(session, staging)
+    preparation.begin(SIZE)
+    preparation.begin(ShareSize(1000, pinned=False, leaves=1))
+    assert not preparation.wait(0.05) and staging.nbytes == SIZE.nbytes
+    preparation.close()
+    assert staging.nbytes == 0
+    release.set()
+    assert preparation.wait(200)
+
+
+def test_nothing_to_prepare(in_memory: Any, memory: Path) -> None:
+    preparation = Preparation(in_memory(), Staging())
+    preparation.close()
+    preparation.begin(ShareSize(0, pinned=False, leaves=0))
+    assert preparation.wait(200) and files(memory) == []
+    preparation.close()
