@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from tests.faults.campaign import special
 from tests.faults.campaign.records import (
@@ -45,7 +46,10 @@ def scenario(seed: int, number: int, most_ranks: int = 6, kills: float = 0.4) ->
     for place in range(count):
         base = _job(rng, most_ranks, 4 if place == killed else most_ranks, lives)
         last = place == count - 1
-        lives.append(_with_faults(rng, base, lives, killed=place == killed, last=last))
+        life = _with_faults(rng, base, lives, killed=place == killed, last=last)
+        # Drawn apart: a seed means what it meant before.
+        prepares = random.Random(f"{seed}:{number}:{place}:prepares").random() < 0.3
+        lives.append(replace(life, prepares=prepares and life.checkpoints > 0))
     return Scenario(seed, number, threads, leaves, tuple(lives))
 
 

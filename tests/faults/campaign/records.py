@@ -191,6 +191,7 @@ class Life:
         rebinds: how tensors get other memory after a checkpoint has returned: "data", "half", "vector" or "" for not.
         workers: processes that each rank forks when it has opened, and which live on when it dies.
         compares: every committed step is restored and compared.
+        prepares: ``prepare()`` comes before the first checkpoint.
     """
 
     world: int
@@ -217,6 +218,7 @@ class Life:
     rebinds: str = ""
     workers: int = 0
     compares: bool = False
+    prepares: bool = False
 
     @property
     def alone(self) -> bool:
@@ -279,7 +281,7 @@ def describe(each: Scenario) -> str:
             f"{life.capture}, on_busy {life.on_busy}, group {life.group}, tolerate {life.tolerate}, "
             f"scrub {life.scrub}, per_rank {life.per_rank}, {life.checkpoints} checkpoints"
             f"{', waiting' if life.wait else ''}{', steps reused' if life.reuse else ''}"
-            f"{', restoring again' if life.again else ''}"
+            f"{', restoring again' if life.again else ''}{', preparing' if life.prepares else ''}"
             f"{f', tensors get other memory ({life.rebinds})' if life.rebinds else ''}"
             f"{f', {life.workers} forked' if life.workers else ''}{', comparing all steps' if life.compares else ''}"
         )

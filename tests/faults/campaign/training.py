@@ -61,6 +61,8 @@ class Training:
         life, record = self._rank.life, self._rank.record
         step = restored if life.reuse and restored is not None else self._rank.order.next_step - 1
         with self._rank.refusing("checkpoint") as active, self._refusing_calls() as calls:
+            if life.prepares:
+                self._ck.prepare(self._rank.live)
             for at in range(life.checkpoints):
                 self._go_wrong(at)
                 if calls is not None and calls[0].at == at:
