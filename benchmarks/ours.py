@@ -15,8 +15,8 @@ from deeppart import Report
 
 _TIMEOUT_S = 300.0
 #: Checkpoints before the one that is timed: from then on, staging memory is there, files of retired steps are written
-#: over, and "auto" has measured what it goes by.
-_WARM_UPS = 3
+#: over, which this process has mapped when it did so before, and "auto" has measured what it goes by.
+_WARM_UPS = 4
 
 
 class Sweep(torch.optim.Optimizer):

@@ -122,8 +122,19 @@ def bare_copy_s(times: Times) -> float:
 
 def show(found: dict[str, dict[str, Times]], console: Console) -> None:
     """A row for each case and capture."""
-    table = Table(title="seconds that block training", title_justify="left")
-    for column in ("case", "", "fresh copy", "first", "second", "bare copy", "later", "x", "planning", "held"):
+    table = Table(title="seconds blocked; of the first two checkpoints, until local, too", title_justify="left")
+    for column in (
+        "case",
+        "",
+        "fresh copies",
+        "first, local",
+        "second, local",
+        "bare copy",
+        "later",
+        "x",
+        "planning",
+        "held",
+    ):
         table.add_column(column, justify="right")
     for case, by_way in found.items():
         for way, times in by_way.items():

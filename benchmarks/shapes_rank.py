@@ -169,7 +169,7 @@ class Measurement:
 
     def _prepare(self, checkpointer: deeppart.Checkpointer) -> None:
         self.found["prepare"] = [self._ranks.timed(lambda: checkpointer.prepare(self._shape.tree))[0]]
-        self.found["ready"] = [self._ranks.timed(lambda: checkpointer._preparation.wait(_TIMEOUT_S))[0]]
+        self.found["ready"] = [self._ranks.timed(lambda: _wait_until_ready(checkpointer))[0]]
 
     def _copy_into_fresh_memory(self) -> list[torch.Tensor]:
         """Into memory that this process has not had; returns it, for each piece of the share."""
@@ -203,6 +203,11 @@ class Measurement:
         figures = {"blocked": blocked_s, "planning": planning_s, "local": local_s + blocked_s, "held": report.held_s}
         for name, value in figures.items():
             self.found[name].append(self._ranks.slowest(value))
+
+
+def _wait_until_ready(checkpointer: deeppart.Checkpointer) -> None:
+    while checkpointer.preparing:
+        time.sleep(_POLL_S)
 
 
 def _copy_with_torch(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ from benchmarks.settings import Settings
 
 _TIMEOUT_S = 300.0
 #: Checkpoints before those that count: from then on, staging memory and files to write over are there.
-_WARM_UPS = 3
+_WARM_UPS = 4
 
 
 class Measurement:

@@ -173,8 +173,9 @@ def restore(state: Any, step: int | None = None, per_rank: PerRank = "strict") -
 
 
 def prepare(state: Any) -> None:
-    """Get ready for the first checkpoint of a state, with the default Checkpointer (collective).
+    """Get memory and files ready for the first checkpoint of a state, with the default Checkpointer (collective).
 
+    Nothing is saved, and the first checkpoint still compares all of the state; it need not wait for memory.
     See :meth:`Checkpointer.prepare`.
 
     Example:

@@ -8,6 +8,7 @@ collection every time, of everything that torch and the training job have: 0.12 
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,18 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _pauses -= 1
+            _pauses = max(0, _pauses - 1)  # not in a process that was forked meanwhile
             if _pauses == 0 and _was_enabled:
                 gc.enable()
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock; and of what it paused for, there is nothing here."""
+    global _lock, _pauses
+    _lock = threading.Lock()
+    if _pauses and _was_enabled:
+        gc.enable()
+    _pauses = 0
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from deeppart._gc import collection_paused
-from deeppart.access.hanging import hanging
 from deeppart.cadence import CadenceReport
 from deeppart.comm.agreement import raise_together
 from deeppart.config import Config
@@ -31,12 +30,13 @@ from deeppart.recovery.recover import recover
 from deeppart.repair.scrub import ScrubReport
 from deeppart.save.agreed import Agreed, Call
 from deeppart.save.job import Job
+from deeppart.save.pipeline import pipeline_full
 from deeppart.save.saver import Saver
 from deeppart.save.sizing import size_share
 from deeppart.session.at_exit import close_at_the_end
 from deeppart.session.healing import heal_redundancy
 from deeppart.session.history import StepHistory
-from deeppart.session.leave import Background, settle
+from deeppart.session.leave import Background, not_finished, settle
 from deeppart.session.open import configuration_of, open_session
 from deeppart.session.preparation import Preparation
 from deeppart.session.restore_warnings import still_busy, tell_restored, tell_suspects, warn_unfinished, warn_unsaved
@@ -56,6 +56,8 @@ from deeppart.state.tree.per_rank import PerRank, refusal_of, way_of
 _ROUND_PATIENCE_S = 0.02
 #: A start waits for what this process has left before; shorter than the other ranks wait for this one.
 _SETTLE_SHARE = 0.8
+#: Room is waited for less long than the other ranks wait in the exchange that follows.
+_ROOM_SHARE = 0.8
 
 
 class Checkpointer:
@@ -125,6 +127,11 @@ class Checkpointer:
         return self._pipeline.repairing
 
     @property
+    def preparing(self) -> bool:
+        """True if what :meth:`prepare` has begun on this rank goes on in the background."""
+        return not self._preparation.wait(0.0)
+
+    @property
     def scrubbed(self) -> ScrubReport:
         """The work of scrubbing (``scrub_bandwidth``) so far on this rank."""
         return ScrubReport() if self._scrubber is None else self._scrubber.report
@@ -169,6 +176,7 @@ class Checkpointer:
         began = time.monotonic()
         self._refuse_if_closed("checkpoint")
         self._report_failures()
+        check_state(state, "checkpoint")
         step = check_step(step, "checkpoint(state, step)")
         due = self._due(step, force=force)
         if self._auto is not None and not due:
@@ -179,7 +187,6 @@ class Checkpointer:
         pending = Pending(step, due, self._pipeline.poll)
         call, agreed, diverged = Call(step, self._sequence, due), None, tuple[str, ...]()
         waited = self._make_room() if due else 0.0
-        self._preparation.a_checkpoint_begins()
         try:
             with collection_paused():
                 agreed = self._look_and_agree(call, state, refusal, pending)
@@ -226,7 +233,7 @@ class Checkpointer:
         """
         session, timeout = self._session, self.config.timeout
         self._refuse_if_closed("restore")
-        check_state(state)
+        check_state(state, "restore")
         step = None if step is None else check_step(step, "restore(state, step)")
         refusal = refusal_of(per_rank)
         unfinished = None if self._pipeline.wait_until_idle(timeout) else still_busy(timeout)
@@ -256,23 +263,25 @@ class Checkpointer:
 
     @warns_at_the_end
     def prepare(self, state: Any) -> None:
-        """Get ready for the first checkpoint of a state, which then blocks about as long as later ones.
+        """Get ready for the first checkpoint of a state, so that it need not wait for memory.
 
-        All ranks compare the state and share it out, as ``checkpoint()`` would, and save nothing. In the background,
-        the memory for this rank's share is touched, and, where ``local_dir`` lies in memory, files to write over are
-        made. Worth it once, when the state has all its tensors: an optimizer has them after its first step.
+        All ranks compare the state and share it out, as ``checkpoint()`` would; nothing is saved. Then, in the
+        background (:attr:`preparing`), the memory for this rank's share is touched; and where ``local_dir`` lies in
+        memory and files are not compressed, ``keep`` + 1 files of a share each are made there, to be written over. Call
+        it when the state has all its tensors: after ``restore()`` has returned a step, or after the first
+        ``optimizer.step()``. The first checkpoint still compares all of the state.
 
         Args:
             state: as for ``checkpoint()``.
 
         Raises:
-            StateError: as ``checkpoint()`` would. MemoryError: there is not enough for a share.
-            RanksDisagreeError, RemoteRankError, PeerTimeoutError: from the other ranks.
+            StateError, RanksDisagreeError, RemoteRankError, PeerTimeoutError: as for ``checkpoint()``.
+            MemoryError: there is not enough for a share.
         """
         self._refuse_if_closed("prepare")
+        check_state(state, "prepare")
         with collection_paused():
-            size = size_share(self._comm, self.config, self._saver.warnings, state)
-        self._preparation.begin(size)
+            self._preparation.begin(size_share(self._comm, self.config, state))
 
     def poll(self) -> None:
         """Advance the exchange between ranks where the MPI library leaves that to the training thread."""
@@ -300,11 +309,7 @@ class Checkpointer:
         finally:
             self._background.give_back()
         if not finished:
-            raise CheckpointError(
-                "the last checkpoint was not finished when the checkpointer was closed",
-                found="; ".join([f"still under way after {self.config.timeout:g} s", *hanging()]),
-                todo="raise `timeout`, or wait for the checkpoint before closing",
-            )
+            raise not_finished(self.config.timeout)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -358,17 +363,12 @@ class Checkpointer:
         self._pipeline.poll(_ROUND_PATIENCE_S)
         began = time.monotonic()
         if self.config.on_busy == "wait" and not self._pipeline.has_room():
-            # Less than the other ranks' patience in the exchange that follows.
-            self._pipeline.wait_for_room(0.8 * self.config.timeout)
+            self._pipeline.wait_for_room(_ROOM_SHARE * self.config.timeout)
         return time.monotonic() - began
 
     def _drop_busy(self, pending: Pending, step: int) -> None:
         if self.config.on_busy == "wait":
-            raise CheckpointError(
-                f"checkpoint(step={step}): an earlier checkpoint is still being written",
-                found="; ".join([f"the pipeline was full for {0.8 * self.config.timeout:g} s", *hanging()]),
-                todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
-            )
+            raise pipeline_full(step, _ROOM_SHARE * self.config.timeout)
         pending.note_skipped()
 
     def _capture_and_submit(self, pending: Pending, agreed: Agreed) -> None:
@@ -382,6 +382,7 @@ class Checkpointer:
         if isinstance(captured, CheckpointError):
             job = Job.of(attempt, due, pending, None, captured, None)
         else:
+            self._preparation.a_share_comes(captured.staged.layout.nbytes)
             pending.note_cost(raw_bytes=captured.staged.layout.nbytes, per_rank_bytes=captured.own_bytes)
             job = Job.of(attempt, due, pending, captured.staged, None, captured.deferred)
         self._pipeline.submit(job)

@@ -149,7 +149,8 @@ class Pending:
             raise progress.error
         if progress.state != DONE:
             raise LevelNotRunError(
-                f"step {self.step} does not go to level {level!r}: it is {progress.state}",
+                f"step {self.step} does not go to level {level!r}: "
+                + ("it is off, or not due at this call" if progress.state == OFF else f"it is {progress.state}"),
                 expected=f"one of {sorted(self.levels)}",
                 todo="see `every` and `on_busy` in the configuration",
             )

@@ -32,17 +32,22 @@ def check_step(step: Any, call: str) -> int:
     return number
 
 
-def check_state(state: Any) -> None:
-    """See that ``restore`` was given a state.
+def check_state(state: Any, what: str) -> None:
+    """See that a call was given a state.
+
+    Args:
+        what: "checkpoint", "prepare" or "restore".
 
     Raises:
         TypeError: the name of a directory.
     """
     if isinstance(state, (str, os.PathLike)):
         name = os.fspath(state)
+        place = "it is filled in place; " if what == "restore" else ""
+        otherwise = f", or deeppart.load({name!r}) for a state of its own" if what == "restore" else ""
         raise TypeError(
-            f"restore(state, step): the state comes first, and it is filled in place; {name!r} looks like a directory: "
-            f"Checkpointer(persistent_dir={name!r}).restore(state), or deeppart.load({name!r}) for a state of its own"
+            f"{what}(state{', step' * (what != 'prepare')}): the state comes first, and {place}"
+            f"{name!r} looks like a directory: Checkpointer(persistent_dir={name!r}).{what}(state){otherwise}"
         )
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deeppart import access
+from deeppart.access.hanging import hanging
 from deeppart.comm.base import Comm
 from deeppart.comm.driver import Driver
 from deeppart.config import Config
@@ -53,6 +54,15 @@ from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import ShareWriter
 
 T = TypeVar("T")
+
+
+def pipeline_full(step: int, waited_s: float) -> CheckpointError:
+    """The error of a call for which there was no room."""
+    return CheckpointError(
+        f"checkpoint(step={step}): an earlier checkpoint is still being written",
+        found="; ".join([f"the pipeline was full for {waited_s:g} s", *hanging()]),
+        todo="checkpoint less often, raise `timeout` or `flush_bandwidth`, or set on_busy='skip'",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

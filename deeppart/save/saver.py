@@ -51,10 +51,7 @@ class Saver:
         config: the job's configuration.
         staging: memory for the share; reused by restores.
         record: puts on record, on rank 0, what has been found at a turn, and step, about earlier checkpoints.
-        warnings: what the user has been told of; None for nothing yet.
-
-    Attributes:
-        warnings: the same.
+        quiet: the user is told nothing of what is found.
     """
 
     def __init__(
@@ -63,7 +60,8 @@ class Saver:
         config: Config,
         staging: Staging,
         record: Callable[[int, int, Sequence[Divergence]], None],
-        warnings: Warnings | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         self._comm, self._record = comm, record
         self._timeout = config.timeout
@@ -72,7 +70,7 @@ class Saver:
         self._template = Template()
         self._template.cuts = self._cuts(frozenset())
         self._noticed: tuple[str, ...] = ()
-        self.warnings = warnings or Warnings()
+        self._warnings = Warnings(quiet=quiet)
         self._staging = staging
         #: Or why it could not be planned, also before the first plan: it is planned anew at the next checkpoint then.
         self._share: ShareLayout | str = ""
@@ -278,7 +276,7 @@ class Saver:
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)
-        self.warnings.patterns(self._comm, self._classifier.replication, *within)
+        self._warnings.patterns(self._comm, self._classifier.replication, *within)
         layout = self._classifier.known
         all_tell = self._has_own_cuts() or any(rank0)
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell)
@@ -290,7 +288,7 @@ class Saver:
         if self._comm.rank == 0:
             noticed, self._noticed = self._noticed, ()
             # Last: where warnings are errors, the others are not left waiting.
-            self.warnings.differences(found, noticed, what)
+            self._warnings.differences(found, noticed, what)
         return found.diverged
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:

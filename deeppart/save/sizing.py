@@ -9,7 +9,6 @@ from deeppart.comm.base import Comm
 from deeppart.config import Config
 from deeppart.save.agreed import Call
 from deeppart.save.saver import Saver
-from deeppart.save.warnings import Warnings
 from deeppart.state.capture.staging import Staging
 
 
@@ -28,15 +27,14 @@ class ShareSize:
     leaves: int
 
 
-def size_share(comm: Comm, config: Config, warnings: Warnings, state: Any) -> ShareSize:
+def size_share(comm: Comm, config: Config, state: Any) -> ShareSize:
     """Compare a state across ranks and share it out as a checkpoint would (collective), and forget all of it.
 
-    Nothing of what is found goes into the first checkpoint's account of what was compared when: between the two, the
-    state may change. So that compares all of it once more.
+    Nothing of what is found goes into the first checkpoint's account of what was compared when, and the user is told
+    nothing of it: between the two, the state may change. So that compares all of it once more.
 
     Args:
         comm: channel of the training thread.
-        warnings: what the user has been told of.
 
     Returns:
         0 bytes where no share can be planned: the checkpoint will say why.
@@ -44,7 +42,7 @@ def size_share(comm: Comm, config: Config, warnings: Warnings, state: Any) -> Sh
     Raises:
         StateError, StructureMismatchError, RanksDisagreeError, RemoteRankError, PeerTimeoutError: as ``checkpoint()``.
     """
-    saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, warnings)
+    saver = Saver(comm, config, Staging(), lambda turn, step, diverged: None, quiet=True)
     agreed = None
     try:
         agreed = saver.agree(Call(0, 0, frozenset(), prepares=True), saver.flatten(state), busy=False)

@@ -17,15 +17,20 @@ _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixtur
 
 
 class Warnings:
-    """Tells the user, each thing once. Used by the training thread alone."""
+    """Tells the user, each thing once. Used by the training thread alone.
 
-    def __init__(self) -> None:
+    Args:
+        quiet: nothing is told: nothing is going to be saved.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._naming = Naming()
         self._told_patterns = False
 
     def patterns(self, comm: Comm, replication: Replication, what: str, timeout: float) -> None:
         """Say once which patterns match nothing on any rank (collective where there are patterns)."""
-        if self._told_patterns or not replication.patterns:
+        if self._told_patterns or self._quiet or not replication.patterns:
             return
         self._told_patterns = True
         used = np.array([pattern in replication.used for pattern in replication.patterns], dtype=np.int64)
@@ -37,6 +42,8 @@ class Warnings:
 
     def differences(self, found: Classified, noticed: Sequence[str], what: str) -> None:
         """Warn of leaves that turn out to differ between ranks."""
+        if self._quiet:
+            return
         own = self._naming.news((*noticed, *found.per_rank))
         if own:
             names = some_names(own)

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from deeppart.errors import BackgroundFailureWarning, warn_now
+from deeppart.access.hanging import hanging
+from deeppart.errors import BackgroundFailureWarning, CheckpointError, warn_now
 from deeppart.pending import Pending
 from deeppart.repair.scrub import Scrubber
 from deeppart.save.pipeline import Pipeline
@@ -152,6 +153,15 @@ class Background:
             texts.append(f"step {steps} was not finished after the checkpointer was dropped: close() it before that")
         for text in texts:
             warn_now(text, BackgroundFailureWarning)
+
+
+def not_finished(waited_s: float) -> CheckpointError:
+    """The error of a ``close()`` after which something was broken off."""
+    return CheckpointError(
+        "the last checkpoint was not finished when the checkpointer was closed",
+        found="; ".join([f"still under way after {waited_s:g} s", *hanging()]),
+        todo="raise `timeout`, or wait for the checkpoint before closing",
+    )
 
 
 def wait_together(backgrounds: Sequence[Background], timeout: float) -> None:

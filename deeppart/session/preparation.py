@@ -5,6 +5,7 @@ One thread of low priority, at most, which stops within a few MiB when it is tol
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from deeppart.model import Level
@@ -34,11 +35,14 @@ class Preparation:
         self._thread: threading.Thread | None = None
         #: Read by the thread, before each piece of its work.
         self._wants_memory = self._wants_files = False
+        #: Of files that were to be made, and their length.
+        self._names: tuple[str, ...] = ()
+        self._file_bytes = 0
 
-    def begin(self, size: ShareSize) -> None:
+    def begin(self, share: ShareSize) -> None:
         """Reserve memory for a share, and begin with the rest; returns at once, unless the memory is pinned.
 
-        Nothing is begun while what was begun before hangs.
+        Nothing is begun while what was begun before hangs, nor where no thread can be started.
 
         Raises:
             MemoryError: it cannot be reserved.
@@ -46,14 +50,23 @@ class Preparation:
         self._end()
         if self._thread is not None:
             return
-        self._staging.reserve(size.nbytes, pinned=size.pinned)
+        self._drop_files()
+        self._staging.reserve(share.nbytes, pinned=share.pinned)
         self._wants_memory = self._wants_files = True
-        self._thread = threading.Thread(target=self._run, args=(size,), name="deeppart-prepare", daemon=True)
-        self._thread.start()
+        self._names, self._file_bytes = self._files_for(share)
+        thread = threading.Thread(target=self._run, name="deeppart-prepare", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads here, or the process ends
+            thread.start()
+            self._thread = thread
 
-    def a_checkpoint_begins(self) -> None:
-        """Files that are not ready come too late; the memory is still better touched ahead of the copy."""
+    def a_share_comes(self, nbytes: int) -> None:
+        """A checkpoint begins. Files that are not ready come too late, and those that are too short take its room; the
+        memory is still better touched ahead of the copy.
+        """
         self._wants_files = False
+        if nbytes > self._file_bytes and self._names:
+            self._end()
+            self._drop_files()
 
     def wait(self, timeout: float) -> bool:
         """Wait until all is ready; False if it was not within ``timeout`` seconds."""
@@ -62,8 +75,9 @@ class Preparation:
         return self._thread is None or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop, and give the memory back."""
+        """Stop, and give memory and files back."""
         self._end()
+        self._drop_files()
         self._staging.release()
 
     def _end(self) -> None:
@@ -71,17 +85,27 @@ class Preparation:
         if self.wait(_PATIENCE_S):
             self._thread = None
 
-    def _run(self, share: ShareSize) -> None:
-        lower_priority()
-        self._staging.touch(lambda: self._wants_memory)
-        config, level = self._session.config, self._session.node_levels.get(Level.LOCAL)
-        keep = config.keep[Level.LOCAL]
-        if level is None or not keep or not share.nbytes or config.compression not in ("none", "auto"):
-            return  # nothing is written over, or files will be shorter; "auto" leaves memory uncompressed, as a rule
+    def _drop_files(self) -> None:
+        level = self._session.node_levels.get(Level.LOCAL)
+        if self._names and level is not None:
+            level.drop_prepared(self._names)
+        self._names = ()
+
+    def _files_for(self, share: ShareSize) -> tuple[tuple[str, ...], int]:
+        """The names of files to make, of those that are kept and the one that is being written; and their length."""
+        config, keep = self._session.config, self._session.config.keep[Level.LOCAL]
+        if not keep or not share.nbytes or config.compression not in ("none", "auto"):
+            return (), 0  # nothing is written over, or files will be shorter; "auto" leaves memory raw, as a rule
         rank, size = self._session.comm.rank, self._session.comm.size
-        names = [part_file_name(rank, size), *(base_file_name(rank, size, f"{each:032x}") for each in range(keep))]
+        more = (base_file_name(rank, size, f"{each:032x}") for each in range(keep))
         # Shorter than the file will be, they would have to be mapped again.
         nbytes = share.nbytes + _INDEX_BYTES + _INDEX_BYTES_PER_LEAF * share.leaves
-        for name in names:  # of those that are kept, and the one that is being written
-            if not level.prepare_file(name, nbytes, lambda: self._wants_files):
+        return (part_file_name(rank, size), *more), nbytes
+
+    def _run(self) -> None:
+        lower_priority()
+        self._staging.touch(lambda: self._wants_memory)
+        level = self._session.node_levels.get(Level.LOCAL)
+        for name in self._names if level is not None else ():
+            if level is None or not level.prepare_file(name, self._file_bytes, lambda: self._wants_files):
                 return

@@ -9,7 +9,7 @@ the same scratch directory can never be mistaken for ours; those of `partner` an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.files import DurableFile, Over, make_directory, storage_error
 from deeppart.storage.links import link, remove_links
 from deeppart.storage.mapped import forget_removed
-from deeppart.storage.prepared import make_spare, unfinished_directory
+from deeppart.storage.prepared import drop_made, make_spare, unfinished_directory
 from deeppart.storage.retired import is_gone
 from deeppart.storage.small_files import write_file
 from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory
@@ -197,6 +197,10 @@ class NodeLevel:
     def prepare_file(self, name: str, nbytes: int, is_wanted: Callable[[], bool]) -> bool:
         """Make a file in advance to be written over; see :func:`deeppart.storage.prepared.make_spare`."""
         return make_spare(self._spares, name, nbytes, is_wanted)
+
+    def drop_prepared(self, names: Sequence[str]) -> None:
+        """Give back the storage of files made in advance that nobody has taken."""
+        drop_made(self._spares, names)
 
 
 @dataclass(slots=True)

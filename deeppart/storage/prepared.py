@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from deeppart import access
@@ -56,6 +56,19 @@ def make_spare(spares: Path, name: str, nbytes: int, is_wanted: Callable[[], boo
             with contextlib.suppress(OSError):
                 access.remove(path)
     return made
+
+
+def drop_made(spares: Path, names: Iterable[str]) -> None:
+    """Remove what one rank has made and nobody has taken, as far as the system lets us.
+
+    Also the directories, if it was the last: whoever removes all recycled files may have done so before.
+    """
+    for directory in (spares, unfinished_directory(spares)):
+        for name in names:
+            with contextlib.suppress(OSError):
+                access.remove(directory / name)
+        with contextlib.suppress(OSError), access.open_folder(directory.parent) as above:
+            above.remove_directory(directory.name)
 
 
 def _fill(path: Path, descriptor: int, nbytes: int, is_wanted: Callable[[], bool]) -> bool:

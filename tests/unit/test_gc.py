@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from deeppart import _gc
 from deeppart._gc import collection_paused
 from deeppart.state.document.part_document import PartDocument
 from deeppart.state.tree.leaves import LeafType
@@ -70,6 +72,19 @@ def test_threads_leave_it_as_it_was() -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
+    assert gc.isenabled()
+
+
+def test_a_process_forked_meanwhile_collects_and_can_pause() -> None:
+    """Another thread may have held the lock at that moment; nobody gives it back there."""
+    with collection_paused(), _gc._lock:
+        child = os.fork()
+        if child == 0:
+            good = gc.isenabled()
+            with collection_paused():
+                good = good and not gc.isenabled()
+            os._exit(0 if good and gc.isenabled() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert gc.isenabled()
 
 

@@ -13,11 +13,10 @@ import torch
 import deeppart
 from deeppart.comm import SingleComm
 from deeppart.save.sizing import ShareSize, size_share
-from deeppart.save.warnings import Warnings
 
 
 def size(state: Any, tmp_path: Path) -> ShareSize:
-    return size_share(SingleComm(), deeppart.Config(str(tmp_path)), Warnings(), state)
+    return size_share(SingleComm(), deeppart.Config(str(tmp_path)), state)
 
 
 def test_it_is_the_size_of_the_first_checkpoints_share(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ def test_memory_and_a_file_for_each_step_in_use(in_memory: Any, memory: Path) ->
     names = ["part-00000-of-00001.dpp", *(f"base-00000-of-00001-{each:032x}.dpp" for each in range(2))]
     assert files(memory) == sorted(names)
     preparation.close()
-    session.drop_spares()
     assert files(memory) == [] and staging.nbytes == 0
 
 
@@ -65,7 +64,7 @@ def test_a_checkpoint_ends_the_making_of_files(in_memory: Any, memory: Path, mon
     preparation = Preparation(session, staging)
     preparation.begin(SIZE)
     assert begun.wait(200)
-    preparation.a_checkpoint_begins()
+    preparation.a_share_comes(SIZE.nbytes)
     goes_on.set()
     assert preparation.wait(200) and files(memory) == []
     preparation.close()
@@ -92,3 +91,55 @@ def test_nothing_to_prepare(in_memory: Any, memory: Path) -> None:
     preparation.begin(ShareSize(0, pinned=False, leaves=0))
     assert preparation.wait(200) and files(memory) == []
     preparation.close()
+
+
+def folders(root: Path) -> list[str]:
+    return [name for _, names, _ in os.walk(root) for name in names if name.startswith(".spare")]
+
+
+def test_a_rank_that_ends_last_leaves_nothing_either(in_memory: Any, memory: Path) -> None:
+    """Whoever removes all recycled files of the directory may have done so before this rank made its own."""
+    session = in_memory(keep={"local": 3})
+    preparation = Preparation(session, Staging())
+    preparation.begin(SIZE)
+    session.drop_spares()
+    assert preparation.wait(200)
+    preparation.close()
+    assert files(memory) == [] and folders(memory) == []
+
+
+def test_files_that_are_too_short_make_room_for_the_share(in_memory: Any, memory: Path) -> None:
+    preparation = Preparation(in_memory(), Staging())
+    preparation.begin(SIZE)
+    assert preparation.wait(200)
+    made = files(memory)
+    preparation.a_share_comes(SIZE.nbytes)
+    assert made and files(memory) == made
+    preparation.a_share_comes(2 * SIZE.nbytes)
+    assert files(memory) == []
+    preparation.begin(ShareSize(1_000_000, pinned=False, leaves=1))
+    assert preparation.wait(200)
+    preparation.begin(ShareSize(2_000_000, pinned=False, leaves=1))
+    assert preparation.wait(200)
+    sizes = {path.stat().st_size for path in memory.rglob("*.dpp")}
+    assert len(sizes) == 1 and sizes.pop() > 2_000_000
+    preparation.close()
+
+
+def test_where_no_thread_can_be_started_nothing_is_prepared(
+    in_memory: Any, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    staging = Staging()
+    preparation = Preparation(in_memory(), staging)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        preparation.begin(SIZE)
+        preparation.begin(SIZE)
+    assert preparation.wait(0.0) and files(memory) == []
+    preparation.begin(SIZE)
+    assert preparation.wait(200) and files(memory)
+    preparation.close()
+    assert files(memory) == [] and staging.nbytes == 0
