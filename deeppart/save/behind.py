@@ -5,7 +5,6 @@ The device works while the processor reads, checks and digests what comes next.
 
 from __future__ import annotations
 
-import mmap
 from concurrent.futures import Future
 from types import TracebackType
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from deeppart.part import Sink
 from deeppart.save.workers import Workers
+from deeppart.storage.blocks import block_memory
 from deeppart.storage.files import BLOCK_BYTES
 
 
@@ -30,7 +30,7 @@ class WriteBehind:
 
     def __init__(self, sink: Sink, workers: Workers) -> None:
         self._sink, self._workers = sink, workers
-        self._filling, self._writing = (memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(2))
+        self._filling, self._writing = block_memory(BLOCK_BYTES), block_memory(BLOCK_BYTES)
         self._filled = 0
         self._written: Future[object] | None = None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import time
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from deeppart import access
 from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import StorageError
+from deeppart.storage.blocks import block_memory
 from deeppart.storage.exclusive import rename_new
 from deeppart.storage.mapped import bytes_in_memory, file_memory
 from deeppart.storage.rate import RateLimit
@@ -124,7 +124,7 @@ class DurableFile:
         self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
         self._limit = limit
         self._since_sync = 0
-        self._block = mmap.mmap(-1, BLOCK_BYTES) if direct else None
+        self._block = block_memory(BLOCK_BYTES) if direct else None
         self._filled = 0
         self._mappable, self._fd = 0, -1
         try:
@@ -257,7 +257,7 @@ class DurableFile:
         with contextlib.suppress(OSError):
             access.remove(self.temporary)
 
-    def _flush_block(self, memory: mmap.mmap, filled: int) -> None:
+    def _flush_block(self, memory: memoryview, filled: int) -> None:
         """Write the block out; direct writes take whole multiples of the alignment, the tail goes through the cache."""
         aligned = filled - filled % ALIGNMENT if self._direct else filled
         view = memoryview(memory)
