@@ -104,7 +104,7 @@ class Preparation:
 
     def _run(self) -> None:
         lower_priority()
-        self._staging.touch(lambda: self._wants_memory)
+        self._staging.populate(lambda: self._wants_memory)
         level = self._session.node_levels.get(Level.LOCAL)
         for name in self._names if level is not None else ():
             if level is None or not level.prepare_file(name, self._file_bytes, lambda: self._wants_files):

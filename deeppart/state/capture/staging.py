@@ -48,7 +48,7 @@ class Staging:
             self._pinned = pinned
         return self._tensor[:nbytes]
 
-    def touch(self, is_wanted: Callable[[], bool]) -> int:
+    def populate(self, is_wanted: Callable[[], bool]) -> int:
         """Have the system give all pages of what is reserved; bytes touched. From any thread, whatever is in them.
 
         A share that is copied meanwhile finds those pages that are there, and gets the others as it would without.

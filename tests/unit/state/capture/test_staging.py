@@ -39,7 +39,7 @@ def test_touching_takes_all_pages_and_changes_no_byte() -> None:
     memory = staging.reserve(3 * TOUCH_BYTES + 12_345)
     staging_bytes(memory)[TOUCH_BYTES : TOUCH_BYTES + 5] = 7  # as if a share were being copied already
     before = resident_bytes(memory.data_ptr())
-    touched = staging.touch(lambda: True)
+    touched = staging.populate(lambda: True)
     if not touched:
         pytest.skip("this kernel has no MADV_POPULATE_WRITE")
     assert touched >= memory.numel() - 4096 and before < memory.numel() / 2
@@ -60,15 +60,15 @@ def test_touching_stops_when_it_is_told_to_and_outlives_a_release() -> None:
             staging.reserve(1 << 20)
         return asked < 4
 
-    assert staging.touch(is_wanted) in (0, 3 * TOUCH_BYTES)
-    assert Staging().touch(lambda: True) == 0
+    assert staging.populate(is_wanted) in (0, 3 * TOUCH_BYTES)
+    assert Staging().populate(lambda: True) == 0
 
 
 def test_a_kernel_that_cannot_leaves_it_to_the_first_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_madvise", lambda *arguments: -1)
     staging = Staging()
     staging.reserve(2 * TOUCH_BYTES)
-    assert staging.touch(lambda: True) == 0
+    assert staging.populate(lambda: True) == 0
 
 
 def test_other_threads_run_while_pages_are_touched() -> None:
@@ -78,7 +78,7 @@ def test_other_threads_run_while_pages_are_touched() -> None:
     counted, done = 0, threading.Event()
 
     def touch() -> None:
-        staging.touch(lambda: True)
+        staging.populate(lambda: True)
         done.set()
 
     thread = threading.Thread(target=touch)
