@@ -53,6 +53,12 @@ def copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
 
 
+def copy_each_with_torch(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """The same by torch."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
 def writer(path: Path, memory: mmap.mmap, nbytes: int, direct: bool) -> Callable[[], None]:
     """Write the memory to a file and sync it; ``direct`` bypasses the page cache, whole pages only."""
     whole = nbytes if not direct else max(_PAGE_BYTES, nbytes - nbytes % _PAGE_BYTES)

@@ -14,7 +14,6 @@ run here.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -25,9 +24,8 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkout import MalfunctionError, Runs, Times, bert_settings, checkouts
-from benchmarks.launching import CannotRunError
-from benchmarks.machine import describe_machine
+from benchmarks.checkout import Runs, Times, bert_settings, checkouts
+from benchmarks.commands import parser_for, run_command
 from benchmarks.workload import state_bytes
 
 
@@ -64,27 +62,13 @@ def _cell(times: list[float]) -> str:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
     parser.add_argument("--scale", type=float, default=0.5, help="share of the state's 4.02 GB (default 0.5)")
     parser.add_argument("--repeat", type=int, default=5, help="rounds that count (default 5)")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, measured after it")
-    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where checkpoints go (default: here)")
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
-    try:
-        found = measure(options)
-    except CannotRunError as error:
-        print(f"cold: {error}", file=sys.stderr)
-        return 2
-    except MalfunctionError:
-        return 1
-    show(found, options, Console(width=None if sys.stdout.isatty() else 140))
-    if options.json is not None:
-        machine = describe_machine({"disk": str(options.disk)})
-        options.json.write_text(json.dumps({"machine": machine, "found": found}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return run_command(options, lambda: measure(options), lambda found, console: show(found, options, console))
 
 
 if __name__ == "__main__":

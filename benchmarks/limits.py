@@ -16,7 +16,7 @@ import torch
 import xxhash
 from mpi4py import MPI
 
-from benchmarks.bare import BLOCK_BYTES, copy_each, cut, memmove, warm_memory, writer
+from benchmarks.bare import BLOCK_BYTES, copy_each, copy_each_with_torch, cut, memmove, warm_memory, writer
 from benchmarks.rig import Rig, Turn
 from benchmarks.workload import halves
 
@@ -42,7 +42,7 @@ class Limits:
         measured = {"visit_s": rig.timed(lambda: [leaf.data_ptr() for leaf in rig.workload.leaves])[0]}
         measured |= {"fresh_s": fresh_s, "copy_s": rig.timed(lambda: copy_each(targets, share))[0]}
         rig.step()
-        measured |= {"torch_copy_s": rig.timed(lambda: _copy_with_torch(targets, share))[0]}
+        measured |= {"torch_copy_s": rig.timed(lambda: copy_each_with_torch(targets, share))[0]}
         measured["bare_copy_s"] = min(measured["copy_s"], measured["torch_copy_s"])
         measured["fresh_copy_s"] = fresh_s + measured["bare_copy_s"]
         staged: Bytes = buffer.numpy()
@@ -95,11 +95,6 @@ class Limits:
             MPI.Request.Waitall(list(flying))
 
         return {"bcast_s": rig.timed(broadcast)[0]}
-
-
-def _copy_with_torch(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
 
 
 def _reader(path: Path, memory: mmap.mmap, nbytes: int) -> Callable[[], None]:

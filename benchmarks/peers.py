@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from benchmarks.memory import MemoryWatch, available_bytes
 from benchmarks.rig import Rig, Turn
@@ -168,6 +167,8 @@ class DcpAsync:
                 continue
             options: dict[str, Any] = {"async_stager": stager}
             if in_process:
+                from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
                 options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
             self._save(rig, prefix, options)  # does not count: memory is touched, the process starts
             rig.wipe(path)

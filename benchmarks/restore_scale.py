@@ -13,7 +13,6 @@ cannot run here.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -24,9 +23,8 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkout import MalfunctionError, Runs, Times, bert_settings, checkouts
-from benchmarks.launching import CannotRunError
-from benchmarks.machine import describe_machine
+from benchmarks.checkout import Runs, Times, bert_settings, checkouts
+from benchmarks.commands import parser_for, run_command
 from benchmarks.workload import state_bytes
 
 
@@ -65,28 +63,14 @@ def show(found: dict[int, dict[str, Times]], options: argparse.Namespace, consol
 
 def main() -> int:
     """Measure; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("--ranks", default="8,16,32,64", help="comma separated (default 8,16,32,64)")
     parser.add_argument("--scale", type=float, default=0.011, help="share of the state's 4.02 GB (default 0.011)")
     parser.add_argument("--repeat", type=int, default=5, help="restores that count (default 5)")
     parser.add_argument("--node-size", type=int, default=0, help="ranks taken for a node (default: by their names)")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
-    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
-    try:
-        found = measure(options)
-    except CannotRunError as error:
-        print(f"restore_scale: {error}", file=sys.stderr)
-        return 2
-    except MalfunctionError:
-        return 1
-    show(found, options, Console(width=None if sys.stdout.isatty() else 140))
-    if options.json is not None:
-        machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
-        options.json.write_text(json.dumps({"machine": machine, "found": found}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return run_command(options, lambda: measure(options), lambda found, console: show(found, options, console))
 
 
 if __name__ == "__main__":

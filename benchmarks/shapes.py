@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 if __name__ == "__main__":  # runs from a checkout, installed or not
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,9 +29,9 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkout import MalfunctionError, Runs, Times, checkouts
+from benchmarks.checkout import Runs, Times, checkouts
+from benchmarks.commands import parser_for, run_command
 from benchmarks.launching import CannotRunError
-from benchmarks.machine import describe_machine
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def show(found: dict[str, dict[str, Times]], console: Console) -> None:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument(
         "--case", action="append", help="only this one; again for more: " + ", ".join(c.name for c in CASES)
     )
@@ -166,22 +165,8 @@ def main() -> int:
     )
     parser.add_argument("--repeat", type=int, default=7, help="checkpoints after the second (default 7)")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout, measured in turn")
-    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
-    try:
-        found = measure(options)
-    except CannotRunError as error:
-        print(f"shapes: {error}", file=sys.stderr)
-        return 2
-    except MalfunctionError:
-        return 1
-    show(found, Console(width=None if sys.stdout.isatty() else 150))
-    if options.json is not None:
-        machine: dict[str, Any] = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
-        options.json.write_text(json.dumps({"machine": machine, "found": found}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return run_command(options, lambda: measure(options), show)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import torch
 from mpi4py import MPI
 
 import deeppart
-from benchmarks.bare import copy_each, cut, fresh_memory
+from benchmarks.bare import copy_each, copy_each_with_torch, cut, fresh_memory
 from benchmarks.ours import Sweep
-from benchmarks.workload import halves, make_workload
+from benchmarks.workload import change_everywhere, halves, make_workload
 
 if TYPE_CHECKING:
     from benchmarks.checkout import Times
@@ -160,7 +160,7 @@ class Measurement:
                 contestants: list[Callable[[], object]] = [
                     lambda: self._checkpoint(checkpointer, optimizer),
                     lambda: self._copy("memmove", lambda: copy_each(targets, self._share)),
-                    lambda: self._copy("torch", lambda: _copy_with_torch(targets, self._share)),
+                    lambda: self._copy("torch", lambda: copy_each_with_torch(targets, self._share)),
                 ]
                 for contestant in random.Random(number).sample(contestants, len(contestants)):
                     self._train(optimizer)
@@ -181,8 +181,7 @@ class Measurement:
     def _train(self, optimizer: torch.optim.Optimizer) -> None:
         """Change all chunks a little, and go through all elements."""
         self._turn += 1
-        for leaf in self._leaves:
-            leaf.detach().reshape(-1)[self._turn % min(leaf.numel(), 1 << 18) :: 1 << 18] = self._turn + 0.5
+        change_everywhere(self._leaves, self._turn)
         optimizer.step()
         self._ranks.together()
 
@@ -208,11 +207,6 @@ class Measurement:
 def _wait_until_ready(checkpointer: deeppart.Checkpointer) -> None:
     while checkpointer.preparing:
         time.sleep(_POLL_S)
-
-
-def _copy_with_torch(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
 
 
 def measure(order_path: Path, comm: MPI.Comm) -> Times:

@@ -12,7 +12,6 @@ the ratio of the medians of each pair. Exit code: 0 measured, 1 malfunction, 2 c
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -23,9 +22,8 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.checkout import BEFORE, NOW, MalfunctionError, Runs, Times, bert_settings, checkouts
-from benchmarks.launching import CannotRunError
-from benchmarks.machine import describe_machine
+from benchmarks.checkout import BEFORE, NOW, Runs, Times, bert_settings, checkouts
+from benchmarks.commands import parser_for, run_command
 
 
 def compare(options: argparse.Namespace) -> list[dict[str, Times]]:
@@ -61,28 +59,14 @@ def show(pairs: list[dict[str, Times]], console: Console) -> None:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_for(__doc__)
     parser.add_argument("before", type=Path, metavar="CHECKOUT", help="the other checkout of this repository")
     parser.add_argument("--pairs", type=int, default=3, help="how often both are started (default 3)")
     parser.add_argument("--repeat", type=int, default=6, help="times that count in each run (default 6)")
     parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the state's 4.02 GB (default 1)")
-    parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
-    try:
-        pairs = compare(options)
-    except CannotRunError as error:
-        print(f"versions: {error}", file=sys.stderr)
-        return 2
-    except MalfunctionError:
-        return 1
-    show(pairs, Console(width=None if sys.stdout.isatty() else 120))
-    if options.json is not None:
-        machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
-        options.json.write_text(json.dumps({"machine": machine, "pairs": pairs}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return run_command(options, lambda: compare(options), show, key="pairs")
 
 
 if __name__ == "__main__":

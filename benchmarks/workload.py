@@ -59,9 +59,7 @@ class Workload:
 
     def train(self, turn: int) -> None:
         """Change every leaf everywhere a little, the same way on all ranks: no chunk of it is as it was."""
-        for leaf in self.leaves:
-            flat = leaf.detach().reshape(-1)
-            flat[turn % min(flat.numel(), _CHANGED_EVERY) :: _CHANGED_EVERY] = turn + 0.5
+        change_everywhere(self.leaves, turn)
 
     def sweep(self) -> None:
         """Read and write every element, as an optimizer step does, and change none."""
@@ -74,6 +72,13 @@ class Workload:
         with torch.no_grad():
             for target, source in zip(self.leaves, _leaves_of(values), strict=True):
                 target.copy_(source)
+
+
+def change_everywhere(leaves: Sequence[torch.Tensor], turn: int) -> None:
+    """Change an element of every MiB, and one of every shorter leaf: no chunk is as it was."""
+    for leaf in leaves:
+        flat = leaf.detach().reshape(-1)
+        flat[turn % min(flat.numel(), _CHANGED_EVERY) :: _CHANGED_EVERY] = turn + 0.5
 
 
 def shapes_of(state: str, scale: float, layers: int = BERT_LAYERS) -> dict[str, tuple[int, ...]]:

@@ -32,6 +32,7 @@ class Preparation:
 
     def __init__(self, session: Session, staging: Staging) -> None:
         self._session, self._staging = session, staging
+        self._level = session.node_levels.get(Level.LOCAL)
         self._thread: threading.Thread | None = None
         #: Read by the thread, before each piece of its work.
         self._wants_memory = self._wants_files = False
@@ -86,9 +87,8 @@ class Preparation:
             self._thread = None
 
     def _drop_files(self) -> None:
-        level = self._session.node_levels.get(Level.LOCAL)
-        if self._names and level is not None:
-            level.drop_prepared(self._names)
+        if self._names and self._level is not None:
+            self._level.drop_prepared(self._names)
         self._names = ()
 
     def _files_for(self, share: ShareSize) -> tuple[tuple[str, ...], int]:
@@ -105,7 +105,8 @@ class Preparation:
     def _run(self) -> None:
         lower_priority()
         self._staging.populate(lambda: self._wants_memory)
-        level = self._session.node_levels.get(Level.LOCAL)
-        for name in self._names if level is not None else ():
-            if level is None or not level.prepare_file(name, self._file_bytes, lambda: self._wants_files):
+        if self._level is None:
+            return
+        for name in self._names:
+            if not self._level.prepare_file(name, self._file_bytes, lambda: self._wants_files):
                 return

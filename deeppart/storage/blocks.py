@@ -7,10 +7,9 @@ per GiB beside 0.8 s (docs/benchmarks.md, "Until persistent").
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-
 import numpy as np
+
+from deeppart._pages import fresh_pages
 
 #: Of a huge page, on the machines that have them; the block lies at a multiple of it.
 _HUGE_PAGE_BYTES = 2 << 20
@@ -18,9 +17,6 @@ _HUGE_PAGE_BYTES = 2 << 20
 
 def block_memory(nbytes: int) -> memoryview:
     """Zeroed memory of its own, aligned for direct writes; on huge pages where the system gives any."""
-    pages = mmap.mmap(-1, nbytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without
-            pages.madvise(mmap.MADV_HUGEPAGE)
+    pages = fresh_pages(nbytes + _HUGE_PAGE_BYTES)
     first = -int(np.frombuffer(pages, dtype=np.uint8).ctypes.data) % _HUGE_PAGE_BYTES
     return memoryview(pages)[first : first + nbytes]

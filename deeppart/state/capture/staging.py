@@ -6,13 +6,13 @@ pages. Before the first share comes, its pages can be touched in the background.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 from collections.abc import Callable
 
 import torch
 
+from deeppart._pages import fresh_pages
 from deeppart.state.tree.leaves import Bytes
 
 #: Pages are touched in pieces of this size, between which the thread that does it can be stopped.
@@ -78,14 +78,9 @@ def _allocate(nbytes: int, pinned: bool) -> torch.Tensor:
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     try:
-        # Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(fresh_pages(nbytes), dtype=torch.uint8)
     except OSError as error:
         raise MemoryError(f"cannot reserve {nbytes} bytes of staging memory: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults on the first copy
-    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 def staging_bytes(staged: torch.Tensor) -> Bytes:

@@ -132,9 +132,7 @@ class Extents:
 
 
 def _reach(item: Any) -> int:
-    if not isinstance(item, torch.Tensor):
-        return int(item.nbytes)
-    if item.is_contiguous():
+    if not isinstance(item, torch.Tensor) or item.is_contiguous():
         return int(item.nbytes)
     shape = item.shape
     if 0 in shape:

@@ -11,6 +11,7 @@ import pytest
 
 from deeppart.storage.blocks import block_memory
 from deeppart.storage.files import BLOCK_BYTES, DurableFile
+from tests.unit.smaps import smaps_bytes
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, BLOCK_BYTES, BLOCK_BYTES + 1])
@@ -30,14 +31,7 @@ def test_it_lies_on_huge_pages_where_the_system_gives_them() -> None:
         pytest.skip("no huge pages here")
     block = block_memory(BLOCK_BYTES)
     np.frombuffer(block, dtype=np.uint8)[:] = 1
-    address, huge, inside = int(np.frombuffer(block, dtype=np.uint8).ctypes.data), 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        head = line.split(" ", 1)[0]
-        if "-" in head and not head.endswith(":"):
-            start, end = (int(part, 16) for part in head.split("-"))
-            inside = start <= address < end
-        elif inside and line.startswith("AnonHugePages:"):
-            huge = 1024 * int(line.split()[1])
+    huge = smaps_bytes(int(np.frombuffer(block, dtype=np.uint8).ctypes.data), "AnonHugePages")
     if not huge:
         pytest.skip("the system has none left")
     assert huge >= BLOCK_BYTES

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deeppart.state.capture import staging as module
 from deeppart.state.capture.staging import TOUCH_BYTES, Staging, staging_bytes
-
-
-def resident_bytes(address: int) -> int:
-    """Of the mapping that an address lies in, by the kernel's account."""
-    found = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        head = line.split(" ", 1)[0]
-        if "-" in head and not head.endswith(":"):
-            start, end = (int(part, 16) for part in head.split("-"))
-            found = start <= address < end
-        elif found and line.startswith("Rss:"):
-            return 1024 * int(line.split()[1])
-    raise AssertionError("no such mapping")
+from tests.unit.smaps import smaps_bytes
 
 
 def test_memory_is_reused_as_long_as_it_is_large_enough() -> None:
@@ -38,12 +25,12 @@ def test_touching_takes_all_pages_and_changes_no_byte() -> None:
     staging = Staging()
     memory = staging.reserve(3 * TOUCH_BYTES + 12_345)
     staging_bytes(memory)[TOUCH_BYTES : TOUCH_BYTES + 5] = 7  # as if a share were being copied already
-    before = resident_bytes(memory.data_ptr())
+    before = smaps_bytes(memory.data_ptr(), "Rss")
     touched = staging.populate(lambda: True)
     if not touched:
         pytest.skip("this kernel has no MADV_POPULATE_WRITE")
     assert touched >= memory.numel() - 4096 and before < memory.numel() / 2
-    assert resident_bytes(memory.data_ptr()) >= memory.numel() // 4096 * 4096
+    assert smaps_bytes(memory.data_ptr(), "Rss") >= memory.numel() // 4096 * 4096
     assert np.flatnonzero(staging_bytes(memory)).tolist() == list(range(TOUCH_BYTES, TOUCH_BYTES + 5))
 
 

@@ -1,0 +1,22 @@
+"""Memory of this process's own, straight from the system."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+
+
+def fresh_pages(nbytes: int) -> mmap.mmap:
+    """Zeroed memory that lies on huge pages where the system gives any: far fewer page faults, and longer requests to a
+    device. No page is there before it is used.
+
+    Private: shared anonymous memory gets no huge pages and counts as another kind of memory.
+
+    Raises:
+        OSError: the system has no more memory.
+    """
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
