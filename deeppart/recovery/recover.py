@@ -21,7 +21,8 @@ from deeppart.comm.waiting import finish
 from deeppart.errors import CheckpointError, RestoreError, as_error
 from deeppart.model import LEVELS, Attempt, PartRecord
 from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
-from deeppart.nodes.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
+from deeppart.nodes.exchange.rebuild import rebuild_parts
+from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
 from deeppart.part import FileSource, MemorySource, Signing
 from deeppart.plan.restart import (
     Candidate,

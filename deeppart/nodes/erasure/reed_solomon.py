@@ -79,7 +79,9 @@ class ReedSolomon:
         """
         right = len(blocks) == len(rows) == len(set(rows)) == self.data and len(wanted) == len(out)
         self._check(right and all(0 <= row < self.data + self.parity for row in (*rows, *wanted)), blocks, out)
-        if wanted:
+        if self.parity == len(wanted) == 1 and wanted[0] not in rows:
+            _exclusive_or(blocks, out[0])
+        elif wanted:
             self._run(self._solving(tuple(rows), tuple(wanted)), blocks, out)
 
     def _solve(self, rows: tuple[int, ...], wanted: tuple[int, ...]) -> Bytes:

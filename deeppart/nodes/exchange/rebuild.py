@@ -1,10 +1,12 @@
-"""Lost parts from parity: who sends which block to whom, and the arithmetic.
+"""Lost parts from parity: the blocks on their way, and the arithmetic.
 
-Collective. From what is known of the files, every rank derives, for each block that is wanted, which k blocks it is
-computed from; these are sent to the rank that wants it. Whether the result is right is for the digests of the part to
-tell. If it is not, a careful second try finds out more first: the ranks that can read parity tell everyone the digests
-of all blocks, and every rank checks the blocks it can read and tells which are good. So a file with some bad blocks
-still helps with its good ones.
+Collective. From what is known of the files, every rank derives what is computed from what, and by whom
+(:mod:`deeppart.nodes.exchange.rebuild_steps`). The ranks that read the input of a block send it to the one that
+computes it, and that sends it to the one that wants it.
+
+Whether the result is right is for the digests of the part to tell. If it is not, a careful second try finds out more
+first: the ranks that can read parity tell everyone the digests of all blocks, and every rank checks the blocks it can
+read and tells which are good. So a file with some bad blocks still helps with its good ones.
 """
 
 from __future__ import annotations
@@ -16,40 +18,16 @@ from deeppart.comm.base import Comm, Operation, interleaved
 from deeppart.model import ParityIdentity
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
-from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySetFiles, SetFiles, find_good_blocks, holder_of
-from deeppart.part import set_id, stripes_of
-from deeppart.plan.restart import Rebuild
+from deeppart.nodes.exchange.rebuild_steps import Input, Step, Wanted, plan_steps
+from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySetFiles, SetFiles, find_good_blocks
+from deeppart.part import stripes_of
 
-#: Wanted blocks under way at once.
-_WINDOW = 3
-_TAG = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A part to rebuild.
-
-    Attributes:
-        part: its number.
-        reader: the rank that gets it.
-        rebuild: from what.
-    """
-
-    part: int
-    reader: int
-    rebuild: Rebuild
-
-    @property
-    def name(self) -> str:
-        """Tells its parity set from others."""
-        return set_id(self.rebuild.identity)
-
-
-def padded_bytes(identity: ParityIdentity) -> int:
-    """Memory that rebuilding one part takes: its rows, whole."""
-    stripes = stripes_of(identity)
-    last = stripes.rows - 1
-    return 0 if last < 0 else stripes.start(last, 0) + stripes.data_blocks * stripes.length(last)
+#: Steps under way at once.
+_WINDOW = 4
+#: Of the blocks that others are computed from, and of those computed: each kind in the order of the steps.
+_INPUT_TAG, _RESULT_TAG = 0, 1
+#: Computed so many bytes at a time, while they are in the processor's caches.
+_SLICE_BYTES = 128 << 10
 
 
 def rebuild_parts(
@@ -72,139 +50,140 @@ def rebuild_parts(
     for each in wanted:
         entry = sets.setdefault(each.name, ParitySetFiles(each.rebuild.identity))
         entry.add(each.rebuild)
-        entry.doubtful.add(("data", each.rebuild.identity.place))
+        entry.doubtful.add(("data", each.place))
     files = SetFiles(comm.rank)
     try:
         if careful:
             yield from find_good_blocks(comm, files, sets)
         failures: dict[int, str] = {}
-        for each in wanted:
-            recipe = _recipe(each, sets[each.name])
-            if isinstance(recipe, str):
-                failures[each.part] = recipe
-            elif recipe:
-                mine = memory[each.part] if comm.rank == each.reader else None
-                yield from _Moving(comm, each, sets[each.name], files, arena).run(recipe, mine)
+        for name, entry in sets.items():
+            steps, refused = plan_steps(entry, [each for each in wanted if each.name == name])
+            failures |= refused
+            if steps:
+                yield from _Moving(comm, entry, files, arena, memory).run(steps)
         return failures
     finally:
         files.close()
 
 
 def _lengths(identity: ParityIdentity) -> list[int]:
-    """Of the blocks that are under way at once while a part is rebuilt, in bytes."""
+    """Of the blocks that are under way at once while parts of a set are rebuilt, in bytes: in every slot all of a
+    stripe.
+    """
     stripes = stripes_of(identity)
-    return [stripes.block_bytes] * (_WINDOW * stripes.data_blocks)
+    return [stripes.block_bytes] * (_WINDOW * stripes.members)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """One wanted block.
+class _Flight:
+    """A step under way, as seen by one rank.
 
     Attributes:
-        row, block: which one of the part.
-        inputs: of the k blocks it is computed from, or the one good copy of it.
+        step: which.
+        slot: the memory that it takes, of the :data:`_WINDOW` steps under way at once.
+        blocks: what is computed with; only on the rank that does it.
+        results: where what is computed comes to lie: in the part, or in memory to send it from.
+        moves: exchanges that have to end before it is computed; elsewhere, before this rank goes on.
     """
 
-    row: int
-    block: int
-    inputs: tuple[_Input, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """A block to use.
-
-    Attributes:
-        kind, place, which: the file.
-        index: which block of the file's row.
-        code_row: which block of the stripe, as the code counts: data first, then parity.
-    """
-
-    kind: str
-    place: int
-    which: int
-    index: int
-    code_row: int
-
-
-def _recipe(wanted: Wanted, entry: ParitySetFiles) -> list[_Step] | str:
-    """The way to compute every block of a part; or the reason why one cannot be computed."""
-    stripes, lost = entry.stripes, wanted.rebuild.identity.place
-    k = stripes.data_blocks
-    steps = []
-    for row in range(stripes.rows):
-        for block in range(k):
-            stripe = stripes.stripe_of(lost, block)
-            own = _input(entry, "data", lost, row, block, block)
-            if own is not None:
-                steps.append(_Step(row, block, (own,)))
-                continue
-            choice = [_input(entry, "data", stripes.source(stripe, i), row, i, i) for i in range(k) if i != block] + [
-                _input(entry, "parity", stripes.keeper(stripe, j), row, j, k + j) for j in range(stripes.tolerate)
-            ]
-            inputs = [each for each in choice if each is not None][:k]
-            if len(inputs) < k:
-                return f"rebuild from parity: of the {k} blocks needed for row {row}, {len(inputs)} are sound"
-            steps.append(_Step(row, block, tuple(inputs)))
-    return steps
-
-
-def _input(entry: ParitySetFiles, kind: str, place: int, row: int, index: int, code_row: int) -> _Input | None:
-    which = entry.which_is_good(kind, place, row, index)
-    return None if which is None else _Input(kind, place, which, index, code_row)
+    step: Step
+    slot: int
+    blocks: list[Bytes]
+    results: list[Bytes]
+    moves: list[Operation[None]]
 
 
 class _Moving:
-    """One part being rebuilt, as seen by one rank: it sends blocks, or gets them all, or neither."""
+    """Parts of one set being rebuilt, as seen by one rank.
 
-    def __init__(self, comm: Comm, wanted: Wanted, entry: ParitySetFiles, files: SetFiles, arena: Arena) -> None:
-        self._comm, self._wanted, self._entry, self._files, self._arena = comm, wanted, entry, files, arena
-        stripes = entry.stripes
-        self._code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
+    No ranks wait for each other in a circle: each begins the steps in their order, and what it receives for one before
+    anything can be sent to it; it is at most :data:`_WINDOW` steps ahead of the one that it waits for.
 
-    def run(self, recipe: list[_Step], memory: Bytes | None) -> Operation[None]:
-        """Do this rank's share of it."""
-        stripes = self._entry.stripes
-        slots = self._arena.cut(_lengths(self._wanted.rebuild.identity))
-        flying: list[tuple[_Step, list[Bytes], list[Operation[None]]]] = []
-        for number, step in enumerate(recipe):
+    Args:
+        memory: for the parts that this rank gets.
+    """
+
+    def __init__(
+        self, comm: Comm, entry: ParitySetFiles, files: SetFiles, arena: Arena, memory: Mapping[int, Bytes]
+    ) -> None:
+        self._comm, self._entry, self._files, self._arena = comm, entry, files, arena
+        self._memory, self._stripes = memory, entry.stripes
+        self._code = ReedSolomon(self._stripes.data_blocks, self._stripes.tolerate)
+        #: For each slot, the results that are being sent from it.
+        self._leaving: list[list[Operation[None]]] = [[] for _ in range(_WINDOW)]
+
+    def run(self, steps: Sequence[Step]) -> Operation[None]:
+        """Do this rank's share of them."""
+        pieces = self._arena.cut(_lengths(self._entry.identity))
+        flying: list[_Flight] = []
+        for number, step in enumerate(steps):
             if len(flying) == _WINDOW:
-                yield from self._land(*flying.pop(0), memory)
-            blocks = [block[: stripes.length(step.row)] for block in slots[number % _WINDOW :: _WINDOW]]
-            flying.append((step, *self._start(step, blocks)))
+                yield from self._land(flying.pop(0))
+            length, slot = self._stripes.length(step.row), number % _WINDOW
+            flying.append(self._start(step, slot, [piece[:length] for piece in pieces[slot::_WINDOW]]))
         for flight in flying:
-            yield from self._land(*flight, memory)
+            yield from self._land(flight)
+        yield from interleaved(move for moves in self._leaving for move in moves)
         self._arena.give_back()
 
-    def _start(self, step: _Step, memory: list[Bytes]) -> tuple[list[Bytes], list[Operation[None]]]:
-        """Send what this rank has of a step, or ask for it; the blocks it is computed from, and what is under way."""
-        reader, blocks = self._wanted.reader, []
-        moves: list[Operation[None]] = []
-        for block, each in zip(memory, step.inputs, strict=False):
-            piece = self._entry.piece(each.kind, each.place, each.which)
-            holder = reader if self._entry.is_empty(each.kind, each.place, step.row, each.index) else holder_of(piece)
-            if holder == self._comm.rank:
-                try:
-                    block = self._files.get(self._entry, each.kind, piece, step.row, each.index, block)
-                except READ_ERRORS:
-                    block[:] = 0  # good a moment ago; the check of the whole part will tell
-                if holder != reader:
-                    moves.append(self._comm.send(block, reader, _TAG))
-            elif self._comm.rank == reader:
-                moves.append(self._comm.receive_into(block, holder, _TAG))
-            blocks.append(block)
-        return blocks, moves
+    def _start(self, step: Step, slot: int, pieces: list[Bytes]) -> _Flight:
+        """Send what this rank has for a step, and ask for what it gets.
 
-    def _land(
-        self, step: _Step, blocks: list[Bytes], moves: list[Operation[None]], memory: Bytes | None
-    ) -> Operation[None]:
-        yield from interleaved(moves)
-        if memory is not None:
-            stripes = self._entry.stripes
-            start = stripes.start(step.row, step.block)
-            out = memory[start : start + stripes.length(step.row)]
-            if len(blocks) == 1 and step.inputs[0].code_row == step.block:
-                out[:] = blocks[0]
-            else:
-                self._code.rebuild(blocks, [each.code_row for each in step.inputs], [step.block], [out])
+        Args:
+            pieces: a stripe of memory.
+        """
+        me, length = self._comm.rank, self._stripes.length(step.row)
+        blocks: list[Bytes] = []
+        moves: list[Operation[None]] = []
+        for block, each in zip(pieces, step.inputs, strict=False):
+            if each.holder == me:
+                block = self._read(step.row, each, block)
+                if me != step.computer:
+                    moves.append(self._comm.send(block, step.computer, _INPUT_TAG))
+            elif me == step.computer:
+                if each.holder is None:
+                    block[:] = 0
+                else:
+                    moves.append(self._comm.receive_into(block, each.holder, _INPUT_TAG))
+            blocks.append(block)
+        results: list[Bytes] = []
+        for block, result in zip(pieces[self._stripes.data_blocks :], step.results, strict=False):
+            if me == result.wanted.reader:
+                start = self._stripes.start(step.row, result.block)
+                block = self._memory[result.wanted.part][start : start + length]
+                if me != step.computer:
+                    moves.append(self._comm.receive_into(block, step.computer, _RESULT_TAG))
+            results.append(block)
+        return _Flight(step, slot, blocks, results, moves)
+
+    def _read(self, row: int, each: Input, memory: Bytes) -> Bytes:
+        piece = self._entry.piece(each.kind, each.place, each.which)
+        try:
+            return self._files.get(self._entry, each.kind, piece, row, each.index, memory)
+        except READ_ERRORS:
+            memory[:] = 0  # good a moment ago; the check of the whole part will tell
+            return memory
+
+    def _land(self, flight: _Flight) -> Operation[None]:
+        yield from interleaved(flight.moves)
+        if self._comm.rank == flight.step.computer:
+            yield from interleaved(self._leaving[flight.slot])
+            self._compute(flight)
+            self._leaving[flight.slot] = [
+                self._comm.send(block, result.wanted.reader, _RESULT_TAG)
+                for block, result in zip(flight.results, flight.step.results, strict=True)
+                if result.wanted.reader != self._comm.rank
+            ]
         yield True
+
+    def _compute(self, flight: _Flight) -> None:
+        step = flight.step
+        if step.is_copy:
+            flight.results[0][:] = flight.blocks[0]
+            return
+        rows, wanted = [each.code_row for each in step.inputs], [each.block for each in step.results]
+        for at in range(0, self._stripes.length(step.row), _SLICE_BYTES):
+            piece = slice(at, at + _SLICE_BYTES)
+            self._code.rebuild(
+                [each[piece] for each in flight.blocks], rows, wanted, [e[piece] for e in flight.results]
+            )

@@ -23,7 +23,8 @@ from deeppart.errors import CorruptFileError, DeeppartError, FormatError, Storag
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.exchange.rebuild import Wanted, padded_bytes, rebuild_parts
+from deeppart.nodes.exchange.rebuild import rebuild_parts
+from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
 from deeppart.offline.inspect.node_files import NodeFiles
 from deeppart.part import (
     FileSource,
