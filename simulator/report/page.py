@@ -14,7 +14,6 @@ from ..advise.choose import Advice, advise, describe
 from ..advise.text import config_toml, reasons
 from ..campaign.outcomes import Estimate, Summary, show_number, summarize
 from ..campaign.plan import Cadences, Planned, usual_spares
-from ..campaign.run import run
 from ..timing.scale import Point, study
 from ..timing.stages import Job, times_of
 from ..timing.timeline import MOST_NODES, timeline
@@ -142,6 +141,8 @@ def _advice(advice: Advice) -> str:
 def _campaign(job: Job, contents: Contents, advice: Advice | None, seed: int) -> str:
     summary, cadences = contents.summary, contents.cadences
     if summary is None and advice is not None:
+        from ..campaign.run import run  # brings in simpy, which a command without a page or a campaign does without
+
         chosen = advice.chosen
         period = max(chosen.cadence.period_s - chosen.blocked_s, 1e-3)
         planned = Planned(chosen.job)

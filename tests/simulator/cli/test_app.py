@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -57,3 +59,42 @@ def test_impossible_requests_are_refused(
     if arguments != ("nonsense",):
         code, out, _ = sim(capsys, *arguments, "--json")
         assert code == 2 and json.loads(out)["error"]["exit_code"] == 2
+
+
+# --- what is not installed --------------------------------------------------------------------------------------------
+
+_WITHOUT_EXTRAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("simpy", "scipy", "matplotlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from deeppart_simulator.cli.app import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lacks"),
+    [
+        (("scale", "--ranks", "1,16"), None),
+        (("advise", "--ranks", "16", "--step-time", "1s"), None),
+        (("scale", "--ranks", "1", "--report", "page.html"), "matplotlib"),
+        (("scale", "--ranks", "1", "--png", "picture.png"), "matplotlib"),
+        (("campaign", "--ranks", "16", "--days", "1"), "simpy"),
+    ],
+)
+def test_what_needs_no_extra_packages_works_without(
+    arguments: tuple[str, ...], lacks: str | None, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", _WITHOUT_EXTRAS, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    if lacks is None:
+        assert done.returncode == 0 and not done.stderr
+    else:
+        assert done.returncode == 2
+        assert lacks in done.stderr and "pip install 'deeppart[sim]'" in done.stderr
