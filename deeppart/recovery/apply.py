@@ -8,6 +8,7 @@ Each step takes what the one before returns: documents, saved step, matched stat
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, TypeVar
 
 import numpy as np
@@ -52,12 +53,13 @@ def restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerR
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
     tables = share_tables(ranks, recovered)
-    documents = share_documents(ranks, recovered, tables.document)
-    restoring = _Restoring(ranks, recovered, tables, per_rank)
-    matched, old = restoring.match(documents, state)
-    mapped = restoring.map_old_ranks(matched, old)
-    to_fill = restoring.look_for_overlaps(matched, mapped)
-    restoring.write(matched, mapped, to_fill)
+    with closing(tables.copies):
+        documents = share_documents(ranks, recovered, tables.document)
+        restoring = _Restoring(ranks, recovered, tables, per_rank)
+        matched, old = restoring.match(documents, state)
+        mapped = restoring.map_old_ranks(matched, old)
+        to_fill = restoring.look_for_overlaps(matched, mapped)
+        restoring.write(matched, mapped, to_fill)
     return notices(matched, ranks.comm.size)
 
 

@@ -145,7 +145,7 @@ class Distributor:
                 operation, land = self._start(item, hop, here, tag, attempts)
                 flying.append(_Flight(number, operation, land))
             if here is not None and (not only_owner or item.index.part == self._ranks.rank):
-                copy(attempts.at(_writing(item, here)))
+                copy(attempts.at(self._filling(item, here)))
                 if flying:
                     yield _advanced(flying)
         while flying:
@@ -162,6 +162,21 @@ class Distributor:
             start = item.index.starts[item.chunk]
             return lambda: found.stretch(start, start + item.index.lengths[item.chunk])
         return None
+
+    def _filling(self, item: _Item, data: Callable[[], Bytes]) -> Callable[[], None]:
+        """Puts a chunk that is here where it belongs; straight from a mate's file if it holds bytes of one leaf."""
+        found = self._tables.copies.mine.get(item.index.part)
+        if found is None or len(item.pieces) != 1:
+            return _writing(item, data)
+
+        def fill() -> None:
+            target = item.scatter.direct(item.pieces)
+            if target is None or len(target) != item.index.lengths[item.chunk]:
+                item.scatter.write(item.pieces, data())
+            else:
+                found.read_into(item.index.starts[item.chunk], target)
+
+        return fill
 
     def _hop_to_all(self, item: _Item, number: int) -> Hop | None:
         seen = item.index.part in self._tables.copies.on_nodes

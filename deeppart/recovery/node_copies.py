@@ -34,13 +34,15 @@ class NodeCopy:
 
     Attributes:
         raw: its raw stream, read-only.
-        file: the file that this is, closed.
+        file: the file that this is, open.
+        first: where the raw stream begins in it.
         is_on_a_node: other jobs on this node may take the file away.
         chunks: rows of CHUNK_DTYPE; it is stored raw, so they lie in the raw stream one after the other.
     """
 
     raw: Bytes
     file: FileSource
+    first: int
     is_on_a_node: bool
     chunks: npt.NDArray[np.void]
 
@@ -68,6 +70,17 @@ class NodeCopy:
         bring_pages(piece, self.file.path)
         return piece
 
+    def read_into(self, start: int, target: Bytes) -> None:
+        """Fill memory with its bytes from ``start``.
+
+        The kernel copies them from the same memory, and no page of it has to be put in place in this process: of a
+        tmpfs, whose pages are small, this takes three quarters of the time (docs/benchmarks.md).
+
+        Raises:
+            StorageError, CorruptFileError: they are not in memory any more, and cannot be read.
+        """
+        self.file.read_into(self.first + start, target.data)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeCopies:
@@ -80,6 +93,11 @@ class NodeCopies:
 
     mine: Mapping[int, NodeCopy]
     on_nodes: frozenset[int]
+
+    def close(self) -> None:
+        """Close the files; what is mapped of them stays."""
+        for copy in self.mine.values():
+            copy.file.close()
 
 
 def find_copies(
@@ -104,7 +122,9 @@ def find_copies(
     what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
     lacking = ranks.finish(ranks.comm.maximum(lacking), what)
     found = frozenset(np.flatnonzero(lacking == 0).tolist())
-    return NodeCopies({part: copy for part, copy in mine.items() if part in found}, found)
+    for part in mine.keys() - found:
+        mine.pop(part).file.close()
+    return NodeCopies(mine, found)
 
 
 def described(part: LoadedPart) -> str:
@@ -118,10 +138,14 @@ def _mapped(text: str, chunks: npt.NDArray[np.void]) -> NodeCopy:
     place = FilePlace(*values)
     if kernel != running_kernel():
         raise StorageError("a rank of the same node runs under another kernel", where=place.path)
-    with FileSource(place.path) as file:
+    file = FileSource(place.path)
+    try:
         if list(file.identity) != [place.device, place.inode]:
             raise StorageError("a file is not the one that a rank of the same node has read", where=place.path)
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:
             raise StorageError("a file has become shorter since it was read", where=place.path)
-        return NodeCopy(raw, file, place.is_on_a_node, chunks)
+        return NodeCopy(raw, file, place.first, place.is_on_a_node, chunks)
+    except BaseException:
+        file.close()
+        raise
