@@ -51,6 +51,8 @@ class Contestant:
 
 _NOTHING, _ONE, _TWO = ("none",), ("none", "one"), ("none", "one", "two")
 _DIGESTS = "digests (xxh3-128)"
+#: Level 3 restores sooner with these than with the default of 1024; redset is fastest with its default.
+_FTI_BLOCK_KIB = "512"
 #: deeppart's cases: name -> settings; what is on besides the local level.
 CASES: dict[str, dict[str, Any]] = {
     "local": {"every": {"partner": 0, "persistent": 0}},
@@ -104,7 +106,7 @@ def _peers() -> tuple[Contestant, ...]:
             )
         ),
         *(
-            Contestant(f"fti-{n}", "FTI", f"L{n}, digests (MD5)", level, losses, "fti_rounds", (str(n),))
+            Contestant(f"fti-{n}", "FTI", f"L{n}, digests (MD5)", level, losses, "fti_rounds", (str(n), _FTI_BLOCK_KIB))
             for n, level, losses in (
                 (1, LOCAL, _NOTHING),
                 (2, PARTNER, _TWO),

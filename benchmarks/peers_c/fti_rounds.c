@@ -1,6 +1,6 @@
 /* FTI: level 1 local, 2 partner copies, 3 Reed-Solomon (2 of 4 nodes may be lost), 4 parallel file system; MD5 always.
  *
- * What the program takes: a level. FTI restores when it is started, so LOSSES is one word here: "save", or what is lost
+ * What the program takes: a level, and may: KiB of the blocks that are exchanged and encoded, 1024 by default. FTI restores when it is started, so LOSSES is one word here: "save", or what is lost
  * before this start. The time of a restore is that of FTI_Init and FTI_Recover. All of FTI's work is done by the ranks
  * themselves: its dedicated processes ("heads") look for messages without a pause, and would take a core each.
  */
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void write_configuration(const run_t *run, const char *path)
+static void write_configuration(const run_t *run, const char *path, int block_kib)
 {
     FILE *file = fopen(path, "w");
     if (file == NULL)
@@ -22,7 +22,7 @@ static void write_configuration(const run_t *run, const char *path)
     fprintf(file, "Ckpt_L1 = 0\nCkpt_L2 = 0\nCkpt_L3 = 0\nCkpt_L4 = 0\nInline_L2 = 1\nInline_L3 = 1\nInline_L4 = 1\n");
     fprintf(file, "keep_last_ckpt = 0\nmax_sync_intv = 0\nckpt_io = 1\nVerbosity = 3\n");
     fprintf(file, "[Restart]\nFailure = 0\nExec_ID = XXXX-XX-XX_XX-XX-XX\n");
-    fprintf(file, "[Advanced]\nBlock_size = 1024\nTransfer_size = 16\nmpi_tag = 2612\nLocal_test = 1\n");
+    fprintf(file, "[Advanced]\nBlock_size = %d\nTransfer_size = 16\nmpi_tag = 2612\nLocal_test = 1\n", block_kib);
     fclose(file);
 }
 
@@ -40,12 +40,12 @@ int main(int argc, char **argv)
     run_t run;
     char path[4096], name[64];
     begin(&run, argc, argv);
-    if (run.rest_count != 1)
-        fail("fti_rounds takes a level");
+    if (run.rest_count < 1)
+        fail("fti_rounds takes a level, and may take KiB");
     snprintf(path, sizeof(path), "%s/fti.cfg", run.folder);
     if (strcmp(run.losses, "save") == 0) {
         if (run.rank == 0)
-            write_configuration(&run, path);
+            write_configuration(&run, path, run.rest_count > 1 ? atoi(run.rest[1]) : 1024);
         MPI_Barrier(MPI_COMM_WORLD);
         start(&run, path);
         double seconds = 0;

@@ -1,13 +1,16 @@
 /* redset: the program writes a file, redset adds copies or parity to it, in the foreground.
  *
- * What the program takes: "partner", "xor" or "rs" (2 of 4 nodes may be lost). The state goes to two files in turn, each
- * written over, which saves tmpfs from finding memory; redset writes its own files anew.
+ * What the program takes: "partner", "xor" or "rs" (2 of 4 nodes may be lost), and may: bytes of the buffers that are
+ * exchanged and encoded, 1 MiB by default. The state goes to two files in turn, each written over, which saves tmpfs
+ * from finding memory; redset writes its own files anew.
  */
 #define _GNU_SOURCE
 #define REDSET_ENABLE_MPI
 #include "rounds.h"
 
 #include <fcntl.h>
+#include <kvtree.h>
+#include <kvtree_util.h>
 #include <redset.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,9 +72,16 @@ int main(int argc, char **argv)
     run_t run;
     char path[4096], prefix[4096], name[32];
     begin(&run, argc, argv);
-    if (run.rest_count != 1)
-        fail("redset_rounds takes partner, xor or rs");
+    if (run.rest_count < 1)
+        fail("redset_rounds takes partner, xor or rs, and may take bytes");
     redset_init();
+    if (run.rest_count > 1) {
+        kvtree *settings = kvtree_new();
+        kvtree_util_set_str(settings, REDSET_KEY_CONFIG_MPI_BUF_SIZE, run.rest[1]);
+        if (redset_config(settings) == NULL)
+            fail("redset does not take %s", run.rest[1]);
+        kvtree_delete(&settings);
+    }
     redset set = create(run.rest[0], run.node);
     double seconds = 0;
     for (int step = 1; step <= run.checkpoints; step++) {

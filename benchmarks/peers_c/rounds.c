@@ -3,11 +3,13 @@
 #include "rounds.h"
 
 #include <ftw.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,6 +40,7 @@ static uint64_t word(const run_t *run, size_t n)
 void begin(run_t *run, int argc, char **argv)
 {
     int provided;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* never outlive the launcher */
     MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided);
     memset(run, 0, sizeof(*run));
     MPI_Comm_rank(MPI_COMM_WORLD, &run->rank);
