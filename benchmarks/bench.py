@@ -3,11 +3,12 @@
     python benchmarks/bench.py [--quick] [--case NAME ...] [--json FILE] [--png FILE]
 
 Replicated states of several sizes on 1, 2 and 4 MPI ranks, up to BERT-large by shapes with its Adam state (4.02 GB in
-1,564 float32 leaves), and 100,000 tensors of 4 KiB (benchmarks/cases.py). In each case everyone takes turns, round
-after round, and the first round does not count. Then, in this process: the codecs (benchmarks/codecs.py), whether they
-pay on storage of several speeds (benchmarks/auto.py), what is written where only part of the state changes
-(benchmarks/incremental.py), what serialization costs by size and number of tensors (benchmarks/serialization.py), and
-what plain Python values do (benchmarks/plain_values.py).
+1,564 float32 leaves), and 100,000 tensors of 4 KiB (benchmarks/cases.py). In each case everyone takes turns, in an
+order drawn for each of five rounds, before which one does not count. What other programs and the host of the machine
+use meanwhile is recorded, and a run that they disturbed says that it is no evidence. Then, in this process: the codecs
+(benchmarks/codecs.py), whether they pay on storage of several speeds (benchmarks/auto.py), what is written where only
+part of the state changes (benchmarks/incremental.py), what serialization costs by size and number of tensors
+(benchmarks/serialization.py), and what plain Python values do (benchmarks/plain_values.py).
 Speeds are shown beside their targets and never fail the run; a restore that does not bring back every byte does.
 
 Nothing is set in the environment of the ranks: these are the figures of a user who sets nothing. With
@@ -37,8 +38,16 @@ from rich.console import Console
 
 from benchmarks.cases import CASES, QUICK, Case, with_repetitions
 from benchmarks.figures import summarize
-from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
-from benchmarks.machine import ProcessorTimes, busy_share, describe_machine, stolen_share
+from benchmarks.launching import (
+    ROOT,
+    CannotRunError,
+    add_bypass_caches,
+    environment_of_ranks,
+    find_launcher,
+    run_ranks,
+    tunables_of,
+)
+from benchmarks.machine import Load, describe_machine
 from benchmarks.memory import available_bytes
 from benchmarks.report import show, show_briefly
 from benchmarks.settings import CONTESTANTS, STATES, Settings
@@ -142,8 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, help="one case on so many MPI ranks (default 2)")
     parser.add_argument("--scale", type=float, help="one case of this share of the state's bytes (default 1)")
     parser.add_argument("--layers", type=int, help="one case with so many of BERT's 24 layers: fewer leaves")
-    parser.add_argument("--repeat", type=int, help="rounds that count (default 3, or 5 for small states)")
-    parser.add_argument("--bypass-caches", action="store_true", help="set GLIBC_TUNABLES for all ranks")
+    parser.add_argument("--repeat", type=int, help="rounds that count (default 5, with --quick 1)")
+    add_bypass_caches(parser)
     parser.add_argument("--only", default=",".join(CONTESTANTS), help="comma separated: " + ", ".join(CONTESTANTS))
     parser.add_argument("--disk", type=Path, default=ROOT / "build", help="where persistent files go (default build/)")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
@@ -219,16 +228,16 @@ def _measure(options: argparse.Namespace, case: Case, launcher: list[str]) -> di
     ):
         contestants = tuple(each for each in options.only.split(",") if each not in case.without)
         settings = Settings(case.ranks, case.state, case.scale, case.layers, case.repetitions, disk, tmpfs, contestants)
-        tunables = BYPASS_CACHES if options.bypass_caches else ""
-        machine = describe_machine({"disk": disk, "local": tmpfs}) | {"tunables": tunables, "busy": busy_share()}
-        began = ProcessorTimes.now()
+        tunables = tunables_of(options)
+        machine = describe_machine({"disk": disk, "local": tmpfs}) | {"tunables": tunables}
+        load = Load()
         settings_path, result_path = Path(work) / "settings.json", Path(work) / "result.json"
         settings.save(settings_path)
         command = [*launcher, "-n", str(case.ranks), sys.executable, "-m", "mpi4py", "-m", "benchmarks.worker"]
         environment = environment_of_ranks(timeout, tunables)
         if not run_ranks([*command, str(settings_path), str(result_path)], work, timeout, environment):
             return None
-        machine["stolen"] = stolen_share(began)
+        machine |= load.as_dict()
         session = json.loads(result_path.read_text(encoding="utf-8"))
         return summarize(session, asdict(settings), machine)
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 
     sys.path.remove(sys.argv[2])
 
-from benchmarks.launching import BYPASS_CACHES, ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
+from benchmarks.launching import ROOT, CannotRunError, environment_of_ranks, find_launcher, run_ranks
 from benchmarks.settings import STATES, Settings
 from benchmarks.workload import BERT_LAYERS
 
@@ -50,7 +50,7 @@ class Runs:
         CannotRunError: there is no launcher.
     """
 
-    def __init__(self, module: str, disk: Path, tmpfs: Path, tunables: str = BYPASS_CACHES) -> None:
+    def __init__(self, module: str, disk: Path, tmpfs: Path, tunables: str) -> None:
         self._module, self._disk, self._tmpfs, self._tunables = module, disk, tmpfs, tunables
         self._launcher = find_launcher()
 

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from benchmarks.checkout import Runs, Times, bert_settings, checkouts
 from benchmarks.commands import parser_for, run_command
+from benchmarks.launching import tunables_of
 from benchmarks.workload import state_bytes
 
 
@@ -35,7 +36,7 @@ def measure(options: argparse.Namespace) -> dict[str, Times]:
     Raises:
         CannotRunError: there is no launcher, or no such checkout. MalfunctionError: the ranks failed.
     """
-    paths, runs = checkouts(options.before), Runs("cold_rank", options.disk, options.tmpfs, tunables="")
+    paths, runs = checkouts(options.before), Runs("cold_rank", options.disk, options.tmpfs, tunables_of(options))
     settings = bert_settings(options.ranks, options.scale, options.repeat)
     return {which: runs.run(path, options.ranks, settings) for which, path in paths.items()}
 

@@ -12,17 +12,18 @@ from typing import TypeVar
 from rich.console import Console
 
 from benchmarks.checkout import MalfunctionError
-from benchmarks.launching import CannotRunError
-from benchmarks.machine import describe_machine
+from benchmarks.launching import CannotRunError, add_bypass_caches, tunables_of
+from benchmarks.machine import Load, describe_machine
 
 T = TypeVar("T")
 
 
 def parser_for(description: str | None) -> argparse.ArgumentParser:
-    """A parser that knows ``--disk``, ``--tmpfs`` and ``--json``."""
+    """A parser that knows ``--disk``, ``--tmpfs``, ``--bypass-caches`` and ``--json``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
     parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
+    add_bypass_caches(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     return parser
 
@@ -34,6 +35,8 @@ def run_command(
 
     Exit code: 0 measured, 1 malfunction, 2 cannot run here.
     """
+    machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
+    load = Load()
     try:
         found = measure()
     except CannotRunError as error:
@@ -41,8 +44,11 @@ def run_command(
         return 2
     except MalfunctionError:
         return 1
-    show(found, Console(width=None if sys.stdout.isatty() else 150))
+    machine |= {"tunables": tunables_of(options)} | load.as_dict()
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    show(found, console)
+    if machine["no_evidence"]:
+        console.print(f"[yellow]{machine['no_evidence']}[/]")
     if options.json is not None:
-        machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
         options.json.write_text(json.dumps({"machine": machine, key: found}, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -112,6 +112,15 @@ LINES = (
     Line("torchsnapshot", "memory_bytes", "extra memory per rank, take"),
     Line("torchsnapshot", "async_blocked_s", "async_take: blocked", True),
     Line("torchsnapshot", "async_done_s", "async_take: until done", True),
+    Line("Orbax", "save_s", "save, numpy: rank 0 writes", True),
+    Line("Orbax", "replicated_save_s", "save, JAX arrays: all ranks write", True),
+    Line("Orbax", "restore_s", "restore, and copy into live", True),
+    Line("Orbax", "bytes", "on disk"),
+    Line("Orbax", "memory_bytes", "extra memory per rank, save"),
+    Line("Orbax", "restore_memory_bytes", "extra memory per rank, restore"),
+    Line("Orbax", "async_blocked_s", "async, numpy: blocked", True),
+    Line("Orbax", "async_done_s", "async, numpy: until done", True),
+    Line("Orbax", "async_memory_bytes", "extra memory per rank, async"),
 )
 
 
@@ -170,6 +179,7 @@ BRIEFLY = (
     *((who, "save_s", "save_s", "restore_s", "bytes", "memory_bytes") for who in ("dcp", "dcp zstd")),
     ("dcp.async_save", "blocked_s", "done_s", "", "", "memory_bytes"),
     ("torchsnapshot", "async_blocked_s", "async_done_s", "restore_s", "bytes", "memory_bytes"),
+    ("Orbax", "async_blocked_s", "async_done_s", "restore_s", "bytes", "async_memory_bytes"),
 )
 
 
@@ -200,7 +210,7 @@ def _measurement(line: Line, session: dict[str, Any]) -> dict[str, Any] | None:
     return asdict(line) | {
         "unit": "bytes" if line.metric.endswith("bytes") else "s",
         "values": values,
-        "warmup": session["warmup"][line.who][line.metric],
+        "warmup": session["warmup"].get(line.who, {}).get(line.metric),  # None: there was too little memory then
         "median": median(values),
         "min": min(values),
         "max": max(values),
@@ -211,7 +221,7 @@ def _measurement(line: Line, session: dict[str, Any]) -> dict[str, Any] | None:
 def _judge(target: Target, session: dict[str, Any]) -> dict[str, Any]:
     """Ratios are formed round by round, so that a machine that changes its speed changes both sides."""
     values = _values(session, target.above)
-    if target.worst and target.above[0] in session["warmup"]:
+    if target.worst and target.above[1] in session["warmup"].get(target.above[0], {}):
         values.append(session["warmup"][target.above[0]][target.above[1]])
     if target.below is not None:
         below = _values(session, target.below)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Variables by which a launcher, or the shell around the run, would reach into the ranks.
@@ -20,6 +22,16 @@ class CannotRunError(Exception):
     """Something is missing here; the message says what, and the way out."""
 
 
+def add_bypass_caches(parser: argparse.ArgumentParser) -> None:
+    """``--bypass-caches``; without it the figures are those of a user who sets nothing."""
+    parser.add_argument("--bypass-caches", action="store_true", help="set GLIBC_TUNABLES for all ranks")
+
+
+def tunables_of(options: argparse.Namespace) -> str:
+    """What ``--bypass-caches`` sets for the ranks; empty without it."""
+    return BYPASS_CACHES if options.bypass_caches else ""
+
+
 def find_launcher() -> list[str]:
     """The command that starts MPI ranks: beside this Python, else from PATH."""
     beside = Path(sys.prefix) / "bin" / "mpirun"
@@ -30,10 +42,16 @@ def find_launcher() -> list[str]:
     return [found, "-launcher", "fork"] if "HYDRA" in version.upper() else [found]
 
 
-def run_ranks(command: list[str], directory: str, timeout: float, environment: dict[str, str]) -> bool:
-    """Run the launcher in a session of its own, and stop all of it after ``timeout`` seconds or an interrupt."""
+def run_ranks(
+    command: list[str], directory: str, timeout: float, environment: dict[str, str], output: IO[bytes] | None = None
+) -> bool:
+    """Run the launcher in a session of its own, and stop all of it after ``timeout`` seconds or an interrupt.
+
+    Args:
+        output: a file for what the ranks print, errors apart; None: the standard output of this process.
+    """
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, cwd=directory, env=environment, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=output, cwd=directory, env=environment, start_new_session=True
     )
     try:
         code = process.wait(timeout)

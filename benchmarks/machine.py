@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 import time
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[1]
+#: Shares of the processors from which on times are no evidence: in use by others at the start, taken by the host
+#: meanwhile, used by others meanwhile, what the kernel does for us included.
+MOST_BUSY, MOST_STOLEN, MOST_OTHERS = 0.05, 0.02, 0.10
 
 
 def describe_machine(directories: dict[str, str]) -> dict[str, Any]:
@@ -50,18 +54,50 @@ class ProcessorTimes:
         return cls(sum(ticks) / hertz, (sum(ticks) - ticks[3] - ticks[4]) / hertz, ticks[7] / hertz)
 
 
-def busy_share(seconds: float = 2.0) -> float:
-    """Share of the processors that other programs use, while this one sleeps."""
-    before = ProcessorTimes.now()
-    time.sleep(seconds)
-    after = ProcessorTimes.now()
-    return (after.busy - before.busy) / max(after.all - before.all, 1e-9)
+class Load:
+    """What others do on this machine while something is measured.
+
+    Making one takes two seconds, in which this process sleeps.
+
+    Attributes:
+        busy: share of the processors that other programs used then.
+    """
+
+    def __init__(self, seconds: float = 2.0) -> None:
+        before = ProcessorTimes.now()
+        time.sleep(seconds)
+        self._began, self._own_s = ProcessorTimes.now(), _own_s()
+        self.busy = (self._began.busy - before.busy) / max(self._began.all - before.all, 1e-9)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Shares of the processors, and in words why times are no evidence, empty if they are; as of now.
+
+        Processes of ours count as ours once they have ended and have been waited for.
+        """
+        now = ProcessorTimes.now()
+        every = max(now.all - self._began.all, 1e-9)
+        stolen_s = now.stolen - self._began.stolen
+        others_s = now.busy - self._began.busy - stolen_s - (_own_s() - self._own_s)
+        shares = {"busy": self.busy, "stolen": stolen_s / every, "others": max(0.0, others_s / every)}
+        return shares | {"no_evidence": why_no_evidence(**shares)}
 
 
-def stolen_share(since: ProcessorTimes) -> float:
-    """Share of the processors that the host took away since then."""
-    now = ProcessorTimes.now()
-    return (now.stolen - since.stolen) / max(now.all - since.all, 1e-9)
+def why_no_evidence(busy: float, stolen: float, others: float) -> str:
+    """What disturbed a run, as a sentence; empty if nothing did."""
+    found = []
+    if busy > MOST_BUSY:
+        found.append(f"before the start other programs used {100 * busy:.0f} % of the processors")
+    if stolen > MOST_STOLEN:
+        found.append(f"meanwhile the host of this machine took {100 * stolen:.1f} %")
+    if others > MOST_OTHERS:
+        found.append(f"meanwhile other programs used {100 * others:.0f} %")
+    return f"No evidence: {', and '.join(found)}. Measure again when it is quiet." if found else ""
+
+
+def _own_s() -> float:
+    """Processor time of this process, and of those below it that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _field(file: str, name: str) -> str:

@@ -48,7 +48,7 @@ class TorchSave:
             load_s = time.perf_counter() - began
             rig.workload.take(values)
 
-        measured = _saved_and_restored(rig, path, save, load, "torch.load")
+        measured = saved_and_restored(rig, path, save, load, "torch.load")
         return measured | {"load_s": rig.slowest(load_s)}
 
 
@@ -74,7 +74,7 @@ class Safetensors:
             for name, value in load_file(path).items():
                 leaves[name].copy_(value)
 
-        return _saved_and_restored(rig, path, save, load, self.name)
+        return saved_and_restored(rig, path, save, load, self.name)
 
 
 class Zipnn:
@@ -106,7 +106,7 @@ class Zipnn:
                     data = codec.decompress(file.read(int.from_bytes(file.read(8), "little")))
                     leaf.reshape(-1).copy_(torch.frombuffer(bytearray(data), dtype=leaf.dtype))
 
-        return _saved_and_restored(rig, path, save, load, self.name)
+        return saved_and_restored(rig, path, save, load, self.name)
 
 
 class Dcp:
@@ -124,7 +124,7 @@ class Dcp:
         def load() -> None:
             dcp.load(rig.workload.tree, checkpoint_id=path)
 
-        return _saved_and_restored(rig, path, lambda: self._save(rig, path), load, "dcp.load")
+        return saved_and_restored(rig, path, lambda: self._save(rig, path), load, "dcp.load")
 
 
 class DcpZstd(Dcp):
@@ -239,7 +239,7 @@ class TorchSnapshot:
             for file in _files(path)[rig.rank :: rig.size]:
                 _sync(file)
 
-        measured = _saved_and_restored(
+        measured = saved_and_restored(
             rig,
             path,
             lambda: durable(lambda: Snapshot.take(str(path), app_state, replicated=["**"])),
@@ -317,9 +317,7 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
-def _saved_and_restored(
-    rig: Rig, path: Path, save: Callable[[], object], load: Callable[[], object], what: str
-) -> Turn:
+def saved_and_restored(rig: Rig, path: Path, save: Callable[[], object], load: Callable[[], object], what: str) -> Turn:
     """Seconds, bytes and memory of one save to ``path`` and one restore from it, in the page cache; then wipe it."""
     rig.step()
     with MemoryWatch() as saving:

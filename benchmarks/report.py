@@ -9,25 +9,23 @@ from rich.table import Table
 
 from benchmarks.figures import BRIEFLY
 
-#: Shares of the processors from which on times are no evidence: in use by others at the start, taken by the host.
-MOST_BUSY, MOST_STOLEN = 0.05, 0.02
-
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print everything."""
     _show_machine(result, console)
-    busy, stolen = result["machine"]["busy"], result["machine"]["stolen"]
-    if busy > MOST_BUSY or stolen > MOST_STOLEN:
-        console.print(
-            f"[yellow]No evidence: before the start other programs used {100 * busy:.0f} % of the processors, and "
-            f"meanwhile the host of this machine took {100 * stolen:.1f} %. Measure again when it is quiet.[/]"
-        )
+    _warn(result, console)
     console.print(_figures(result))
     console.print(_targets(result))
     for name, reason in result["skipped"].items():
         console.print(f"{name} skipped: {reason}")
     compared = result["restores_compared"]
     console.print(f"{compared} restores, every byte of each compared by xxh3-128 on every rank: all exact.")
+    _warn(result, console)  # once more, where it is read
+
+
+def _warn(result: dict[str, Any], console: Console) -> None:
+    if result["machine"]["no_evidence"]:
+        console.print(f"[yellow]{result['machine']['no_evidence']}[/]")
 
 
 def show_briefly(results: dict[str, dict[str, Any]], left_out: dict[str, str], console: Console) -> None:
@@ -49,6 +47,9 @@ def show_briefly(results: dict[str, dict[str, Any]], left_out: dict[str, str], c
     console.print(table)
     for case, reason in left_out.items():
         console.print(f"{case} left out: {reason}")
+    for case, result in results.items():
+        if result["machine"]["no_evidence"]:
+            console.print(f"[yellow]{case}: {result['machine']['no_evidence']}[/]")
 
 
 def _show_machine(result: dict[str, Any], console: Console) -> None:
@@ -64,8 +65,8 @@ def _show_machine(result: dict[str, Any], console: Console) -> None:
         f" ({settings['state']}, {state['parameters'] / 1e6:.1f} M parameters);"
         f" share {state['share_bytes'] / 1e9:.3f} GB\n"
         f"{settings['repetitions']} rounds in turn after one that does not count; load average at the start "
-        f"{machine['load_at_start']:.1f}; processors in use then {100 * machine['busy']:.0f} %, taken by the host "
-        f"meanwhile {100 * machine['stolen']:.1f} %",
+        f"{machine['load_at_start']:.1f}; processors in use then {100 * machine['busy']:.0f} %, meanwhile by others "
+        f"{100 * machine['others']:.0f} %, taken by the host {100 * machine['stolen']:.1f} %",
         highlight=False,
     )
 

@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.checkout import Runs, Times, bert_settings, checkouts
 from benchmarks.commands import parser_for, run_command
+from benchmarks.launching import tunables_of
 from benchmarks.workload import state_bytes
 
 
@@ -34,7 +35,10 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, Times]]:
     Raises:
         CannotRunError: there is no launcher, or no such checkout. MalfunctionError: the ranks failed.
     """
-    paths, runs = checkouts(options.before), Runs("restore_scale_rank", options.disk, options.tmpfs)
+    paths, runs = (
+        checkouts(options.before),
+        Runs("restore_scale_rank", options.disk, options.tmpfs, tunables_of(options)),
+    )
     found: dict[int, dict[str, Times]] = {}
     for ranks in map(int, options.ranks.split(",")):
         settings = bert_settings(ranks, options.scale, options.repeat, options.node_size)

@@ -21,6 +21,7 @@ CONTESTANTS = (
     "dcp zstd",
     "dcp.async_save",
     "torchsnapshot",
+    "Orbax",
 )
 #: States that can be saved: BERT-large by shapes with its Adam state, its parameters alone, tensors of 4 KiB.
 STATES = ("bert-large+adam", "bert-large", "small")

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.checkout import Runs, Times, checkouts
 from benchmarks.commands import parser_for, run_command
-from benchmarks.launching import CannotRunError
+from benchmarks.launching import CannotRunError, tunables_of
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, Times]]:
     known = {case.name: case for case in CASES}
     if unknown := sorted(set(options.case or ()) - set(known)):
         raise CannotRunError(f"no case {unknown[0]}; there are {', '.join(known)}")
-    paths, runs = checkouts(options.before), Runs("shapes_rank", options.disk, options.tmpfs, tunables="")
+    paths, runs = checkouts(options.before), Runs("shapes_rank", options.disk, options.tmpfs, tunables_of(options))
     found: dict[str, dict[str, Times]] = {}
     for case in (known[name] for name in options.case or known):
         found[case.name] = {}

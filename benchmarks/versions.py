@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.checkout import BEFORE, NOW, Runs, Times, bert_settings, checkouts
 from benchmarks.commands import parser_for, run_command
+from benchmarks.launching import tunables_of
 
 
 def compare(options: argparse.Namespace) -> list[dict[str, Times]]:
@@ -32,7 +33,7 @@ def compare(options: argparse.Namespace) -> list[dict[str, Times]]:
     Raises:
         CannotRunError: there is no launcher, or no other checkout. MalfunctionError: the ranks failed.
     """
-    paths, runs = checkouts(options.before), Runs("versions_rank", options.disk, options.tmpfs)
+    paths, runs = checkouts(options.before), Runs("versions_rank", options.disk, options.tmpfs, tunables_of(options))
     settings = bert_settings(options.ranks, options.scale, options.repeat)
     pairs: list[dict[str, Times]] = []
     for number in range(options.pairs):

@@ -25,6 +25,7 @@ from mpi4py import MPI
 import deeppart
 from benchmarks.limits import Limits
 from benchmarks.ours import Deeppart, DeeppartAuto, DeeppartLazy, DeeppartTensor, DeeppartVerify
+from benchmarks.peer_orbax import Orbax, orbax_missing
 from benchmarks.peers import (
     Dcp,
     DcpAsync,
@@ -104,9 +105,11 @@ def _contestants(settings: Settings) -> tuple[list[Contestant], dict[str, str]]:
         DcpZstd(),
         DcpAsync(),
         TorchSnapshot(),
+        Orbax(),
     ]
     wanted = [one for one in everyone if one.name in settings.contestants]
-    skipped = {one.name: reason for one in wanted if (reason := missing(one.name)) is not None}
+    reasons = {one.name: orbax_missing() if one.name == Orbax.name else missing(one.name) for one in wanted}
+    skipped = {name: reason for name, reason in reasons.items() if reason is not None}
     return [one for one in wanted if one.name not in skipped], skipped
 
 
