@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,14 +33,25 @@ def tunables_of(options: argparse.Namespace) -> str:
     return BYPASS_CACHES if options.bypass_caches else ""
 
 
-def find_launcher() -> list[str]:
-    """The command that starts MPI ranks: beside this Python, else from PATH."""
+def find_launcher(hosts: Sequence[str] = ()) -> list[str]:
+    """The command that starts MPI ranks: beside this Python, else from PATH.
+
+    Args:
+        hosts: arguments of MPICH's that say on which hosts; none: on this one.
+
+    Raises:
+        CannotRunError: there is none, or it is another than MPICH's.
+    """
     beside = Path(sys.prefix) / "bin" / "mpirun"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
     if found is None:
         raise CannotRunError("no mpirun beside this Python nor on PATH: pip install 'deeppart[mpich]'")
     version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    return [found, "-launcher", "fork"] if "HYDRA" in version.upper() else [found]
+    if "HYDRA" in version.upper():
+        return [found, *(hosts or ("-launcher", "fork"))]
+    if hosts:
+        raise CannotRunError(f"{found} is not MPICH's, which hosts of their own are started by")
+    return [found]
 
 
 def run_ranks(

@@ -9,8 +9,9 @@ that they have, once `python benchmarks/build_peers.py` has built them; otherwis
 
 Each takes its turn in every round, in processes of its own, in an order drawn for the round; the first round does not
 count. A turn: five checkpoints, of which the last is timed; then nodes are lost, and the state is restored and every
-byte of it compared. Nothing is set in the environment of the ranks. What other programs and the host of this machine
-use meanwhile is recorded, and a run that they disturbed says that it is no evidence. Exit code: 0 measured, 1
+byte of it compared. With --link-mbit each node is a host of its own with a link of that rate (root, MPICH): how much is
+sent to whom shows only there. Nothing is set in the environment of the ranks. What other programs and the host of this
+machine use meanwhile is recorded, and a run that they disturbed says that it is no evidence. Exit code: 0 measured, 1
 malfunction, 2 cannot run here.
 """
 
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 if __name__ == "__main__":  # runs from a checkout, installed or not
@@ -32,6 +34,7 @@ if __name__ == "__main__":  # runs from a checkout, installed or not
 from rich.console import Console
 
 from benchmarks.build_peers import PREFIX
+from benchmarks.hosts import Hosts, linked_hosts
 from benchmarks.launching import (
     CannotRunError,
     add_bypass_caches,
@@ -59,10 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
         needed = (options.mib << 20) * RANKS * 8
         if needed > available_bytes():
             raise CannotRunError(f"{needed / 1e9:.1f} GB of memory needed: pass a smaller --mib")
-        turns = Turns(options)
-        machine = describe_machine({"nodes": str(options.tmpfs)}) | {"tunables": tunables_of(options)}
-        load = Load()
-        rounds, orders = turns.rounds(contestants)
+        with linked_hosts(RANKS, options.link_mbit) if options.link_mbit else nullcontext() as hosts:
+            turns = Turns(options, hosts)
+            machine = describe_machine({"nodes": str(options.tmpfs)}) | {"tunables": tunables_of(options)}
+            load = Load()
+            rounds, orders = turns.rounds(contestants)
+            machine |= load.as_dict()
     except (CannotRunError, ValueError) as problem:
         print(f"nodes: {problem}", file=sys.stderr)
         return 2
@@ -73,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
         "format": "deeppart-nodes",
         "version": 1,
         "mib": options.mib,
-        "machine": machine | load.as_dict(),
+        "link_mbit": options.link_mbit,
+        "machine": machine,
         "left_out": left_out,
         "failed": dict(turns.failed),
         "orders": orders,
@@ -94,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=Path, default=PREFIX, help="where the peers were built (default build/peers)")
     names = ", ".join(one.name for one in CONTESTANTS)
     parser.add_argument("--only", metavar="NAMES", help=f"comma separated, or how they begin: {names}")
+    parser.add_argument("--link-mbit", type=int, default=0, metavar="N", help="a link of N Mbit/s for each node")
     add_bypass_caches(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     return parser
@@ -104,6 +111,7 @@ class Turns:
 
     Args:
         options: of the command line.
+        hosts: to start the ranks on; None: all on this one.
 
     Attributes:
         failed: name -> how often. The others go on.
@@ -112,9 +120,11 @@ class Turns:
         CannotRunError: there is no launcher.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._launcher = options, [*find_launcher(), "-n", str(RANKS)]
+    def __init__(self, options: argparse.Namespace, hosts: Hosts | None) -> None:
+        self._options = options
+        self._launcher = [*find_launcher(hosts.launcher if hosts else ()), "-n", str(RANKS)]
         self._environment = environment_of_ranks(_TURN_TIMEOUT_S, tunables_of(options))
+        self._environment |= hosts.environment if hosts else {}
         self.failed: Counter[str] = Counter()
 
     def rounds(self, contestants: list[Contestant]) -> tuple[list[dict[str, dict[str, float]]], list[list[str]]]:

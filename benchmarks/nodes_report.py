@@ -94,7 +94,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     _warn(machine, console)
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['kernel']}; {document['mib']} MiB on each of 4 ranks, "
-        f"each a node of its own on this host; {len(rounds)} rounds, everyone once in each, in an order drawn for it; "
+        f"each {_place(document)}; {len(rounds)} rounds, everyone once in each, in an order drawn for it; "
         f"seconds of the slowest rank: median (least-most).\nLoad average at the start {machine['load_at_start']:.1f}; "
         f"processors in use then {100 * machine['busy']:.0f} %, meanwhile by others {100 * machine['others']:.0f} %, "
         f"taken by the host {100 * machine['stolen']:.1f} %."
@@ -117,6 +117,11 @@ def show(document: Mapping[str, Any], console: Console) -> None:
         console.print(f"[red]{name} failed in {times} of {len(rounds) + 1} rounds; see above[/]")
     console.print("Every byte of every restore was compared.")
     _warn(machine, console)
+
+
+def _place(document: Mapping[str, Any]) -> str:
+    mbit = document["link_mbit"]
+    return f"on a host of its own with a link of {mbit} Mbit/s" if mbit else "a node of its own on this host"
 
 
 def _table(title: str, headings: Sequence[str], found: Sequence[Sequence[str]]) -> Table:

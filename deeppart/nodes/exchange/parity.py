@@ -29,7 +29,7 @@ from deeppart.nodes.exchange.blocks import Blocks
 from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
 from deeppart.nodes.exchange.pacing import paced
 from deeppart.part import ParityWriter
-from deeppart.plan.redundancy import ParitySet, Stripes, block_bytes_for
+from deeppart.plan.redundancy import ROWS_AT_ONCE, ParitySet, Stripes, block_bytes_for
 from deeppart.storage.files import DurableFile
 from deeppart.storage.rate import RateLimit
 
@@ -143,9 +143,9 @@ def encode_sets(
 
 
 def _lengths(which: ParitySet) -> list[int]:
-    """Of the blocks of two rows of a set, in bytes."""
-    data_blocks = len(which.members) - which.tolerate
-    return [block_bytes_for(len(which.members))] * (4 * (data_blocks + which.tolerate))
+    """Of the blocks of the rows of a set that are under way at once, in bytes."""
+    members = len(which.members)
+    return [block_bytes_for(members)] * (ROWS_AT_ONCE * 2 * members)
 
 
 def _introduce(comm: Comm, which: ParitySet, mine: PartFile | None) -> Operation[tuple[ParityMember, ...]]:
@@ -211,7 +211,7 @@ class _Encoding:
         self._file: DurableFile | None = None
         self._writer: ParityWriter | None = None
         memory = arena.cut(_lengths(which))
-        self._rows = [_Row(self._stripes, memory[: len(memory) // 2]), _Row(self._stripes, memory[len(memory) // 2 :])]
+        self._rows = [_Row(self._stripes, memory[number::ROWS_AT_ONCE]) for number in range(ROWS_AT_ONCE)]
         try:
             if mine is not None:
                 self._source = Blocks(mine.path)
@@ -228,14 +228,15 @@ class _Encoding:
 
     def run(self) -> Operation[None]:
         """All rows."""
-        if self._stripes.rows:
-            yield from self._begin(0)
+        ahead = ROWS_AT_ONCE - 1
+        for number in range(min(ahead, self._stripes.rows)):
+            yield from self._begin(number)
         for number in range(self._stripes.rows):
-            row = self._rows[number % 2]
+            row = self._rows[number % ROWS_AT_ONCE]
             yield from interleaved(row.coming)
             yield True
-            if number + 1 < self._stripes.rows:
-                yield from self._begin(number + 1)
+            if number + ahead < self._stripes.rows:
+                yield from self._begin(number + ahead)
             row.keep_in(self._row_memory(), self._stripes.length(number))
             self._encode(number, row)
             yield from self._share(number, row)
@@ -272,7 +273,8 @@ class _Encoding:
 
     def _begin(self, number: int) -> Operation[None]:
         """Send this member's blocks of a row, and ask for those of the stripe it encodes."""
-        stripes, row, place, length = self._stripes, self._rows[number % 2], self._place, self._stripes.length(number)
+        stripes, place, length = self._stripes, self._place, self._stripes.length(number)
+        row = self._rows[number % ROWS_AT_ONCE]
         row.coming, row.going, row.sent = [], [], {}
         for i in range(stripes.data_blocks):
             source = stripes.source(place, i)

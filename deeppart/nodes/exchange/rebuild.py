@@ -22,7 +22,7 @@ from deeppart.nodes.exchange.rebuild_steps import Input, Step, Wanted, plan_step
 from deeppart.nodes.exchange.set_files import READ_ERRORS, ParitySetFiles, SetFiles, find_good_blocks
 from deeppart.part import stripes_of
 
-#: Steps under way at once.
+#: Steps under way at once. More of them are no faster on a network, nor in shared memory.
 _WINDOW = 4
 #: Of the blocks that others are computed from, and of those computed: each kind in the order of the steps.
 _INPUT_TAG, _RESULT_TAG = 0, 1

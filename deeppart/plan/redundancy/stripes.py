@@ -21,18 +21,21 @@ from dataclasses import dataclass
 
 #: Blocks are multiples of this many bytes, for the vector units.
 ALIGNMENT = 64
-#: Longest block. Shorter ones make messages too small to be fast.
-MOST_BLOCK_BYTES = 4 << 20
+#: Longest block. Shorter ones make messages too small to be fast in shared memory, longer ones leave the links of a
+#: network idle between them (docs/benchmarks.md).
+MOST_BLOCK_BYTES = 2 << 20
 #: Memory for blocks that encoding may take, in bytes.
 MEMORY_BYTES = 64 << 20
+#: Rows of blocks that are on their way, or being encoded, at a time.
+ROWS_AT_ONCE = 4
 _BLOCK_STEP_BYTES = 64 << 10
 #: The code works over bytes, in the field of 256 elements, which is enough for so many members.
 MOST_MEMBERS = 255
 
 
 def block_bytes_for(members: int) -> int:
-    """Length of a full block, such that two rows, sent and received, fit into :data:`MEMORY_BYTES`."""
-    fitting = MEMORY_BYTES // (4 * members) // _BLOCK_STEP_BYTES * _BLOCK_STEP_BYTES
+    """Length of a full block, such that :data:`ROWS_AT_ONCE`, sent and received, fit into :data:`MEMORY_BYTES`."""
+    fitting = MEMORY_BYTES // (2 * members * ROWS_AT_ONCE) // _BLOCK_STEP_BYTES * _BLOCK_STEP_BYTES
     return max(_BLOCK_STEP_BYTES, min(MOST_BLOCK_BYTES, fitting))
 
 
