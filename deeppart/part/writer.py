@@ -69,13 +69,14 @@ class PartSummary:
     index_digest: str
     strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
-    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
+    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None, file: str = "") -> PartRecord:
         """Return what the manifest says of this part.
 
         Args:
             on_node: the file on the node's storage, if there is one.
+            file: the name of the file, if it is not one of its own.
         """
-        name = fmt.part_file_name(rank, attempt.world_size)
+        name = file or fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
         return PartRecord(rank, name, self.nbytes, self.raw_bytes, *digests, self.referenced_bytes)

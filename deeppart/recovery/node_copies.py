@@ -119,7 +119,7 @@ def _mapped(text: str, chunks: npt.NDArray[np.void]) -> NodeCopy:
     if kernel != running_kernel():
         raise StorageError("a rank of the same node runs under another kernel", where=place.path)
     with FileSource(place.path) as file:
-        if list(file.identity) != [place.device, place.inode]:
+        if file.identity != (place.device, place.inode, place.offset):
             raise StorageError("a file is not the one that a rank of the same node has read", where=place.path)
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:

@@ -10,9 +10,10 @@ from pathlib import Path
 from deeppart import access
 from deeppart.model import Attempt, Level, StepKey
 from deeppart.part import Signing, part_file_name
-from deeppart.storage.files import DurableFile, storage_error
+from deeppart.storage.files import DurableFile
 from deeppart.storage.lineage import LINEAGE_NAME
 from deeppart.storage.rate import RateLimit
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.small_files import create_file
 from deeppart.storage.steps import MANIFEST_NAME, remove_steps, step_directory
 
