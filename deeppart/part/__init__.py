@@ -35,7 +35,7 @@ from deeppart.part.reader import PartReader, check_encoded
 from deeppart.part.signing import Signing, strong_digest
 from deeppart.part.source import ByteSource, FileSource, MemorySource, read_table
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
-from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
+from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink, most_part_bytes
 
 __all__ = [
     "BASE_DTYPE",
@@ -72,6 +72,7 @@ __all__ = [
     "encode_suspicion",
     "is_hex32",
     "is_parity_file_name",
+    "most_part_bytes",
     "node_file_name",
     "parity_file_name",
     "parse_base_file_name",

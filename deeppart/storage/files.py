@@ -196,6 +196,18 @@ class DurableFile(Appending):
             return None
         return file_memory(self._fd, start, length)
 
+    @property
+    def inode(self) -> int:
+        """Of the file, by whatever name.
+
+        Raises:
+            StorageError: the operating system refused.
+        """
+        try:
+            return int(call("fstat", self.temporary, self._fd).st_ino)
+        except OSError as error:
+            raise storage_error("cannot look at a checkpoint file", error, self.temporary) from error
+
     def skip(self, length: int) -> None:
         """The next ``length`` bytes have been filled in by way of :meth:`memory`, or by other writers."""
         try:
