@@ -140,7 +140,7 @@ def complete(file: DurableFile, table: NodeTable) -> None:
     """
     try:
         data = table.encode()
-        file.skip(table.offset)
+        file.skip(table.offset - file.nbytes)
         file.write(data)
         file.commit()
     except BaseException:

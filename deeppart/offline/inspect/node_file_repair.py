@@ -7,7 +7,7 @@ the table itself is damaged, sections are looked for where they can begin; the m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -64,36 +64,47 @@ class DamagedNodeFile:
             StorageError: it cannot be written, or a section cannot be read as it is. CorruptFileError: a section is
                 nowhere to be found, and there is no copy of it; or a file changed while it was read.
         """
-        table = self._table()
-        old = {} if table is None else {each.rank: each for each in table.sections}
+        old = self._table()
         outcomes, sections = dict[int, Outcome](), list[Section]()
         file = DurableFile(self.path, over="damaged")
         try:
             for record in self.records:
                 at = -(-sections[-1].end // SECTION_ALIGNMENT) * SECTION_ALIGNMENT if sections else 0
                 file.skip(at - file.nbytes)
-                found = old.get(record.rank) if table is not None else self._look_for(record)
-                if found is not None and self._is_sound(record, found):
-                    self._copy(file, found, record.digest)
-                    if table is None:
-                        outcomes[record.rank] = f"the file itself, of which the table was damaged: {self.path}"
+                told = old.get(record.rank)
+                found = self._sound(record, told)
+                if found is None:
+                    outcomes[record.rank] = self._replace(file, record, told, elsewhere)
                 else:
-                    outcomes[record.rank] = self._replace(file, record, found, elsewhere)
+                    self._copy(file, found, record.digest)
+                    if found != told:
+                        outcomes[record.rank] = f"the file itself, whose table was damaged: {self.path}"
                 sections.append(Section(record.rank, at, file.nbytes - at, record.index_digest))
-            if any(isinstance(outcome, str) for outcome in outcomes.values()):
-                complete(file, NodeTable(self.records[0].rank, self.attempt.world_size, tuple(sections)))
-        finally:
+        except BaseException:
+            file.abort()
+            raise
+        if any(isinstance(outcome, str) for outcome in outcomes.values()):
+            complete(file, NodeTable(self.records[0].rank, self.attempt.world_size, tuple(sections)))
+        else:
             file.abort()
         return outcomes
 
-    def _table(self) -> NodeTable | None:
-        """The table, or None where it is damaged."""
+    def _table(self) -> dict[int, Section]:
+        """rank -> section, as the table says; {} where it is damaged."""
         first = self.records[0].rank
         try:
             with FileSource(self.path) as source:
-                return read_table(source, SectionPath(str(self.path), first, first, self.attempt.world_size))
+                table = read_table(source, SectionPath(str(self.path), first, first, self.attempt.world_size))
         except (FormatError, StorageError):
-            return None
+            return {}
+        return {section.rank: section for section in table.sections}
+
+    def _sound(self, record: PartRecord, told: Section | None) -> Section | None:
+        """The section that holds a part as the manifest has it: where the table says, or else where it is found."""
+        if told is not None and self._is_sound(record, told):
+            return replace(told, index_digest=record.index_digest)
+        found = self._look_for(record)
+        return found if found is not None and found != told and self._is_sound(record, found) else None
 
     def _look_for(self, record: PartRecord) -> Section | None:
         """The place of a section, by its header, without the table."""

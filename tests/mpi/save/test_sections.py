@@ -38,7 +38,11 @@ def config(directory: Path, **settings: Any) -> deeppart.Config:
 
 def state(rank: int, step: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(step)
-    return {"w": torch.rand(1_500_001, generator=generator), "own": torch.full((999,), 10.0 * step + rank), "step": step}
+    return {
+        "w": torch.rand(1_500_001, generator=generator),
+        "own": torch.full((999,), 10.0 * step + rank),
+        "step": step,
+    }
 
 
 def restored(comm: Any, directory: Path, **settings: Any) -> tuple[int | None, bool]:
@@ -86,14 +90,9 @@ def test_a_file_for_each_node(run_on: Any, shared_path: Path, compression: str, 
 
 def in_turn(comm: Any, directory: Path) -> Any:
     """Ranks 0 and 2 on one node, 1 and 3 on another."""
-    from deeppart.session import topology
-
-    node_name = topology.node_name
-    topology.node_name = lambda: f"host{comm.rank % 2}"  # type: ignore[attr-defined]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deeppart.session.topology.node_name", lambda: f"host{comm.rank % 2}")
         return saved(comm, directory, {"node_size": None})
-    finally:
-        topology.node_name = node_name  # type: ignore[attr-defined]
 
 
 def test_ranks_of_a_node_that_do_not_follow_each_other(run_on: Any, shared_path: Path) -> None:

@@ -277,7 +277,8 @@ def test_each_version_has_names_of_its_own() -> None:
     refused(forge.seal(forge.manifest_document(), version=4))
     refused(forge.seal(forge.in_node_files(forge.manifest_document(), 2), version=3))
     document = forge.in_node_files(forge.manifest_document(), 2)
-    for parts in ([], [None, None], ["x", "y"], [{}, {}]):  # type: list[object]
+    wrong: list[Any] = [[], [None, None], ["x", "y"], [{}, {}]]
+    for parts in wrong:
         document["parts"] = parts
         refused(forge.seal(document, version=4))
 
