@@ -17,10 +17,9 @@ from deeppart.testing import StorageFaults
 
 _TIMEOUT_S = 300.0
 FILES = ("rank", "node")
-#: What is counted of a checkpoint, on all ranks together.
+# What is counted of a checkpoint, on all ranks together.
 CREATED, OPENED, RENAMED = "files created", "files opened to write", "files renamed"
 SYNCED, SYNCED_DIRECTORIES, LOOKED = "files synced", "directories synced", "directories opened, names looked up"
-COUNTED = (CREATED, OPENED, RENAMED, SYNCED, SYNCED_DIRECTORIES, LOOKED)
 _LOOKS = frozenset({"open", "stat", "lstat", "mkdir", "listdir", "scandir"})
 
 
@@ -83,7 +82,7 @@ class Measurement:
 
 
 def summary(log: list[tuple[str, str]]) -> Counter[str]:
-    """How often what was done, by the names of :data:`COUNTED`; manifest and directories are counted with the rest."""
+    """How often what was done, all ranks together; manifest and directories are counted with the rest."""
     temporary = [path for name, path in log if name == "open" and ".tmp-" in PurePath(path).name]
     counts = Counter({CREATED: len(set(temporary)), OPENED: len(temporary) - len(set(temporary))})
     for name, path in log:
