@@ -119,6 +119,8 @@ class Config:
         sign_key_file: file with a key, 32 random bytes or more, that checkpoints are signed with, and that what is
             restored must be signed with; of the user's own and readable by nobody else. Or several: the first signs,
             all verify. None for no signatures. It may hold ``{node}``, ``{rank}``, ``{job}`` and ``$VARIABLES``.
+        files: what ``persistent_dir`` gets at a checkpoint: "rank", a part file for each rank; "node", a file for each
+            node, with the parts of its ranks in it. With "node", every chunk is written there every time.
 
     Raises:
         ConfigError: a setting that does not exist, an impossible value, or one that needs a feature this version does
@@ -156,6 +158,7 @@ class Config:
     permissions: str = _setting("permissions", "private")
     protection: str = _setting("protection", "best")
     sign_key_file: str | Sequence[str] | None = _setting("sign_key_file", None)
+    files: str = _setting("files", "rank")
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -167,6 +170,7 @@ class Config:
         check_choice("capture", self.capture, ("eager", "lazy"))
         object.__setattr__(self, "replicated", check_replicated(self.replicated))
         check_choice("on_busy", self.on_busy, ("wait", "skip"))
+        check_choice("files", self.files, ("rank", "node"))
         check_choice("permissions", self.permissions, access.PERMISSIONS)
         check_choice("protection", self.protection, ("best", "strict"))
         check_compression(self.compression)

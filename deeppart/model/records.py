@@ -169,7 +169,8 @@ class PartRecord:
 
     Attributes:
         rank: the rank that wrote the part.
-        file: file name inside the step directory (no directory components).
+        file: file name inside the step directory; or, of a section of a node file, the name of that, "/", and the name
+            that the part would have as a file.
         nbytes: length of the file.
         raw_bytes: bytes of the share before encoding.
         digest: xxh3-128 of the whole file, 32 hex digits.

@@ -20,12 +20,22 @@ from deeppart.part.format import (
     part_file_name,
 )
 from deeppart.part.manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from deeppart.part.node_file import (
+    SECTION_ALIGNMENT,
+    NodeTable,
+    Section,
+    SectionPath,
+    node_file_name,
+    parse_node_file_name,
+    parse_section_path,
+    section_file,
+)
 from deeppart.part.parity import ParityReader, ParityWriter, is_parity_file_name, parity_file_name, set_id, stripes_of
 from deeppart.part.reader import PartReader, check_encoded
 from deeppart.part.signing import Signing, strong_digest
-from deeppart.part.source import ByteSource, FileSource, MemorySource
+from deeppart.part.source import ByteSource, FileSource, MemorySource, read_table
 from deeppart.part.suspects import MAX_SUSPECT_BYTES, decode_suspicion, encode_suspicion
-from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink
+from deeppart.part.writer import ChunkPlace, PartSummary, PartWriter, Sink, most_part_bytes
 
 __all__ = [
     "BASE_DTYPE",
@@ -37,17 +47,21 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "MAX_SUSPECT_BYTES",
     "OWN_TABLE",
+    "SECTION_ALIGNMENT",
     "SHARED_TABLE",
     "SPAN_DTYPE",
     "ByteSource",
     "ChunkPlace",
     "FileSource",
     "MemorySource",
+    "NodeTable",
     "ParityReader",
     "ParityWriter",
     "PartReader",
     "PartSummary",
     "PartWriter",
+    "Section",
+    "SectionPath",
     "Signing",
     "Sink",
     "base_file_name",
@@ -58,10 +72,16 @@ __all__ = [
     "encode_suspicion",
     "is_hex32",
     "is_parity_file_name",
+    "most_part_bytes",
+    "node_file_name",
     "parity_file_name",
     "parse_base_file_name",
+    "parse_node_file_name",
     "parse_part_file_name",
+    "parse_section_path",
     "part_file_name",
+    "read_table",
+    "section_file",
     "set_id",
     "stripes_of",
     "strong_digest",

@@ -1,13 +1,15 @@
 r"""The bytes of a manifest: one ASCII line that seals a JSON document (docs/format.md).
 
-    deeppart-manifest 3 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
+    deeppart-manifest 4 xxh3-128=<32 hex digits> bytes=<n>[ blake2b=<64 hex digits>]\n
     <n bytes of JSON: ASCII, keys sorted, no spaces>
 
 Invariants
 ----------
 * The digest is checked before the JSON is parsed, every field before a :class:`~deeppart.model.Manifest` exists.
 * ``decode_manifest(encode_manifest(m)) == m``; encoding proves that before it returns.
-* File names in a manifest are exactly those this library gives: no path component ever comes out of a manifest.
+* File names in a manifest are exactly those this library gives: no path component ever comes out of a manifest. The
+  parts are files of their own, or all of them sections of node files, each in that of its node; that is version 4, and
+  others are written in version 3, which earlier versions of the library read.
 
 Only bytes here; writing the file, and thereby committing, is the storage levels' business.
 """
@@ -27,9 +29,14 @@ from deeppart.model import Attempt, ComparedEarlier, Manifest, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
+from deeppart.part.node_file import parse_section_path, section_file
 from deeppart.part.signing import MANIFEST, Signing
 
-MANIFEST_VERSION: Final = 3
+#: The newest that is read.
+MANIFEST_VERSION: Final = 4
+#: The version of those whose parts are sections of node files, and of others.
+SECTIONS_VERSION: Final = 4
+FILES_VERSION: Final = 3
 #: The first that may be signed.
 SIGNED_VERSION: Final = 3
 NEWLINE: Final = b"\n"
@@ -96,7 +103,8 @@ def encode_manifest(manifest: Manifest, signing: Signing | None = None) -> bytes
             where=f"step {attempt.step}",
         ) from error
     body = text.encode("ascii")
-    head = f"deeppart-manifest {MANIFEST_VERSION} xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}"
+    version = SECTIONS_VERSION if any("/" in part.file for part in manifest.parts) else FILES_VERSION
+    head = f"deeppart-manifest {version} xxh3-128={xxhash.xxh3_128_hexdigest(body)} bytes={len(body)}"
     if signing is not None:
         head += f" blake2b={signing.tag(MANIFEST, head.encode('ascii'), NEWLINE, body).hex()}"
     data = head.encode("ascii") + NEWLINE + body
@@ -255,16 +263,40 @@ def _parts(items: object, world_size: int, version: int, where: str) -> tuple[Pa
         found = f"{len(items)} parts" if isinstance(items, list) else short(items)
         raise _bad("the manifest does not list one part per rank", where, expected=f"{world_size} parts", found=found)
     fields = _PART_FIELDS - _LATER_PART_FIELDS.get(version, set())
-    return tuple(_part(item, rank, world_size, fields, where) for rank, item in enumerate(items))
+    files = _names(items, world_size, where) if version >= SECTIONS_VERSION else {}
+    return tuple(
+        _part(item, rank, files.get(rank, fmt.part_file_name(rank, world_size)), fields, where)
+        for rank, item in enumerate(items)
+    )
 
 
-def _part(item: object, rank: int, world_size: int, names: set[str], where: str) -> PartRecord:
+def _names(items: list[object], world_size: int, where: str) -> dict[int, str]:
+    """The name that each part must have, as a section of a node file; and check that these share out the ranks.
+
+    Every rank is in one, and the rank that a node file is named after is in that file: so that is its lowest.
+    """
+    firsts: list[int | None] = []
+    for rank, item in enumerate(items):
+        name = item.get("file") if isinstance(item, dict) else None
+        place = parse_section_path(name) if isinstance(name, str) else None
+        firsts.append(None if place is None or (place.rank, place.world_size) != (rank, world_size) else place.first)
+        first = firsts[-1]
+        if first is None or firsts[first] != first:
+            raise _bad(
+                f"part {rank} of the manifest has another file name",
+                where,
+                expected=f"a section of rank {rank} in the node file of its node",
+                found=short(name),
+            )
+    return {rank: section_file(first, rank, world_size) for rank, first in enumerate(firsts) if first is not None}
+
+
+def _part(item: object, rank: int, name: str, names: set[str], where: str) -> PartRecord:
     """Check one part; by its place in the list it has to be that of ``rank``, so none is missing or there twice."""
     what = f"part {rank}"
     fields = _object(item, names, what, where)
     if type(fields["rank"]) is not int or fields["rank"] != rank:
         raise _bad(f"{what} of the manifest has another rank", where, expected=str(rank), found=short(fields["rank"]))
-    name = fmt.part_file_name(rank, world_size)
     if fields["file"] != name:
         raise _bad(f"{what} of the manifest has another file name", where, expected=name, found=short(fields["file"]))
     limits = (

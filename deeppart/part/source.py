@@ -1,4 +1,5 @@
-"""The sources from which a reader gets the bytes of a part: a file, or memory (a part rebuilt from parity).
+"""The sources from which a reader gets the bytes of a part: a file, a section of one, or memory (a part rebuilt from
+parity).
 
 Invariants
 ----------
@@ -23,6 +24,7 @@ from deeppart import access
 from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part.format import corrupt
+from deeppart.part.node_file import NODE_FOOTER_BYTES, NodeFooter, NodeTable, Section, SectionPath, parse_section_path
 
 
 class ByteSource(Protocol):
@@ -47,27 +49,39 @@ class ByteSource(Protocol):
 
 
 class FileSource:
-    """A regular file, read with pread. A context manager; it also closes the files it has opened beside its own.
+    """A regular file, or a section of a node file, read with pread.
+
+    A context manager; it also closes the files it has opened beside its own. Offsets are those in the section.
 
     Args:
-        path: the file.
+        path: the file; or the section, as :mod:`deeppart.part.node_file` names it.
+        section: where the section lies, if the table of the node file is not to be asked; then ``path`` is that of the
+            node file.
 
     Attributes:
+        path: as given.
+        file_path: the path of the file, which the section is in.
         size: length in bytes.
-        written: when it was last written to, in seconds since 1970.
-        identity: device and inode.
+        written: when the file was last written to, in seconds since 1970.
+        identity: device, inode, and offset of the section in the file: 0 for a file as a whole.
+        section: the row of the table; None for a file as a whole.
 
     Raises:
-        StorageError: the file cannot be opened, ``errno`` says why; or others could have had a hand in it.
-        CorruptFileError: it is a symbolic link, a directory, a device, a FIFO or a socket.
+        StorageError: the file cannot be opened or read, ``errno`` says why; or others could have had a hand in it.
+        CorruptFileError: it is a symbolic link, a directory, a device, a FIFO or a socket; or a node file that is
+            damaged, or has no such section.
+        NewerFormatError: a node file of a later version.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], section: Section | None = None) -> None:
         self.path = os.fspath(path)
         self._beside: dict[str, FileSource] = {}
         self._opening = threading.Lock()
+        place = parse_section_path(self.path)
+        self.file_path = self.path if place is None else place.file
+        self.section = section
         try:
-            self._fd = access.open_file(self.path)
+            self._fd = access.open_file(self.file_path)
         except access.NotRegularError as error:
             raise corrupt(str(error.strerror), expected="a regular file", where=self.path) from error
         except OSError as error:
@@ -78,7 +92,17 @@ class FileSource:
             self.close()
             raise self._storage_error("cannot open a part file", error) from error
         self.size, self.written = status.st_size, status.st_mtime
-        self.identity = status.st_dev, status.st_ino
+        self._offset = 0
+        try:
+            if place is not None:
+                self.section = read_table(self, place).section(place.rank, self.path)
+            if self.section is not None:
+                self._check_range(self.section.offset, self.section.nbytes)
+                self.size, self._offset = self.section.nbytes, self.section.offset
+        except BaseException:
+            self.close()
+            raise
+        self.identity = status.st_dev, status.st_ino, self._offset
 
     def read_at(self, offset: int, length: int) -> memoryview:
         """Return exactly ``length`` bytes from ``offset``.
@@ -99,7 +123,7 @@ class FileSource:
         while rest:
             try:
                 with storage_operation("read", self.path):
-                    count = os.preadv(self._fd, [rest], offset)
+                    count = os.preadv(self._fd, [rest], self._offset + offset)
             except OSError as error:
                 raise self._storage_error(f"cannot read {len(rest)} bytes at {offset} of a part file", error) from error
             if count == 0:
@@ -114,15 +138,15 @@ class FileSource:
             StorageError: it does not say.
         """
         try:
-            status = access.lstat(self.path)
+            status = access.lstat(self.file_path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise self._storage_error("cannot look at a part file", error) from error
-        return (status.st_dev, status.st_ino) == self.identity
+        return (status.st_dev, status.st_ino) == self.identity[:2]
 
     def mapped(self) -> memoryview:
-        """The whole file as memory, read-only; stays valid when the source is closed.
+        """All of it as memory, read-only; stays valid when the source is closed.
 
         Only for files that lie in memory anyway: elsewhere a read error would be a SIGBUS. A private mapping that could
         be written to, and never is: MPICH's broadcasts fail on pages that are write-protected.
@@ -142,7 +166,8 @@ class FileSource:
 
     def _map(self, flags: int, protection: int) -> memoryview:
         try:
-            return memoryview(mmap.mmap(self._fd, self.size, flags=flags, prot=protection)).toreadonly()
+            memory = mmap.mmap(self._fd, self.size, flags=flags, prot=protection, offset=self._offset)
+            return memoryview(memory).toreadonly()
         except (OSError, ValueError) as error:
             found = OSError(getattr(error, "errno", None), str(error))
             raise self._storage_error("cannot map a part file", found) from error
@@ -155,7 +180,7 @@ class FileSource:
         """
         with self._opening:
             if name not in self._beside:
-                self._beside[name] = FileSource(os.path.join(os.path.dirname(self.path), name))
+                self._beside[name] = FileSource(os.path.join(os.path.dirname(self.file_path), name))
             return self._beside[name]
 
     def close(self) -> None:
@@ -191,6 +216,26 @@ class FileSource:
     def _storage_error(self, summary: str, error: OSError) -> StorageError:
         found = {"found": os.strerror(error.errno or 0), "where": self.path} | access.answers(error)
         return StorageError(summary, errno=error.errno, **found)
+
+
+def read_table(source: ByteSource, place: SectionPath) -> NodeTable:
+    """The table of a node file.
+
+    Args:
+        source: the whole file.
+        place: of any section in it.
+
+    Raises:
+        CorruptFileError, NewerFormatError: the file is damaged, or of a later version. StorageError: it cannot be read.
+    """
+    if source.size < NODE_FOOTER_BYTES:
+        found = f"{source.size} bytes"
+        raise corrupt("a node file is too short", expected=f"{NODE_FOOTER_BYTES} bytes", found=found, where=place.file)
+    data = source.read_at(source.size - NODE_FOOTER_BYTES, NODE_FOOTER_BYTES)
+    footer = NodeFooter.decode(data, file_length=source.size, where=place.file)
+    footer.check_length(place.world_size, place.file)
+    table = source.read_at(footer.table_offset, footer.table_length)
+    return NodeTable.decode(table, footer, place.first, place.world_size, where=place.file)
 
 
 class MemorySource:

@@ -30,7 +30,7 @@ from deeppart.model import Attempt, BaseRecord, PartRecord
 from deeppart.part import format as fmt
 from deeppart.part.format import BASE_DTYPE, CHUNK_DTYPE, SPAN_DTYPE, PartFooter, PartHeader, Table
 from deeppart.part.index import NO_STRONG, PartIndex
-from deeppart.part.signing import PART, STRONG_DIGEST_BYTES, Signing, strong_digest
+from deeppart.part.signing import PART, STRONG_DIGEST_BYTES, TAG_BYTES, Signing, strong_digest
 
 _CHUNK_ROW = struct.Struct("<QQQHHI16s16s16s")  # CHUNK_DTYPE, one row
 
@@ -69,13 +69,14 @@ class PartSummary:
     index_digest: str
     strong: npt.NDArray[np.uint8] = field(default_factory=lambda: NO_STRONG)
 
-    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None) -> PartRecord:
+    def record(self, attempt: Attempt, rank: int, on_node: PartSummary | None = None, file: str = "") -> PartRecord:
         """Return what the manifest says of this part.
 
         Args:
             on_node: the file on the node's storage, if there is one.
+            file: the name of the file, if it is not one of its own.
         """
-        name = fmt.part_file_name(rank, attempt.world_size)
+        name = file or fmt.part_file_name(rank, attempt.world_size)
         node_digest = "" if on_node is None or on_node.index_digest == self.index_digest else on_node.index_digest
         digests = (self.digest, self.index_digest, node_digest)
         return PartRecord(rank, name, self.nbytes, self.raw_bytes, *digests, self.referenced_bytes)
@@ -96,6 +97,20 @@ class ChunkPlace:
     encoded: EncodedChunk
     nbytes: int
     base: BaseRecord | None = None
+
+
+def most_part_bytes(
+    raw_bytes: int, chunks: int, spans: int, meta_bytes: int, *, bases: int = 0, signed: bool = False
+) -> int:
+    """Length that the file of a part with these tables cannot exceed, whatever its chunks are encoded with.
+
+    A part whose chunks are all stored raw in it is so long. No codec makes a chunk longer: the writer refuses one that
+    is (:func:`_bad_chunk`). A chunk that lies in a base takes no bytes here.
+    """
+    per_chunk = fmt.CHUNK_DTYPE.itemsize + (STRONG_DIGEST_BYTES if signed else 0)
+    tables = chunks * per_chunk + spans * SPAN_DTYPE.itemsize + bases * BASE_DTYPE.itemsize
+    index = fmt.INDEX_HEAD_BYTES + tables + meta_bytes + (TAG_BYTES if signed else 0)
+    return fmt.HEADER_BYTES + raw_bytes + index + fmt.FOOTER_BYTES
 
 
 class PartWriter:

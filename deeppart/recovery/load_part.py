@@ -39,13 +39,15 @@ class FilePlace:
 
     Attributes:
         path, device, inode: of the file, which the reader of the part has mapped.
-        first, raw_bytes: the stretch.
+        offset: of the section that the part is, in a node file; 0 for a file of its own.
+        first, raw_bytes: the stretch, in the part.
         is_on_a_node: the file is on a node's storage, from which other jobs there may take it away.
     """
 
     path: str
     device: int
     inode: int
+    offset: int
     first: int
     raw_bytes: int
     is_on_a_node: bool
@@ -172,7 +174,7 @@ class OpenedPart:
         # Who forges a file can change it between the check and the use: with keys, memory of our own is checked.
         may_share = self._is_payload and signing is None
         self._in_place = isinstance(source, MemorySource) and self._is_payload
-        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.path)
+        self._in_place |= may_share and isinstance(source, FileSource) and lies_in_memory(source.file_path)
         self._pinned: LockedFile | None = None
         if may_share and not self._in_place and isinstance(source, FileSource):
             self._pinned = pin(source)

@@ -140,7 +140,7 @@ def _mapped(text: str, chunks: npt.NDArray[np.void]) -> NodeCopy:
         raise StorageError("a rank of the same node runs under another kernel", where=place.path)
     file = FileSource(place.path)
     try:
-        if list(file.identity) != [place.device, place.inode]:
+        if file.identity != (place.device, place.inode, place.offset):
             raise StorageError("a file is not the one that a rank of the same node has read", where=place.path)
         raw = np.frombuffer(file.viewed(), dtype=np.uint8)[place.first : place.first + place.raw_bytes]
         if len(raw) != place.raw_bytes:

@@ -22,6 +22,7 @@ from deeppart.errors import (
     DeeppartError,
     DirectoryInUseError,
     KeepNotice,
+    RemoteRankError,
     as_error,
 )
 from deeppart.model import REDUNDANT_LEVELS, Level, Manifest, PartRecord, StepKey
@@ -66,7 +67,7 @@ class Completer:
     def complete(self, job: Job, level: str, outcome: Outcome) -> bool:
         """The commit round of a level; afterwards every rank knows the same: whether the level is complete."""
         report = self._report(job, outcome)
-        failed = isinstance(report, str)
+        failed = isinstance(report, str) or isinstance(outcome, DeeppartError)
         channel = self._channels[level]
         job.progress.report(level)
         what = f"step {job.attempt.step}, completing level {level}"
@@ -94,11 +95,14 @@ class Completer:
 
     def _report(self, job: Job, outcome: Outcome) -> PartRecord | str | None:
         """The report of this rank to the others: its part, or a text if it has failed."""
+        if isinstance(outcome, RemoteRankError):
+            return None  # that rank says it itself
         if isinstance(outcome, DeeppartError):
             return str(outcome)
         try:
             if isinstance(outcome, Written):
-                return outcome.summary.record(job.attempt, self._storage.rank, on_node=job.local_summary)
+                name = self._storage.persistent.part_name(job.attempt, self._storage.rank)
+                return outcome.summary.record(job.attempt, self._storage.rank, job.local_summary, name)
             return None
         except Exception as error:  # the other ranks wait for the report
             return str(as_error(error, "the part that was written could not be recorded"))
@@ -108,7 +112,7 @@ class Completer:
         if level in REDUNDANT_LEVELS:
             return outcome if isinstance(outcome, list) else []
         links = outcome.links if isinstance(outcome, Written) else ()
-        return [self._storage.part_path(level, job.attempt), *links]
+        return [*self._storage.files_of(level, job.attempt), *links]
 
     def _remember(self, job: Job, level: str, outcome: Outcome) -> None:
         """The chunks to which the next checkpoint may refer; none if there is no memory for that."""

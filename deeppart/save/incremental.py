@@ -23,10 +23,13 @@ class Incremental:
     Args:
         rank: this rank.
         on: true if unchanged chunks are referred to at all.
+        levels: at which they may be.
     """
 
-    def __init__(self, rank: int, *, on: bool) -> None:
-        self._rank, self._on = rank, on
+    def __init__(
+        self, rank: int, *, on: bool, levels: Collection[str] = (Level.LOCAL, Level.PARTNER, Level.PERSISTENT)
+    ) -> None:
+        self._rank, self._on, self._levels = rank, on, frozenset(levels)
         self._holdings: dict[str, Holdings | None] = dict.fromkeys((Level.LOCAL, Level.PERSISTENT))
         self._copied: frozenset[str] = frozenset()
 
@@ -63,7 +66,7 @@ class Incremental:
             directory: of the step, at that level.
             summary: of the part; for the partner level, of the one that was copied.
         """
-        if not self._on:
+        if not self._on or level not in self._levels:
             return
         if level == Level.PARTNER:
             self._copied = frozenset({summary.index_digest, *(base.index_digest for base in summary.bases)})

@@ -49,6 +49,7 @@ from deeppart.save.ledger import Ledger
 from deeppart.save.protect import Protector
 from deeppart.save.rank_storage import RankStorage
 from deeppart.save.retention import Retention
+from deeppart.save.sections import SectionWriter
 from deeppart.save.stages import Stage, Stages
 from deeppart.save.workers import Workers, lower_priority
 from deeppart.save.write import ShareWriter
@@ -110,6 +111,9 @@ class Pipeline:
         self._behind = Workers(1, "deeppart-behind", lower_priority)
         self._writer = ShareWriter(storage, compressing, incremental, self._behind)
         self.ledger, self.driver = Ledger(), Driver(config.timeout)
+        self._sections: SectionWriter | None = None
+        if storage.persistent.mates and Level.PERSISTENT in channels:
+            self._sections = SectionWriter(self._writer, storage, channels[Level.PERSISTENT], self.driver)
         self._completer = Completer(
             channels, storage, incremental, retention, self.driver, self.ledger, self._not_needed
         )
@@ -276,11 +280,14 @@ class Pipeline:
     def _flush(self, job: Job) -> None:
         opened = job.opened.result()  # the store resolves it, whatever becomes of its own work
         job.pending.note_level(Level.PERSISTENT, RUNNING)
-        outcome = self._timed(job, Level.PERSISTENT, lambda: self._writer.write_persistent(job, opened))
+        write = self._writer.write_persistent if self._sections is None else self._sections.write
+        outcome = self._timed(job, Level.PERSISTENT, lambda: write(job, opened))
         job.lease.done(Reader.FLUSH)
         self._finish_level(job, Level.PERSISTENT, outcome)
 
     def _give_up_flushing(self, job: Job, failure: DeeppartError) -> None:
+        if self._sections is not None:
+            self._sections.give_up(job, failure)
         job.lease.done(Reader.FLUSH)
         self._settle_all(job, {Level.PERSISTENT}, failure)
 

@@ -31,3 +31,9 @@ class RankStorage:
         """The path of the rank's part of a checkpoint, at the local or the persistent level."""
         storage = self.local if level == Level.LOCAL and self.local is not None else self.persistent
         return storage.part_path(attempt, self.rank)
+
+    def files_of(self, level: str, attempt: Attempt) -> list[Path]:
+        """The files of a checkpoint, at the local or the persistent level, to which this rank gives names."""
+        if level == Level.PERSISTENT:
+            return self.persistent.files_of(attempt, self.rank)
+        return [self.part_path(level, attempt)]

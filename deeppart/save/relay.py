@@ -16,7 +16,8 @@ from deeppart import access
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import StorageError
 from deeppart.part import ChunkPlace, PartSummary
-from deeppart.storage.files import DurableFile, storage_error
+from deeppart.storage.files import DurableFile
+from deeppart.storage.refusals import storage_error
 
 #: A reader looks at least this often whether there is more; it is woken when there is.
 _LOOK_S = 0.05

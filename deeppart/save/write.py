@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from deeppart.errors import CheckpointError, CorruptFileError, StorageError
 from deeppart.model import Level
@@ -21,7 +23,7 @@ from deeppart.save.rank_storage import RankStorage
 from deeppart.save.relay import Relay, SourceLostError
 from deeppart.save.transfer import Unchanged, check_copy, copy_part, recode_part, write_part
 from deeppart.save.workers import Workers
-from deeppart.storage.files import DurableFile
+from deeppart.storage.appending import Appending
 from deeppart.storage.links import remove_links
 from deeppart.storage.node import NodeLevel
 
@@ -39,6 +41,7 @@ PASSING_ERRORS = frozenset(
     }
 )
 RETRY_PAUSES_S = (0.2, 1.0)
+T = TypeVar("T")
 
 
 class ShareWriter:
@@ -124,8 +127,11 @@ class ShareWriter:
         job.pending.note_cost(encoded_bytes=summary.encoded_bytes)
         job.pending.note_level(part.level, RUNNING, nbytes=summary.nbytes, referenced_bytes=summary.referenced_bytes)
 
-    def write_persistent(self, job: Job, opened: Opened) -> Written:
+    def write_persistent(self, job: Job, opened: Opened, open_part: Callable[[], Appending] | None = None) -> Written:
         """Copy the local part, or write from staging memory; again after an error that may pass.
+
+        Args:
+            open_part: begins what the part goes into, each time; None for a file of its own.
 
         Raises:
             StorageError: the level refused, every time. CorruptFileError: the local part has changed, and the share is
@@ -133,25 +139,21 @@ class ShareWriter:
         """
         if opened.failure is not None:
             raise opened.failure
-        for pause_s in (*RETRY_PAUSES_S, None):
-            try:
-                return self._write_persistent_once(job, opened)
-            except StorageError as error:
-                if pause_s is None or error.errno not in PASSING_ERRORS:
-                    raise
-                job.pending.note_retry()
-                time.sleep(pause_s)
-        raise AssertionError("the last try returns or raises")
+        if open_part is None:
+            open_part = partial(self._storage.persistent.open_part, job.attempt, self._storage.rank)
+        return tried_again(job, lambda: self._write_persistent_once(job, opened, open_part))
 
-    def _write_persistent_once(self, job: Job, opened: Opened) -> Written:
+    def _write_persistent_once(self, job: Job, opened: Opened, open_part: Callable[[], Appending]) -> Written:
         layout, _ = job.description()
         encoding = self._compressing.begin(Level.PERSISTENT, layout)
-        file = self._storage.persistent.open_part(job.attempt, self._storage.rank)
+        file = open_part()
         unchanged = Unchanged(opened.digests)
         began = time.monotonic()
         try:
             unchanged = self._incremental.refer(Level.PERSISTENT, job.due, opened.digests, layout, file.path.parent)
             summary, remarks = self._fill(job, opened, file, encoding, unchanged)
+            if opened.digests is not None and self._storage.persistent.mates:
+                remarks = (*remarks, 'unchanged chunks are written again: files = "node"')
             job.check_capture()
             file.commit()
             self._note(job, encoding, summary, file.busy_s, time.monotonic() - began, remarks)
@@ -161,7 +163,7 @@ class ShareWriter:
             raise
 
     def _fill(
-        self, job: Job, opened: Opened, file: DurableFile, encoding: PartEncoding, unchanged: Unchanged
+        self, job: Job, opened: Opened, file: Appending, encoding: PartEncoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """From the local part if that works out, otherwise from staging memory if it is still there.
 
@@ -182,7 +184,7 @@ class ShareWriter:
         return write_part(staged, file, encoding.encoding, job.attempt, self._storage.rank, unchanged), ()
 
     def _follow(
-        self, job: Job, local: LocalPart, file: DurableFile, encoding: PartEncoding, unchanged: Unchanged
+        self, job: Job, local: LocalPart, file: Appending, encoding: PartEncoding, unchanged: Unchanged
     ) -> tuple[PartSummary, tuple[str, ...]]:
         """Copy the local part as it grows; chunks that only this level is to have encoded are encoded on the way.
 
@@ -202,7 +204,24 @@ class ShareWriter:
         return copied, ("a copy of the local part",)
 
 
-def _abort(file: DurableFile, unchanged: Unchanged) -> None:
+def tried_again(job: Job, work: Callable[[], T]) -> T:
+    """Do something at the persistent level; again after an error that may pass.
+
+    Raises:
+        StorageError: the level refused, every time. Or what ``work`` raises.
+    """
+    for pause_s in (*RETRY_PAUSES_S, None):
+        try:
+            return work()
+        except StorageError as error:
+            if pause_s is None or error.errno not in PASSING_ERRORS:
+                raise
+            job.pending.note_retry()
+            time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def _abort(file: Appending, unchanged: Unchanged) -> None:
     """Leave nothing of a part that does not come to be."""
     file.abort()
     remove_links(unchanged.names.values())

@@ -18,9 +18,10 @@ from deeppart.nodes.erasure import check_available
 from deeppart.part import Signing
 from deeppart.session.handshake import Handshake
 from deeppart.session.topology import Topology
-from deeppart.storage.files import make_directory, storage_error
+from deeppart.storage.files import make_directory
 from deeppart.storage.lineage import read_lineage
 from deeppart.storage.node import NODE_FOLDERS, NodeLevel
+from deeppart.storage.refusals import storage_error
 
 
 def guard_directories(config: Config, persistent: Path, local: str) -> access.Guards:

@@ -128,7 +128,7 @@ def _open(main: Comm, config: Config, taken: ExitStack) -> Session:
         handshake.session,
         owner,
         levels,
-        PersistentLevel(directory, limit, signing),
+        PersistentLevel(directory, limit, signing, mates if config.files == "node" else ()),
         protection,
         limit,
         set(handshake.committed),

@@ -7,7 +7,7 @@ from pathlib import Path
 from deeppart.cadence import AutoCadence, History
 from deeppart.config.checks import AUTO
 from deeppart.errors import DeeppartWarning, warn_caller
-from deeppart.model import Attempt, Level
+from deeppart.model import LEVELS, Attempt, Level
 from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.repair.scrub import Ground, Scrubber
 from deeppart.save.compress import Compressing
@@ -44,11 +44,16 @@ def pipeline_for(session: Session, retention: Retention) -> Pipeline:
         session.channels,
         RankStorage(rank, session.node_levels.get(Level.LOCAL), session.persistent, session.owner),
         Compressing(config.compression, session.processors, lower_priority, session.persistent.signing),
-        Incremental(rank, on=config.incremental),
+        Incremental(rank, on=config.incremental, levels=_that_refer(session)),
         retention,
         Protector(rank, session.protection, session.node_levels, session.limit),
         config,
     )
+
+
+def _that_refer(session: Session) -> tuple[str, ...]:
+    """Levels at which a part may refer to earlier ones: sections of node files do not."""
+    return tuple(level for level in LEVELS if level != Level.PERSISTENT or not session.persistent.mates)
 
 
 def scrubber_for(session: Session, pipeline: Pipeline) -> Scrubber | None:

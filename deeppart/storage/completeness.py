@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
 from deeppart import access
 from deeppart.errors import DeeppartError, FormatError, StorageError
 from deeppart.model import Manifest, PartRecord
-from deeppart.part import FileSource, PartReader, Signing
+from deeppart.part import FileSource, PartReader, Signing, parse_section_path
 
 
 def first_problem(directory: Path, manifest: Manifest, signing: Signing | None) -> str | None:
@@ -25,7 +26,7 @@ def first_problem(directory: Path, manifest: Manifest, signing: Signing | None) 
 def part_problem(
     directory: Path, manifest: Manifest, record: PartRecord, signing: Signing | None
 ) -> tuple[str | None, int]:
-    """The fault of one part, or None; and the length of its file.
+    """The fault of one part, or None; and its length.
 
     The part is the one that the manifest names if its header says so and its index hashes to what the manifest says.
     The older files that it refers to must lie beside it, and be those that it names. With keys, its signature
@@ -41,7 +42,9 @@ def part_problem(
 
 
 def file_length(path: Path) -> tuple[str | None, int]:
-    """(what is wrong, or None; bytes) of a file."""
+    """(what is wrong, or None; bytes) of a file, or of a section of a node file."""
+    if parse_section_path(path) is not None:
+        return _section_length(path)
     try:
         status = access.lstat(path)
     except FileNotFoundError:
@@ -49,6 +52,17 @@ def file_length(path: Path) -> tuple[str | None, int]:
     except OSError as error:
         return f"cannot be looked at: {error.strerror}", 0
     return (None, status.st_size) if stat.S_ISREG(status.st_mode) else ("is not a regular file", 0)
+
+
+def _section_length(path: Path) -> tuple[str | None, int]:
+    try:
+        with FileSource(path) as source:
+            return None, source.size
+    except FormatError as error:
+        return f"cannot be found in its node file: {_one_line(error)}", 0
+    except StorageError as error:
+        missing = error.errno == errno.ENOENT
+        return "is missing" if missing else f"cannot be looked at: {error.found}", 0
 
 
 def _wrong_inside(path: Path, manifest: Manifest, record: PartRecord, signing: Signing | None) -> str | None:

@@ -2,15 +2,12 @@
 
 A file appears under its name only when all of it is on stable storage: temporary name, write, sync, rename, sync of
 the directory. What has the name already stays (:mod:`deeppart.storage.exclusive`), unless the caller says otherwise.
-Large sequential writes bypass the page cache (``O_DIRECT``) where asked for and possible: on the machines measured this
-is 2-3 times faster than buffered writes and takes no processor time from training (docs/benchmarks.md).
+Large sequential writes bypass the page cache where asked for and possible (:mod:`deeppart.storage.appending`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterable
@@ -23,43 +20,15 @@ import numpy.typing as npt
 from deeppart import access
 from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import StorageError
-from deeppart.storage.blocks import block_memory
+from deeppart.storage.appending import BLOCK_BYTES, NO_DIRECT, Appending
 from deeppart.storage.exclusive import rename_new
 from deeppart.storage.mapped import bytes_in_memory, file_memory
 from deeppart.storage.rate import RateLimit
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.spares import take_spare
-
-#: Bytes gathered before one direct write; also the unit in which a bandwidth limit is applied.
-BLOCK_BYTES = 8 << 20
-#: At least this much that is aligned in memory and in the file is written from where it lies, without a copy.
-AS_IT_LIES_BYTES = 1 << 20
-#: Alignment of direct writes: no file system in use asks for more.
-ALIGNMENT = 4096
-#: Writeback of buffered files is started this often, so that the final sync has little left to do.
-SYNC_EVERY_BYTES = 256 << 20
 
 #: What a new file may take the place of. "damaged": of a file that is not the same byte for byte.
 Over = Literal["nothing", "damaged", "anything"]
-
-#: Refusals that mean "not with O_DIRECT here" rather than "not at all".
-_NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-
-
-def storage_error(summary: str, error: OSError, path: Path | str, **answers: str) -> StorageError:
-    """A StorageError for an OSError, saying what the system said and where."""
-    todo = {
-        errno.ENOSPC: 'free space there, keep fewer checkpoints (`keep`), or compress them: compression = "zstd"',
-        errno.EDQUOT: "the quota is used up: free space or ask for more",
-        errno.EACCES: "check the directory's owner and permissions",
-        errno.EPERM: "check the directory's owner and permissions",
-        errno.EROFS: "the file system is mounted read-only, often after an error: look at the system log",
-        errno.ENOENT: "a directory of that path is not there: check the path, and that the file system is mounted",
-        errno.ENOTDIR: "a file lies where a directory is wanted: give another path, or move the file away",
-        errno.EEXIST: "nothing was replaced; two processes that write one file act as the same rank",
-    }.get(error.errno or 0, "look at the system log and the file system's state")
-    text = f"{os.strerror(error.errno)} (errno {error.errno})" if error.errno else str(error)
-    found = {"found": text, "where": str(path), "todo": todo} | access.answers(error) | answers
-    return StorageError(summary, errno=error.errno, **found)
 
 
 def make_directory(path: Path, rules: access.Rules) -> None:
@@ -74,11 +43,7 @@ def make_directory(path: Path, rules: access.Rules) -> None:
         raise storage_error("cannot use a checkpoint directory", error, path) from error
 
 
-def _is_aligned(data: npt.NDArray[np.uint8]) -> bool:
-    return int(data.ctypes.data) % ALIGNMENT == 0
-
-
-class DurableFile:
+class DurableFile(Appending):
     """A file being written, that of a part for instance.
 
     Args:
@@ -116,17 +81,11 @@ class DurableFile:
         over: Over = "nothing",
         make_parent: bool = True,
     ) -> None:
-        self.path = path
-        self._over = over
-        self.nbytes = 0
-        self.busy_s = 0.0
         # Process numbers of two hosts may be the same: nobody else has this name, or can open the file by it.
-        self.temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
-        self._limit = limit
-        self._since_sync = 0
-        self._block = block_memory(BLOCK_BYTES) if direct else None
-        self._filled = 0
-        self._mappable, self._fd = 0, -1
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
+        super().__init__(path, temporary, direct=direct, limit=limit)
+        self._over = over
+        self._mappable = 0
         try:
             # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
             if make_parent:
@@ -146,40 +105,11 @@ class DurableFile:
             try:
                 return access.create(self.temporary, os.O_WRONLY | os.O_DIRECT), True
             except OSError as error:
-                if error.errno not in _NO_DIRECT:
+                if error.errno not in NO_DIRECT:
                     raise
                 with contextlib.suppress(OSError):  # a file that cannot be opened so may have been made all the same
                     access.remove(self.temporary)
         return access.create(self.temporary, os.O_WRONLY), False
-
-    def write(self, buffer: memoryview | bytes, /) -> None:
-        """Append all of the buffer."""
-        began = time.monotonic()
-        self._append(memoryview(buffer).cast("B"))
-        self.busy_s += time.monotonic() - began
-
-    def _append(self, data: memoryview) -> None:
-        memory = self._block
-        if memory is None:
-            self._write_out(data)
-            return
-        block = np.frombuffer(memory, dtype=np.uint8)  # a copy through numpy lets other threads run
-        source = np.frombuffer(data, dtype=np.uint8)
-        at = 0
-        while at < len(source):
-            count = min(len(source) - at, BLOCK_BYTES) // ALIGNMENT * ALIGNMENT
-            if self._direct and count >= AS_IT_LIES_BYTES and not self._filled % ALIGNMENT and _is_aligned(source[at:]):
-                if self._filled:
-                    self._flush_block(memory, self._filled)
-                self._write_out(data[at : at + count])
-                at += count
-                continue
-            count = min(BLOCK_BYTES - self._filled, len(source) - at)
-            block[self._filled : self._filled + count] = source[at : at + count]
-            self._filled += count
-            at += count
-            if self._filled == BLOCK_BYTES:
-                self._flush_block(memory, BLOCK_BYTES)
 
     def commit(self) -> None:
         """Make the file durable and give it its name.
@@ -189,8 +119,7 @@ class DurableFile:
         """
         began = time.monotonic()
         try:
-            if self._block is not None and self._filled:
-                self._flush_block(self._block, self._filled)
+            self._flush()
             found = call("fstat", self.temporary, self._fd).st_size
             if found > self.nbytes:  # a recycled file was longer
                 call("ftruncate", self.temporary, self._fd, self.nbytes)
@@ -257,43 +186,6 @@ class DurableFile:
         with contextlib.suppress(OSError):
             access.remove(self.temporary)
 
-    def _flush_block(self, memory: memoryview, filled: int) -> None:
-        """Write the block out; direct writes take whole multiples of the alignment, the tail goes through the cache."""
-        aligned = filled - filled % ALIGNMENT if self._direct else filled
-        view = memoryview(memory)
-        try:
-            self._write_out(view[:aligned])
-            if aligned < filled:
-                self._leave_direct()
-                self._write_out(view[aligned:filled])
-        finally:
-            view.release()
-        self._filled = 0
-
-    def _leave_direct(self) -> None:
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
-        self._direct = False
-
-    def _write_out(self, data: memoryview) -> None:
-        if self._mappable:
-            data = self._write_mapped(data)
-        while data:
-            piece = data[:BLOCK_BYTES]
-            if self._limit is not None:
-                self._limit.take(len(piece))
-            try:
-                written = call("write", self.temporary, self._fd, piece)
-                self._start_writeback(written)
-            except OSError as error:
-                if self._direct and error.errno in _NO_DIRECT:
-                    self._leave_direct()
-                    continue
-                raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
-            if self._direct and written % ALIGNMENT:
-                self._leave_direct()  # the file system took part of it: the rest is no longer aligned
-            self.nbytes += written
-            data = data[written:]
-
     def memory(self, start: int, length: int) -> npt.NDArray[np.uint8] | None:
         """Memory to fill instead of writing: the bytes of the file from ``start``; None where it has no such.
 
@@ -304,15 +196,27 @@ class DurableFile:
             return None
         return file_memory(self._fd, start, length)
 
+    @property
+    def inode(self) -> int:
+        """Of the file, by whatever name.
+
+        Raises:
+            StorageError: the operating system refused.
+        """
+        try:
+            return int(call("fstat", self.temporary, self._fd).st_ino)
+        except OSError as error:
+            raise storage_error("cannot look at a checkpoint file", error, self.temporary) from error
+
     def skip(self, length: int) -> None:
-        """The next ``length`` bytes have been filled in by way of :meth:`memory`."""
+        """The next ``length`` bytes have been filled in by way of :meth:`memory`, or by other writers."""
         try:
             os.lseek(self._fd, self.nbytes + length, os.SEEK_SET)
         except OSError as error:
             raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
         self.nbytes += length
 
-    def _write_mapped(self, data: memoryview) -> memoryview:
+    def _put(self, data: memoryview) -> memoryview:
         """Copy as much as lies over pages that a recycled file has in memory; returns the rest.
 
         Two to three times faster than ``write`` on a tmpfs, and cannot fail for lack of space: the pages are there.
@@ -329,12 +233,6 @@ class DurableFile:
             self.skip(len(piece))
             data = data[len(piece) :]
         return data
-
-    def _start_writeback(self, written: int) -> None:
-        self._since_sync += written
-        if self._limit is not None and not self._direct and self._since_sync >= SYNC_EVERY_BYTES:
-            call("fdatasync", self.temporary, self._fd)
-            self._since_sync = 0
 
 
 def _are_alike(path: Path, other: Path) -> bool:

@@ -34,7 +34,8 @@ from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part import is_hex32
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
-from deeppart.storage.files import DurableFile, fill, storage_error
+from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.small_files import UNUSABLE, create_file, read_file
 from deeppart.storage.timestamps import now
 

@@ -38,7 +38,7 @@ class LockedFile:
 
     Args:
         path: for messages.
-        memory: a mapping of the whole file, as :meth:`deeppart.part.FileSource.mapped` gives it.
+        memory: a mapping of all of it, as :meth:`deeppart.part.FileSource.mapped` gives it.
 
     Raises:
         OSError, AttributeError: it cannot be locked, or this C library cannot.
@@ -92,7 +92,7 @@ def _populate(address: int, length: int) -> None:
 
 def pin(source: FileSource) -> LockedFile | None:
     """Map a file and lock the mapping; None where that is no use, or not possible."""
-    if file_system_of(source.path) not in _FILE_SYSTEMS:
+    if file_system_of(source.file_path) not in _FILE_SYSTEMS:
         return None
     try:
         pinned = LockedFile(source.path, source.mapped())

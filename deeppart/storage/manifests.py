@@ -10,7 +10,7 @@ from deeppart import access
 from deeppart.errors import CorruptFileError, FormatError, StorageError
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, decode_manifest
-from deeppart.storage.files import storage_error
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.small_files import read_file
 from deeppart.storage.steps import MANIFEST_NAME, list_steps, step_directory
 

@@ -30,10 +30,11 @@ from deeppart.part import (
     part_file_name,
 )
 from deeppart.plan.restart import StoredParity, StoredPart
-from deeppart.storage.files import DurableFile, Over, make_directory, storage_error
+from deeppart.storage.files import DurableFile, Over, make_directory
 from deeppart.storage.links import link, remove_links
 from deeppart.storage.mapped import forget_removed
 from deeppart.storage.prepared import drop_made, make_spare, unfinished_directory
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.retired import is_gone
 from deeppart.storage.small_files import write_file
 from deeppart.storage.spares import drop_foreign_spares, drop_spares, set_aside, spares_directory

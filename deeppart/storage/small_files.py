@@ -8,7 +8,8 @@ from pathlib import Path
 from deeppart import access
 from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, FormatError, StorageError
-from deeppart.storage.files import DurableFile, fill, storage_error
+from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.refusals import storage_error
 
 #: Raised where a small file cannot be read, or does not hold what is looked for in its JSON. Whoever can do without the
 #: file catches these.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deeppart import access
-from deeppart.part import is_parity_file_name, parse_base_file_name, parse_part_file_name
+from deeppart.part import is_parity_file_name, parse_base_file_name, parse_node_file_name, parse_part_file_name
 
 #: Folder of a level; followed by the session. Without it in the older layout.
 SPARES_NAME = ".spare"
@@ -33,8 +33,8 @@ def drop_foreign_spares(root: Path, session: str) -> None:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """True if a name is that of a part, a base or parity."""
-    parsed = parse_part_file_name(name) or parse_base_file_name(name)
+    """True if a name is that of a part, a base, parity or a node file."""
+    parsed = parse_part_file_name(name) or parse_base_file_name(name) or parse_node_file_name(name)
     return parsed is not None or is_parity_file_name(name)
 
 

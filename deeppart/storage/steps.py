@@ -18,7 +18,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
-from deeppart.storage.files import storage_error
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.spares import in_order_of_removal, is_checkpoint_file
 
 MANIFEST_NAME = "manifest"

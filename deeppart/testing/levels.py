@@ -14,8 +14,8 @@ from pathlib import Path
 
 from deeppart.errors import StorageError
 from deeppart.model import Attempt
+from deeppart.storage.appending import ALIGNMENT, BLOCK_BYTES
 from deeppart.storage.base import Level
-from deeppart.storage.files import ALIGNMENT, BLOCK_BYTES
 from deeppart.storage.steps import list_steps
 from deeppart.testing.faults import TYPICAL_ERRORS, StorageFaults
 

@@ -82,6 +82,8 @@ def config_toml(advice: Advice, step_s: float = 0.0) -> str:
             f"parity_group = {job.protection.parity_group}",
             f"parity_tolerate = {job.protection.parity_tolerate}",
         ]
+    if job.files != "rank":
+        lines.append(f'files = "{job.files}"')
     lines.append(f"kappa = {round(job.machine.memory.kappa_bytes)}")
     if math.isfinite(job.flush_bandwidth):
         lines.append(f"flush_bandwidth = {job.flush_bandwidth:.6g}")

@@ -13,7 +13,7 @@ from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 
 from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
-from ..timing.stages import Job, Times, times_of
+from ..timing.stages import Job, Times, metadata_s, times_of
 from ..workload.states import Shares
 from .failures import Size, rates_per_s
 
@@ -142,7 +142,6 @@ class Planned:
         stages = times.stages()
         written = float(times.encoded.sum())
         persistent = job.machine.persistent
-        writers = int((times.encoded > 0).sum())
         node_rate = min(persistent.node_write, persistent.rank_write * job.ranks_per_node, job.flush_bandwidth)
         bytes_of = {
             Level.LOCAL: written,
@@ -159,7 +158,7 @@ class Planned:
             local_s=float(np.maximum(times.encode, times.local).max()),
             flushed_bytes=written,
             flush_rate=_balanced_rate(times.encoded, job.ranks_per_node, node_rate),
-            flush_latency_s=persistent.file + writers / persistent.files,
+            flush_latency_s=metadata_s(job, by_node(times.encoded, job.ranks_per_node)),
             level_bytes={level: round(count) for level, count in bytes_of.items()},
             heal_s=stages[Level.LOCAL] + stages[Level.PARTNER] + stages[Level.PARITY],
         )

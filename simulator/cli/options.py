@@ -23,7 +23,7 @@ from deeppart.plan.interval import FLUSH_SHARE
 from ..machine.files import read_machine
 from ..machine.record import Machine
 from ..measure.start import Directories
-from ..timing.stages import COMPRESSIONS, Job, Protection
+from ..timing.stages import COMPRESSIONS, FILES, Job, Protection
 from ..workload.external import read_external
 from ..workload.states import State, read_state
 
@@ -165,6 +165,9 @@ def job_options(function: F) -> F:
             "--parity", metavar="NODES[/LOST]", help="Parity groups of NODES nodes, of which LOST may be lost."
         ),
         click.option("--local/--no-local", default=True, help="Use the nodes' own storage; on if left out."),
+        click.option(
+            "--files", default="rank", type=click.Choice(FILES), show_default=True, help="On the file system."
+        ),
         click.option("--flush-bandwidth", metavar="RATE", help="Most bytes per second of a node to the file system."),
         click.option(
             "--flush-share",
@@ -203,6 +206,7 @@ def make_job(common: Common, ranks: int, options: Mapping[str, Any]) -> Job:
         protection=protection,
         flush_bandwidth=flush,
         flush_share=options.get("flush_share", FLUSH_SHARE),
+        files=options.get("files", "rank"),
     )
     machine.nodes_for(ranks, width)  # refuses what the machine is too small for
     return job

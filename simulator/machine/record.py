@@ -157,7 +157,9 @@ class Persistent:
         file: for a part file and its share of the commit.
         tensor: for one more tensor in a part.
         leaf: for each leaf of the whole state: rank 0 writes its type into the manifest.
-        files: part files that the metadata servers create per second.
+        files: part files, or node files, that the metadata servers create per second.
+        opens: files that are there already which they open for writing per second: node files, by the other ranks of
+            the node.
         others: share of the bandwidth that other jobs take, on average.
     """
 
@@ -171,6 +173,7 @@ class Persistent:
     tensor: float = of(SECONDS, 2e-6)
     leaf: float = of(SECONDS, 2e-6)
     files: float = of(PER_SECOND, 20_000.0)
+    opens: float = of(PER_SECOND, 80_000.0)
     others: float = of(SHARE, 0.0)
 
 

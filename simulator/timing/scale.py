@@ -32,6 +32,7 @@ class Point:
         blocked_speedup, serial_speedup: against rank0, uncompressed, on as many ranks.
         blocked_efficiency, serial_efficiency: against the same on one rank; None where that is not possible.
         written_bytes: parts of all ranks, after encoding.
+        files: created on the file system, without the manifest.
         largest_bytes: share of the most loaded rank, before encoding.
         imbalance: its cost / the mean cost; 1 is perfect.
         split_leaves: leaves that are in more than one share.
@@ -51,6 +52,7 @@ class Point:
     blocked_efficiency: float | None
     serial_efficiency: float | None
     written_bytes: int
+    files: int
     largest_bytes: int
     imbalance: float
     split_leaves: int
@@ -138,6 +140,7 @@ def _point(
         blocked_efficiency=one.blocked_s / (ranks * times.blocked_s) if one else None,
         serial_efficiency=one.serial_s() / (ranks * times.serial_s()) if one else None,
         written_bytes=round(float(times.encoded.sum())),
+        files=times.files,
         largest_bytes=int(shares.nbytes.max()),
         imbalance=float(cost.max() / cost.mean()) if cost.any() else 1.0,
         split_leaves=shares.split,

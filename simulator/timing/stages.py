@@ -25,6 +25,8 @@ from .bandwidth_sharing import FloatArray, by_node, finish_times
 #: Stages in the order in which tables and timelines show them.
 STAGES = ("plan", "capture", "encode", Level.LOCAL, Level.PARTNER, Level.PARITY, Level.PERSISTENT)
 COMPRESSIONS = ("none", "tensor", "auto")
+#: What the persistent level gets: a file for each rank, or one for each node.
+FILES = ("rank", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class Job:
         capture: "eager" or "lazy".
         protection: the levels.
         flush_bandwidth: most bytes per second of a node to the file system and other nodes; infinity for no limit.
+        files: "rank" or "node": what is written to the file system.
         flush_share: of the time, that the job means to be writing to the file system at most, which others use too.
             With a ``flush_bandwidth`` that is the limit, and it may write all the time.
     """
@@ -83,6 +86,7 @@ class Job:
     protection: Protection = Protection()
     flush_bandwidth: float = math.inf
     flush_share: float = FLUSH_SHARE
+    files: str = "rank"
 
     @property
     def nodes(self) -> int:
@@ -126,6 +130,7 @@ class Times:
         persistent: float64[ranks], writing to the file system.
         encoded: float64[ranks], bytes of the parts.
         raw: float64[ranks], bytes of the shares.
+        files: created on the file system, without the manifest.
         spans: most spans of a rank.
         lazy: true if the copy is made in the background.
     """
@@ -139,6 +144,7 @@ class Times:
     persistent: FloatArray
     encoded: FloatArray
     raw: FloatArray
+    files: int
     spans: int
     lazy: bool
 
@@ -221,6 +227,7 @@ def times_of(job: Job, shares: Shares) -> Times:
         persistent=persistent.ravel()[flat],
         encoded=encoded.ravel()[flat],
         raw=raw.ravel()[flat],
+        files=files_created(job, encoded) if protection.persistent else 0,
         spans=int(shares.spans.max()),
         lazy=job.capture == "lazy",
     )
@@ -326,5 +333,27 @@ def _persistent(job: Job, encoded: FloatArray) -> FloatArray:
     slowest = float(times.max())
     if slowest and everything > slowest:  # the file system is what they wait for, and it is shared alike
         times = times * (everything / slowest)
-    files = int(np.count_nonzero(encoded))
-    return np.where(encoded > 0, times + persistent.file + files / persistent.files, 0.0)
+    return np.where(encoded > 0, times + metadata_s(job, encoded), 0.0)
+
+
+def files_created(job: Job, encoded: FloatArray) -> int:
+    """Files that a checkpoint creates on the file system, without the manifest.
+
+    Args:
+        encoded: bytes of the parts, [node, rank on it].
+    """
+    return int(np.count_nonzero(encoded if job.files == "rank" else encoded.any(axis=1)))
+
+
+def metadata_s(job: Job, encoded: FloatArray) -> float:
+    """Seconds of a checkpoint at the persistent level that do not depend on its bytes.
+
+    With node files, the other ranks of each node open what the lowest has created, each syncs its section, and then
+    the lowest syncs and names the file; the ranks exchange what they need to know before and after writing.
+    """
+    persistent, created = job.machine.persistent, files_created(job, encoded)
+    seconds = persistent.file + created / persistent.files
+    if job.files == "rank":
+        return seconds
+    exchanges = 0.0 if job.ranks == 1 else 2 * 2 * job.machine.network.latency * math.ceil(math.log2(job.ranks))
+    return seconds + persistent.file + int(np.count_nonzero(encoded)) / persistent.opens + exchanges

@@ -309,11 +309,11 @@ def test_a_manifest_of_another_step(directory: Path) -> None:
 
 def test_a_manifest_from_a_newer_version(directory: Path) -> None:
     data = manifest(directory).read_bytes()
-    manifest(directory).write_bytes(data.replace(b"deeppart-manifest 3 ", b"deeppart-manifest 4 ", 1))
+    manifest(directory).write_bytes(data.replace(b"deeppart-manifest 3 ", b"deeppart-manifest 5 ", 1))
     with pytest.raises(deeppart.NewerFormatError):
         loaded(directory, 2)
     step, lines = restored(directory, local_dir=None)
-    assert step == 1 and any("newer" in line or "version 4" in line for line in lines), lines
+    assert step == 1 and any("newer" in line or "version 5" in line for line in lines), lines
 
 
 # --- the directory's own files ----------------------------------------------------------------------------------------

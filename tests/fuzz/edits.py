@@ -9,7 +9,7 @@ from typing import Any
 
 import zstandard
 
-from tests.fuzz.images import TWICE, ManifestImage, PartImage, Row
+from tests.fuzz.images import TWICE, ManifestImage, NodeFileImage, PartImage, Row
 from tests.fuzz.odd_values import NUMBERS, TAGGED, TEXTS, odd_value
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -283,9 +283,38 @@ def edit_bytes(data: bytes, rng: random.Random) -> bytes:
 def edit_manifest(manifest: ManifestImage, rng: random.Random) -> None:
     """One edit of what is not the structure document, or of anything."""
     if rng.random() < 0.1:
-        manifest.version = rng.choice((0, 1, 2, 3, 10**8))
+        manifest.version = rng.choice((0, 1, 2, 3, 4, 10**8))
     else:
         manifest.document = edit_json(manifest.document, rng)
+
+
+# --- node files -------------------------------------------------------------------------------------------------------
+
+
+def edit_node_file(node: NodeFileImage, rng: random.Random) -> None:
+    """One edit of the table, of what says where it lies, or of the order of the sections."""
+    kind = rng.randrange(10)
+    large = (0, 1, 4096, 1 << 20, 1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - (1 << 20))
+    row = rng.choice(node.rows) if node.rows else None
+    if kind < 4 and row is not None:
+        name = rng.choice(("rank", "reserved", "offset", "nbytes"))
+        row[name] = rng.choice((*large, rng.randrange(1 << 21), rng.randrange(4)))
+    elif kind == 4 and row is not None:
+        row["index_digest"] = rng.randbytes(16)
+    elif kind == 5:
+        setattr(node, rng.choice(("version", "world_size")), rng.choice((0, 1, 2, 3, (1 << 32) - 1, 1 << 24)))
+    elif kind < 8:
+        name = rng.choice(("count", "table_offset", "table_length", "file_length"))
+        setattr(node, name, rng.choice((*large, rng.randrange(1 << 21))))
+    elif kind == 8 and len(node.parts) > 1:
+        node.parts[0], node.parts[1] = node.parts[1], node.parts[0]
+    elif node.rows:
+        at = rng.randrange(len(node.rows))
+        if rng.random() < 0.5:
+            del node.rows[at], node.parts[at]
+        else:
+            node.rows.append(dict(node.rows[at]))
+            node.parts.append(node.parts[at])
 
 
 # --- the structure document, by what its places mean ------------------------------------------------------------------

@@ -74,6 +74,9 @@ def _operations(
         yield "manifest", lambda path=path: decode_manifest(path.read_bytes(), where="a case")  # type: ignore[misc]
     for path in sorted(root.glob("step-*/*.dpp")):
         yield "part", lambda path=path: _read_part(path)  # type: ignore[misc]
+    for path in sorted(root.glob("step-*/*.dpn")):
+        for rank in range(3):
+            yield "section", lambda path=path, rank=rank: _read_part(path / f"part-{rank:05d}-of-00002.dpp")  # type: ignore[misc]
     if list(root.glob("step-*")):
         yield "load", lambda: _load(root, outcome)
         dearer: list[tuple[str, Callable[[], object]]] = [

@@ -20,7 +20,7 @@ import torch
 import deeppart
 from deeppart.storage import lineage, owner, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
-from tests.unit import cli_support
+from tests.unit import cli_support, node_files
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Point = namedtuple("Point", ["x", "y"])
@@ -115,6 +115,12 @@ def _with_ties(root: Path) -> None:
         path.write_bytes(manifest.encode())
 
 
+def _in_node_file(root: Path) -> None:
+    cli_support.forge(root, 4, 2)
+    _with_ties(root)
+    node_files.gather(cli_support.step_dir(root, 4), 2)
+
+
 def _tie(structure: dict[str, Any]) -> None:
     structure["leaves"][2] = ["numpy", "|u1", [16], 1]
     structure["leaves"].append(["numpy", "|u1", [4], 1, [2, 8, [2]]])
@@ -202,6 +208,7 @@ def make_seeds() -> Mapping[str, Seed]:
             made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))
             made.add("ranks", lambda root: (cli_support.forge(root, 4, 2), _with_ties(root)), _of_ranks)
             made.add("own", lambda root: (cli_support.forge(root, 4, 1), _with_ties(root)), _of_ranks)
+            made.add("nodes", lambda root: _in_node_file(root), _of_ranks)
             key = scratch / "key"
             key.write_bytes(KEY)
             key.chmod(0o600)

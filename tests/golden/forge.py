@@ -181,6 +181,63 @@ def manifest_document(world_size: int = 2) -> dict[str, Any]:
     }
 
 
+# --- node files ---
+
+
+def section_row(rank: int, offset: int, part: bytes, *, nbytes: int | None = None, reserved: int = 0) -> bytes:
+    """A row of the table of a node file, for the part with these bytes: its index digest stands in its footer."""
+    return struct.pack("<IIQQ", rank, reserved, offset, len(part) if nbytes is None else nbytes) + part[-32:-16]
+
+
+def node_file(
+    parts: dict[int, bytes],
+    *,
+    world_size: int = 2,
+    rows: list[bytes] | None = None,
+    offsets: list[int] | None = None,
+    magic: bytes = b"DPNTABLE",
+    version: int = 1,
+    count: int | None = None,
+    reserved: bytes = bytes(40),
+    table_offset: int | None = None,
+    table_digest: bytes | None = None,
+    footer_magic: bytes = b"DPNFOOTR",
+    footer_reserved: bytes = bytes(8),
+    table_length: int | None = None,
+    file_length: int | None = None,
+) -> bytes:
+    """A node file of the parts of these ranks, each at the next multiple of 1 MiB unless ``offsets`` say otherwise."""
+    data = bytearray()
+    found = []
+    for number, (rank, part) in enumerate(parts.items()):
+        offset = -(-len(data) // 2**20) * 2**20 if offsets is None else offsets[number]
+        data.extend(bytes(max(0, offset + len(part) - len(data))))
+        data[offset : offset + len(part)] = part
+        found.append(section_row(rank, offset, part))
+    found = found if rows is None else rows
+    at = -(-len(data) // 4096) * 4096 if table_offset is None else table_offset
+    data.extend(bytes(max(0, at - len(data))))
+    table = magic + struct.pack("<IIQ", version, world_size, len(found) if count is None else count) + reserved
+    table += b"".join(found)
+    footer = footer_magic + struct.pack(
+        "<QQQ",
+        at,
+        len(table) if table_length is None else table_length,
+        len(data) + len(table) + 64 if file_length is None else file_length,
+    )
+    footer += (xxhash.xxh3_128_digest(table) if table_digest is None else table_digest) + footer_reserved
+    return bytes(data) + table + footer + xxhash.xxh3_64_digest(footer)
+
+
+def in_node_files(document: dict[str, Any], node_size: int) -> dict[str, Any]:
+    """The document of a manifest whose parts are sections of node files of so many ranks each."""
+    ranks = document["attempt"]["world_size"]
+    for part in document["parts"]:
+        first = part["rank"] // node_size * node_size
+        part["file"] = f"node-{first:05d}-of-{ranks:05d}.dpn/{part['file']}"
+    return document
+
+
 # --- parity files -----------------------------------------------------------------------------------------------------
 
 

@@ -30,8 +30,9 @@ from deeppart.pending import DONE, FAILED
 from deeppart.save import write
 from deeppart.save.lease import StagingLease
 from deeppart.save.relay import Relay, SourceLostError
-from deeppart.storage.files import DurableFile, storage_error
+from deeppart.storage.files import DurableFile
 from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.refusals import storage_error
 from deeppart.testing.states import difference
 
 PATIENCE_S = 60.0

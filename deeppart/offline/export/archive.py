@@ -22,8 +22,8 @@ from deeppart.offline.load import OpenCheckpoint
 from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedValue
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.paths import readable
-from deeppart.storage.files import storage_error
 from deeppart.storage.key_files import KeyFiles, read_key_files
+from deeppart.storage.refusals import storage_error
 
 ARCHIVE_VERSION = 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import FormatError, NewerFormatError, SignatureError, StorageError
 from deeppart.model import Manifest, StepKey
-from deeppart.part import Signing, parse_part_file_name
+from deeppart.part import FileSource, SectionPath, Signing, parse_node_file_name, parse_part_file_name, read_table
 from deeppart.storage.completeness import file_length, part_problem
 from deeppart.storage.manifests import UNFINISHED, read_manifest
 from deeppart.storage.retired import MOST_LOOKS, is_gone, step_is_retired
@@ -121,17 +121,29 @@ def _look_at(root: Path, directory: Path, key: StepKey, signing: Signing | None)
 
 
 def _part_files(directory: Path) -> tuple[tuple[int, ...], int]:
-    """(ranks, bytes) of the part files in a directory without a sound manifest."""
+    """(ranks, bytes) of the part files, and node files, in a directory without a sound manifest."""
     ranks, nbytes = set(), 0
     try:
         names = access.names_in(directory)
     except OSError:
         return (), 0
     for name in names:
-        parsed = parse_part_file_name(name)
-        if parsed is not None:
+        if (parsed := parse_part_file_name(name)) is not None:
             found, length = file_length(directory / name)
             nbytes += length
             if found is None:
                 ranks.add(parsed[0])
+        elif (node := parse_node_file_name(name)) is not None:
+            ranks |= _sections(directory / name, *node)
+            nbytes += file_length(directory / name)[1]
     return tuple(sorted(ranks)), nbytes
+
+
+def _sections(path: Path, first: int, world_size: int) -> set[int]:
+    """Ranks of the sections of a node file; none if it is damaged."""
+    try:
+        with FileSource(path) as source:
+            table = read_table(source, SectionPath(str(path), first, first, world_size))
+    except (FormatError, StorageError):
+        return set()
+    return {section.rank for section in table.sections}

@@ -19,11 +19,11 @@ from deeppart.offline.inspect.node_files import stock_of
 from deeppart.offline.inspect.ownership import Owner, read_owner
 from deeppart.part import Signing
 from deeppart.plan.restart import FilesByAttempt, Inventory, Source
-from deeppart.storage.files import storage_error
 from deeppart.storage.lineage import is_copy, read_lineage
 from deeppart.storage.mistaken_paths import recognize
 from deeppart.storage.node import NODE_FOLDERS, NodeContents
 from deeppart.storage.reduced_protection import reduced_runs
+from deeppart.storage.refusals import storage_error
 from deeppart.storage.steps import MANIFEST_NAME
 from deeppart.storage.suspects import read_suspicions
 

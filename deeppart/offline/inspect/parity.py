@@ -1,4 +1,4 @@
-"""The comparison of parity with the parts on nodes: a share may be sound in itself, but made of other bytes.
+"""Parity on nodes: computed anew, and compared with the parts: a share may be sound, but made of other bytes.
 
 A parity file holds the digests of all blocks that it was computed of. Such a share gives nothing back, and nothing in
 it says so.
@@ -6,7 +6,7 @@ it says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import xxhash
 
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import Attempt, Level, ParityIdentity, ParityMember
-from deeppart.part import FileSource, ParityReader
+from deeppart.nodes.erasure import ReedSolomon
+from deeppart.part import FileSource, MemorySource, ParityReader, ParityWriter, stripes_of
 from deeppart.plan.redundancy.stripes import Stripes
 from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.retired import is_gone
@@ -111,3 +112,29 @@ def parts_without_parity(parity: Sequence[StoredParity], parts: Sequence[StoredP
         if part.level == Level.LOCAL
         and part.index_digest not in members.get((part.attempt, part.rank), {part.index_digest})
     ]
+
+
+def encode_share(
+    identity: ParityIdentity, parts: Mapping[int, FileSource | MemorySource], writer: ParityWriter
+) -> None:
+    """Write one member's share of parity, row by row, from the parts of its set by their places."""
+    stripes = stripes_of(identity)
+    code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
+    for row in range(stripes.rows):
+        length = stripes.length(row)
+        blocks, digests = [], []
+        for index in range(stripes.tolerate):
+            stripe = stripes.kept_stripe(identity.place, index)
+            data = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.data_blocks)]
+            for i, block in enumerate(data):
+                place = stripes.source(stripe, i)
+                filled = stripes.filled(row, i, identity.members[place].nbytes)
+                if filled:
+                    parts[place].read_into(stripes.start(row, i), block[:filled].data)
+            parity = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.tolerate)]
+            code.encode(data, parity)
+            blocks.append(parity[index])
+            whole = b"".join(xxhash.xxh3_128_digest(each.data) for each in (*data, *parity))
+            digests.append(np.frombuffer(whole, dtype=np.uint8).reshape(-1, 16))
+        writer.add_row(blocks, np.stack(digests))
+    writer.finish()

@@ -82,6 +82,13 @@ class StepFiles:
                 expected_index_digest=record.index_digest,
                 signing=self._signing,
             )
+            if source.section is not None and source.section.index_digest != reader.index_digest:
+                raise CorruptFileError(
+                    "the table of a node file names another part than its section is",
+                    expected=f"the index {source.section.index_digest}",
+                    found=f"the index {reader.index_digest}",
+                    where=str(path),
+                )
             yield OpenPart(record, source, reader, decode_meta(reader.meta, str(path), with_structure=False))
 
 

@@ -8,7 +8,7 @@ not at all. Memory: one part; two where parity is computed from parts that have 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,24 +21,26 @@ from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
 from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.nodes.exchange.rebuild import rebuild_parts
 from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
+from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
 from deeppart.offline.inspect.node_files import NodeFiles
+from deeppart.offline.inspect.parity import encode_share
 from deeppart.part import (
     FileSource,
     MemorySource,
     ParityWriter,
     PartReader,
+    SectionPath,
     Signing,
     is_parity_file_name,
     parity_file_name,
     parse_base_file_name,
     parse_part_file_name,
+    parse_section_path,
     part_file_name,
     set_id,
-    stripes_of,
 )
 from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery.load_part import LoadedPart, load_part, sound_pieces
@@ -102,8 +104,40 @@ class Repairer:
         return [self._attempted(path) for path in damage]
 
     def repair(self, paths: Sequence[Path]) -> list[Repaired]:
-        """Files of committed steps."""
-        return [self._attempted(path) for path in sorted(paths, key=_order)]
+        """Files of committed steps, and sections of node files."""
+        sections: dict[str, list[SectionPath]] = {}
+        for path in paths:
+            if (place := parse_section_path(path)) is not None:
+                sections.setdefault(place.file, []).append(place)
+        files = [path for path in sorted(paths, key=_order) if parse_section_path(path) is None]
+        done = [self._attempted(path) for path in files]
+        for file, places in sorted(sections.items()):
+            done += self._attempted_node_file(Path(file), places)
+        return done
+
+    def _attempted_node_file(self, file: Path, places: Sequence[SectionPath]) -> list[Repaired]:
+        paths = {place.rank: file / part_file_name(place.rank, place.world_size) for place in places}
+        try:
+            attempt = self._attempt_of(file, places[0].world_size)
+            parts = self._manifests[attempt].parts
+            records = [record for record in parts if record.file.split("/")[0] == file.name]
+            damaged = DamagedNodeFile(file, attempt, records, self._signing)
+            outcomes = damaged.repair(lambda record: self._elsewhere(attempt, record, file.parent / record.file))
+        except DeeppartError as error:
+            return [Repaired(path, None, one_line(error)) for path in paths.values()]
+        done = []
+        for rank, path in sorted(paths.items()):
+            outcome = outcomes.get(rank, "the file itself")  # sound when it was read again
+            if isinstance(outcome, DeeppartError):
+                done.append(Repaired(path, None, one_line(outcome)))
+            else:
+                self._bad.discard(str(path))
+                done.append(Repaired(path, outcome, None))
+        return done
+
+    def _elsewhere(self, attempt: Attempt, record: PartRecord, path: Path) -> tuple[Iterator[memoryview | bytes], str]:
+        part, source = self._get(attempt, record.rank, path, self._wanted(attempt, record.rank, path, record))
+        return part.pieces(), _told(source)
 
     def _attempted(self, path: Path) -> Repaired:
         try:
@@ -130,7 +164,7 @@ class Repairer:
             if not access.exists(path.with_name(name)):
                 fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
         _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
-        return source.path if source.rebuild is not None else f"{source.level} {source.path}"
+        return _told(source)
 
     def _repair_base(self, path: Path, rank: int, world_size: int, index_digest: str) -> str:
         """Find the same file anywhere else.
@@ -187,7 +221,7 @@ class Repairer:
         that its manifest names; on nodes, what parity was computed of and copies were made of, or these would not count
         for it any more.
         """
-        if path.parent.parent == self._root:
+        if self._is_persistent(path):
             return frozenset({record.index_digest} if record else ())
         stored = [each for _, found in self._nodes.stocks for each in found.parts]
         mine = [each for each in stored if (each.attempt, each.rank) == (attempt, rank)]
@@ -198,6 +232,10 @@ class Repairer:
         others |= frozenset(each.index_digest for each in mine)
         named = frozenset({record.node_index_digest or record.index_digest} if record else ())
         return own or others or named
+
+    def _is_persistent(self, path: Path) -> bool:
+        place = parse_section_path(path)
+        return (path if place is None else Path(place.file)).parent.parent == self._root
 
     def _get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
         """A sound copy of a part, in memory.
@@ -211,7 +249,7 @@ class Repairer:
         """
         finding = self._files.findings(attempt)[rank]
         tried = list(finding.remarks)
-        than = "" if path.parent.parent == self._root else " than copies and parity here"
+        than = "" if self._is_persistent(path) else " than copies and parity here"
         for source in finding.sources:
             if source.path == str(path) or source.path in self._bad:
                 continue
@@ -260,7 +298,7 @@ class Repairer:
                 if member.part is not None
             }
             try:
-                _encode_share(identity, parts, ParityWriter(file, identity))
+                encode_share(identity, parts, ParityWriter(file, identity))
                 for reader in readers:  # none has changed since it was checked, while it was read
                     reader.verify()
                 file.commit()
@@ -306,32 +344,6 @@ class Repairer:
         )
 
 
-def _encode_share(
-    identity: ParityIdentity, parts: Mapping[int, FileSource | MemorySource], writer: ParityWriter
-) -> None:
-    """Write one member's share, row by row."""
-    stripes = stripes_of(identity)
-    code = ReedSolomon(stripes.data_blocks, stripes.tolerate)
-    for row in range(stripes.rows):
-        length = stripes.length(row)
-        blocks, digests = [], []
-        for index in range(stripes.tolerate):
-            stripe = stripes.kept_stripe(identity.place, index)
-            data = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.data_blocks)]
-            for i, block in enumerate(data):
-                place = stripes.source(stripe, i)
-                filled = stripes.filled(row, i, identity.members[place].nbytes)
-                if filled:
-                    parts[place].read_into(stripes.start(row, i), block[:filled].data)
-            parity = [np.zeros(length, dtype=np.uint8) for _ in range(stripes.tolerate)]
-            code.encode(data, parity)
-            blocks.append(parity[index])
-            whole = b"".join(xxhash.xxh3_128_digest(each.data) for each in (*data, *parity))
-            digests.append(np.frombuffer(whole, dtype=np.uint8).reshape(-1, 16))
-        writer.add_row(blocks, np.stack(digests))
-    writer.finish()
-
-
 def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
     """Put a part in place.
 
@@ -353,6 +365,10 @@ def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
             )
 
     fill(DurableFile(path, over="damaged"), pieces())
+
+
+def _told(source: Source) -> str:
+    return source.path if source.rebuild is not None else f"{source.level} {source.path}"
 
 
 def _order(path: Path) -> int:

@@ -6,11 +6,12 @@ the campaign damages it; one that the library has written anew since is sound ag
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +35,8 @@ class Stored:
     """A file.
 
     Attributes:
-        path, kind: where, and one of records.FILES.
+        path, kind: where, and one of records.FILES. Of a section of a node file: the path of the file, and the name
+            that the part would have.
         node: whose storage; -1 on the persistent level.
         lineage: of the folder it is in, on a node.
         step: of the folder it is in; -1 for none.
@@ -65,6 +67,11 @@ class Stored:
     place: int = -1
     set_name: str = ""
 
+    @property
+    def file(self) -> Path:
+        """The file that it is, or is in."""
+        return self.path.parent if self.path.parent.name.startswith("node-") else self.path
+
 
 def steady_name(path: Path, base: Path) -> str:
     """A file's path below a scenario's directory, the same whenever the scenario is played.
@@ -85,7 +92,7 @@ def take_stock(base: Path) -> list[Stored]:
     found = []
     for path in sorted((base / "nodes").rglob("*")) + sorted((base / "persistent").rglob("*")):
         if path.is_file() and not path.is_symlink():
-            found.append(_look_at(path, base))
+            found += _sections(path, base) if path.name.startswith("node-") else [_look_at(path, base)]
     return found
 
 
@@ -111,6 +118,8 @@ def sound(files: Iterable[Stored], damaged: dict[Path, Stamp], swapped: Collecti
 
 def _is_in_place(file: Stored) -> bool:
     """Whether a part has the name, and lies in the folder, of the part that its header says."""
+    if file.file != file.path:  # there are others in the file, of which the same would have to hold
+        return False
     name = f"part-{file.part:05d}-of-{file.world:05d}.dpp"
     return file.path.name == name and file.path.parent.name.startswith(f"step-{file.step:012d}-{file.session}-")
 
@@ -132,6 +141,25 @@ def read_lineage(persistent: Path) -> str | None:
     return lineage if isinstance(lineage, str) and _LINEAGE.fullmatch(lineage) else None
 
 
+def _sections(path: Path, base: Path) -> list[Stored]:
+    """The sections of a node file; if its table makes no sense, the file without any."""
+    plain = _look_at(path, base)
+    content = path.read_bytes()
+    try:
+        table, length = struct.unpack("<8xQQ", content[-FOOTER_BYTES:][:24])
+        _, _, world, count = struct.unpack_from("<8sIIQ", content, table)
+        rows = [struct.unpack_from("<IIQQ", content, table + 64 + 40 * row) for row in range(min(count, world))]
+        if not rows or length != 64 + 40 * len(rows):
+            raise ValueError("no table")
+        found = []
+        for rank, _, offset, nbytes in rows:
+            section = replace(plain, path=path / f"part-{rank:05d}-of-{world:05d}.dpp")
+            found.append(_read_part(section, io.BytesIO(content[offset : offset + nbytes])))
+        return found
+    except (ValueError, struct.error, OverflowError):
+        return [plain]
+
+
 def _look_at(path: Path, base: Path) -> Stored:
     places = path.relative_to(base).parts
     step = next((int(match[1]) for place in places if (match := _STEP.fullmatch(place))), -1)
@@ -145,8 +173,9 @@ def _look_at(path: Path, base: Path) -> Stored:
             return _manifest(plain)
         if kind == "parity":
             return _parity(plain)
-        if kind in ("local", "partner", "persistent", "base"):
-            return _part(plain)
+        if kind in ("local", "partner", "persistent", "base") and not path.name.startswith("node-"):
+            with path.open("rb") as file:
+                return _read_part(plain, file)
     except (ValueError, KeyError, TypeError, struct.error, RecursionError):
         pass  # damaged: it has no session
     return plain
@@ -161,19 +190,20 @@ def _kind(name: str, places: tuple[str, ...], on_node: bool) -> str:
         return "parity"
     if name.startswith("base-"):
         return "base"
+    if name.startswith("node-"):
+        return "persistent"
     if name.startswith("part-"):
         return "partner" if "partner" in places else "local" if on_node else "persistent"
     return {"manifest": "manifest", "deeppart.json": "lineage", ".deeppart.lock": "lock"}.get(name, "other")
 
 
-def _part(plain: Stored) -> Stored:
-    with plain.path.open("rb") as file:
-        _, _, _, _, session, _, step, rank, world = _PART.unpack(file.read(_PART.size))
-        if plain.kind == "base":  # it lies in the folders of later steps
-            return _filled(plain, session.hex(), plain.step, world, part=rank)
-        index = _index(file, 1 << 26)
-        file.seek(-FOOTER_BYTES + 32, 2)
-        digest = file.read(16).hex()
+def _read_part(plain: Stored, file: BinaryIO) -> Stored:
+    _, _, _, _, session, _, step, rank, world = _PART.unpack(file.read(_PART.size))
+    if plain.kind == "base":  # it lies in the folders of later steps
+        return _filled(plain, session.hex(), plain.step, world, part=rank)
+    index = _index(file, 1 << 26)
+    file.seek(-FOOTER_BYTES + 32, 2)
+    digest = file.read(16).hex()
     chunks, spans = struct.unpack_from("<8xQQ", index)
     (count,) = struct.unpack_from("<48xI", index)
     if count > 64:

@@ -105,6 +105,7 @@ class Order:
             parity_tolerate=life.tolerate,
             scrub_bandwidth=20e6 if life.scrub else None,
             timeout=life.timeout_s,
+            files=life.files,
         )
 
     def save(self, path: Path) -> None:

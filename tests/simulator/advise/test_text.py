@@ -44,3 +44,6 @@ def test_a_step_length_and_a_limit_are_told(advice: Advice) -> None:
     assert "steps of 2 s" in config_toml(advice, 2.0) and "steps of" not in config_toml(advice)
     limited = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, flush_bandwidth=1e9)))
     assert tomllib.loads(config_toml(limited))["flush_bandwidth"] == 1e9
+    assert "files" not in tomllib.loads(config_toml(advice))
+    gathered = replace(advice, chosen=replace(advice.chosen, job=replace(advice.chosen.job, files="node")))
+    assert tomllib.loads(config_toml(gathered))["files"] == "node"

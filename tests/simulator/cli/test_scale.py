@@ -47,3 +47,23 @@ def test_scale_as_json_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 def test_serial_stages(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = sim(capsys, "scale", *SMALL, "--ranks", "8", "--serial")
     assert code == 0 and "one after the other" in out
+
+
+def test_files_for_each_node(capsys: pytest.CaptureFixture[str]) -> None:
+    points = {}
+    for files in ("rank", "node"):
+        (points[files],) = sim_json(
+            capsys,
+            "scale",
+            *SMALL,
+            "--ranks",
+            "64",
+            "--ranks-per-node",
+            "8",
+            "--strategy",
+            "deeppart",
+            "--files",
+            files,
+        )["points"]
+    assert (points["rank"]["files"], points["node"]["files"]) == (64, 8)
+    assert points["rank"]["stages"]["local"] == points["node"]["stages"]["local"]

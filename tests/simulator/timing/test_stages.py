@@ -91,3 +91,36 @@ def test_rank0_leaves_everything_to_one() -> None:
     stages = times.stages()
     assert stages["capture"] == pytest.approx(1.6) and stages["local"] == pytest.approx(16.0)
     assert stages["persistent"] == pytest.approx(16.0)
+
+
+# --- files on the file system -----------------------------------------------------------------------------------------
+
+
+def test_a_file_for_each_rank_or_for_each_node() -> None:
+    """16 ranks, 4 nodes: at 10 files a second, 1.6 s or 0.4 s; opened at 40 a second, 0.4 s; a file takes 0.5 s."""
+    machine = replace(
+        MACHINE,
+        network=replace(MACHINE.network, latency=1e-3),
+        persistent=replace(MACHINE.persistent, files=10.0, opens=40.0, file=0.5),
+    )
+    shares = STATE.shares(16, kappa=0)
+    ranks, nodes = (times_of(job(machine=machine, files=files), shares) for files in ("rank", "node"))
+    assert (ranks.files, nodes.files) == (16, 4)
+    assert ranks.stages()["persistent"] == pytest.approx(4.0 + 0.5 + 1.6)
+    assert nodes.stages()["persistent"] == pytest.approx(4.0 + 2 * 0.5 + 0.4 + 0.4 + 4 * 4 * 1e-3)
+    for level in ("local", "partner"):
+        assert nodes.stages()[level] == ranks.stages()[level]
+
+
+def test_one_rank_that_has_all_writes_one_file() -> None:
+    this = job(strategy="rank0", files="node")
+    assert times_of(this, STATE.shares(16, "rank0", 0)).files == 1
+    assert times_of(replace(this, protection=Protection(persistent=False)), STATE.shares(16, "rank0", 0)).files == 0
+
+
+def test_node_files_of_one_rank_each_save_nothing() -> None:
+    shares = STATE.shares(16, kappa=0)
+    ranks = times_of(job(ranks_per_node=1), shares)
+    nodes = times_of(job(ranks_per_node=1, files="node"), shares)
+    assert ranks.files == nodes.files == 16
+    assert nodes.stages()["persistent"] >= ranks.stages()["persistent"]

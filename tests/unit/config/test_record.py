@@ -42,6 +42,7 @@ SOURCES: dict[str, tuple[tuple[Any, Any], tuple[str, Any], tuple[str, Any]]] = {
     "compression": (("none", "none"), ("zstd:7", "zstd:7"), ('"zstd"', "zstd")),
     "replicated": (("all", "all"), ("none", "none"), ('"all"', "all")),
     "on_busy": (("wait", "wait"), ("skip", "skip"), ('"skip"', "skip")),
+    "files": (("rank", "rank"), ("node", "node"), ('"node"', "node")),
     "capture": (("eager", "eager"), ("lazy", "lazy"), ('"eager"', "eager")),
     "flush_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),
     "scrub_bandwidth": ((5.5, 5.5), ("1.5G", 1.5e9), ("250_000_000", 250_000_000)),

@@ -19,7 +19,7 @@ from deeppart.part import (
     encode_manifest,
     part_file_name,
 )
-from tests.golden import forge, make_v1, make_v3
+from tests.golden import forge, make_v1, make_v3, make_v4
 from tests.unit.part.manifests import SOUND, changed, refused
 
 
@@ -145,9 +145,9 @@ def test_comparisons_of_many_leaves_are_short() -> None:
 
 
 def test_newer_version() -> None:
-    with pytest.raises(NewerFormatError, match=r"version 4; .* version 3"):
-        decode_manifest(forge.seal({"anything": 1}, version=4), where="manifest under test")
-    refused(forge.seal({"anything": 1}, version=4, digest="0" * 32))
+    with pytest.raises(NewerFormatError, match=r"version 5; .* version 4"):
+        decode_manifest(forge.seal({"anything": 1}, version=5), where="manifest under test")
+    refused(forge.seal({"anything": 1}, version=5, digest="0" * 32))
     refused(forge.seal(forge.manifest_document(), version=0))
 
 
@@ -224,6 +224,71 @@ def test_large_world() -> None:
 
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+
+
+def in_node_files(ranks: int, node_size: int) -> Manifest:
+    document = forge.in_node_files(forge.manifest_document(ranks), node_size)
+    return decode_manifest(forge.seal(document, version=4), where="version 4")
+
+
+def test_parts_in_node_files_make_it_one_of_version_4() -> None:
+    for node_size in (1, 2, 3, 5):
+        manifest = in_node_files(5, node_size)
+        assert encode_manifest(manifest).startswith(b"deeppart-manifest 4 ")
+        assert decode_manifest(encode_manifest(manifest), where="again") == manifest
+    assert encode_manifest(sound()).startswith(b"deeppart-manifest 3 "), "earlier versions of the library read it"
+
+
+def test_ranks_of_a_node_need_not_follow_each_other() -> None:
+    document = forge.manifest_document(4)
+    for part, first in zip(document["parts"], (0, 1, 0, 1), strict=True):
+        part["file"] = f"node-{first:05d}-of-00004.dpn/{part['file']}"
+    assert len(decode_manifest(forge.seal(document, version=4), where="in turn").parts) == 4
+
+
+@pytest.mark.parametrize(
+    ("rank", "name"),
+    [
+        (1, "part-00001-of-00004.dpp"),  # a file of its own beside sections
+        (1, "node-00001-of-00004.dpn/part-00000-of-00004.dpp"),
+        (1, "node-00002-of-00004.dpn/part-00001-of-00004.dpp"),  # not the lowest of that node
+        (3, "node-00001-of-00004.dpn/part-00003-of-00004.dpp"),  # rank 1 is not there
+        (2, "node-00000-of-00004.dpn/part-00002-of-00004.dpp"),  # rank 3 is in the node file of rank 2, and it is not
+        (1, "node-00000-of-00005.dpn/part-00001-of-00005.dpp"),
+        (1, "node-00000-of-00004.dpn/part-00001-of-00005.dpp"),
+        (1, "node-00000-of-00004.dpn//part-00001-of-00004.dpp"),
+        (1, "./node-00000-of-00004.dpn/part-00001-of-00004.dpp"),
+        (1, "/node-00000-of-00004.dpn/part-00001-of-00004.dpp"),
+        (1, "node-00000-of-00004.dpn/../part-00001-of-00004.dpp"),
+        (1, "node-00000-of-00004.dpn"),
+        (1, "node-0-of-4.dpn/part-00001-of-00004.dpp"),
+        (1, ""),
+        (1, None),
+        (1, ["node-00000-of-00004.dpn/part-00001-of-00004.dpp"]),
+    ],
+)
+def test_node_files_that_do_not_share_out_the_ranks(rank: int, name: object) -> None:
+    document = forge.in_node_files(forge.manifest_document(4), 2)
+    document["parts"][rank]["file"] = name
+    refused(forge.seal(document, version=4))
+
+
+def test_each_version_has_names_of_its_own() -> None:
+    refused(forge.seal(forge.manifest_document(), version=4))
+    refused(forge.seal(forge.in_node_files(forge.manifest_document(), 2), version=3))
+    document = forge.in_node_files(forge.manifest_document(), 2)
+    wrong: list[Any] = [[], [None, None], ["x", "y"], [{}, {}]]
+    for parts in wrong:
+        document["parts"] = parts
+        refused(forge.seal(document, version=4))
+
+
+def test_golden_manifest_of_node_files() -> None:
+    data = (GOLDEN.parent / "v4" / "manifest").read_bytes()
+    assert data == make_v4.make_manifest()
+    manifest = decode_manifest(data, where="golden")
+    assert encode_manifest(manifest) == data
+    assert [part.file.split("/")[0] for part in manifest.parts] == [make_v4.NAME] * 2
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from deeppart.errors import StorageError
-from deeppart.storage.files import BLOCK_BYTES, DurableFile, Over, fill, storage_error
+from deeppart.storage.appending import BLOCK_BYTES
+from deeppart.storage.files import DurableFile, Over, fill
+from deeppart.storage.refusals import storage_error
 from deeppart.testing.faults import StorageFaults
 
 
