@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from benchmarks.build_peers import PROGRAMS, SOURCES
 from benchmarks.build_peers import main as build
+from benchmarks.hosts import linked_hosts
+from benchmarks.launching import CannotRunError, environment_of_ranks, find_launcher
 from benchmarks.machine import Load, why_no_evidence
 from benchmarks.nodes import main
 from benchmarks.nodes_contestants import CASES, CONTESTANTS, LEVELS, LOSSES, OURS, chosen
@@ -132,6 +135,31 @@ def test_a_peer_that_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: 
     assert found["failed"] == {"redset-xor": 2} and "veloc-xor" in found["rounds"][0]
     said = capsys.readouterr()
     assert "redset-xor failed in 2 of 2 rounds" in said.out and "some words of the library's" in said.err
+
+
+def test_hosts_of_their_own_have_links_of_the_rate_and_go_away_again() -> None:
+    try:
+        with linked_hosts(2, 400) as hosts:
+            names = hosts.launcher[hosts.launcher.index("-hosts") + 1].split(",")
+            command = [*find_launcher(hosts.launcher), "-n", "2", "cat", "/proc/sys/kernel/hostname"]
+            environment = environment_of_ranks(20, "") | hosts.environment
+            found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+            link = ["ip", "netns", "exec", names[1], "tc", "qdisc", "show", "dev", "eth0"]
+            rate = subprocess.run(link, capture_output=True, text=True, timeout=10, check=True)
+    except CannotRunError as problem:
+        pytest.skip(str(problem))
+    assert sorted(found.stdout.split()) == sorted(names) and len(set(names)) == 2
+    assert "400Mbit" in rate.stdout
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=10, check=True)
+    assert not set(names) & set(left.stdout.split())
+
+
+def test_hosts_that_cannot_be_made_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1)
+    assert run(tmp_path, "--link-mbit", "400") == 2
+    assert "need root" in capsys.readouterr().err
 
 
 def test_the_sources_are_pinned_and_in_order() -> None:
