@@ -40,11 +40,15 @@ def tell_restored(
         warn_caller(str(notice), type(notice))
     newer = sorted(each.attempt.step for each in inventory.committed if each.attempt.step > attempt.step)
     if newer:
-        warn_caller(
-            f"restored step {attempt.step}, but step {newer[-1]} is in the directory too, and the "
-            "next restore will take it as the newest; `deeppart prune --after` (with --local) removes such steps",
-            DeeppartWarning,
-        )
+        text = f"restored step {attempt.step}, but step {newer[-1]} is in the directory too"
+        if named:
+            text += ", and the next restore will take it as the newest"
+        else:
+            text += (
+                " and could not be used; `Checkpointer.explanation` and `deeppart verify` say why, and "
+                "`deeppart verify --repair` may put it right. While it is there, no step of its number can be saved"
+            )
+        warn_caller(f"{text}; `deeppart prune --after` (with --local) removes such steps", DeeppartWarning)
     unusable = [f"{number} ({why})" for number, why in inventory.unusable if number > attempt.step]
     if unusable and not named:
         warn_caller(

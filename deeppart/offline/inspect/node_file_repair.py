@@ -1,7 +1,8 @@
 """Repairing a node file: a new one is written, of its sound sections and of sound copies of the others.
 
-A section of which there is no sound copy goes into the new file as it is: what is sound of it can still be read. Where
-the table itself is damaged, sections are looked for where they can begin; the manifest says how long each is.
+A section of which there is no sound copy goes into the new file as it is, as far as it is found: what is sound of it
+can still be read, and so can the other sections. Where the table itself is damaged, sections are looked for where they
+can begin; the manifest says how long each is.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ class DamagedNodeFile:
             rank -> what became of its section, of those that were damaged.
 
         Raises:
-            StorageError: it cannot be written, or a section cannot be read as it is. CorruptFileError: a section is
-                nowhere to be found, and there is no copy of it; or a file changed while it was read.
+            StorageError: it cannot be written. CorruptFileError: a file changed while it was read.
         """
         old = self._table()
         outcomes, sections = dict[int, Outcome](), list[Section]()
@@ -142,16 +142,25 @@ class DamagedNodeFile:
         try:
             pieces, source = elsewhere(record)
         except (FormatError, StorageError) as error:
-            if old is None:
-                raise
-            self._copy(file, old, None)
+            begun, found = file.nbytes, old or self._look_for(record)
+            if found is not None:
+                _write(file, self._readable(found), None)
+            file.skip(max(0, begun + record.nbytes - file.nbytes))  # zeros: nothing of it can be found, or read
             return error
         _write(file, pieces, record.digest)
         return source
 
-    def _copy(self, file: DurableFile, section: Section, digest: str | None) -> None:
+    def _copy(self, file: DurableFile, section: Section, digest: str) -> None:
         with FileSource(self.path, section) as source:
             _write(file, _pieces(source), digest)
+
+    def _readable(self, section: Section) -> Iterator[memoryview]:
+        """A section as far as it can be read."""
+        try:
+            with FileSource(self.path, section) as source:
+                yield from _pieces(source)
+        except (FormatError, StorageError):
+            return
 
 
 def _pieces(source: FileSource) -> Iterator[memoryview]:

@@ -12,7 +12,7 @@ from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
 from deeppart.errors import FormatError, StorageError
 from deeppart.model import Level, Manifest
-from deeppart.part import Signing, decode_manifest
+from deeppart.part import Signing, decode_manifest, parse_section_path
 from deeppart.plan.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
 from deeppart.recovery.recover import take_inventory
 from deeppart.storage.completeness import part_problem
@@ -114,7 +114,8 @@ class _Looks:
     def problem(self, part: int, path: str) -> str | None:
         """Of one part."""
         if path not in self.found:
-            self.found[path] = self._problem_of(part, Path(path).parent)
+            place = parse_section_path(path)
+            self.found[path] = self._problem_of(part, Path(path if place is None else place.file).parent)
         return self.found[path]
 
     def _problem_of(self, part: int, directory: Path) -> str | None:

@@ -89,6 +89,8 @@ def test_newer_steps_are_told_also_where_the_older_one_was_asked_for(session: Se
         )
         assert category is DeeppartWarning
         assert text.startswith("restored step 5, but step 9 is in the directory too")
+        assert ("the next restore will take it" in text) == named
+        assert ("could not be used" in text and "`deeppart verify --repair`" in text) == (not named)
 
 
 def test_newer_steps_of_no_use_are_news_where_none_was_asked_for(session: Session) -> None:

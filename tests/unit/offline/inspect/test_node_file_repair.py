@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -86,11 +87,28 @@ def test_a_file_that_is_gone(case: Case) -> None:
     sound = case.file.read_bytes()
     case.file.unlink()
     assert case.verdict().damage[0].message == "the part file is missing"
-    with pytest.raises(CorruptFileError):
-        case.damaged.repair(case.elsewhere(0))
-    assert len(os.listdir(case.file.parent)) == 2, "a file without a section is none"
-    assert case.damaged.repair(case.elsewhere(0, 1)) == {0: "copy 0", 1: "copy 1"}
+    assert isinstance(case.damaged.repair(case.elsewhere())[0], CorruptFileError)
+    assert len(os.listdir(case.file.parent)) == 2, "nothing of it is anywhere"
+    outcomes = case.damaged.repair(case.elsewhere(0))
+    assert outcomes[0] == "copy 0" and isinstance(outcomes[1], CorruptFileError)
+    assert [damage.rank for damage in case.verdict().damage] == [1], "what there is a copy of is there again"
+    assert case.damaged.repair(case.elsewhere(0, 1)) == {1: "copy 1"}
     assert case.file.read_bytes() == sound
+
+
+@pytest.mark.parametrize("what", ["chunk", "header", "cut"])
+def test_a_sound_section_is_kept_where_table_and_another_are_damaged(case: Case, what: str) -> None:
+    """There is no copy of anything."""
+    data = case.file.read_bytes()
+    if what == "cut":
+        case.file.write_bytes(data[: MIB + 200])
+    else:
+        flip(case.file, len(data) - 1)
+        flip(case.file, MIB + (4100 if what == "chunk" else 3))
+    assert {0, 1} <= {damage.rank for damage in case.verdict().damage}
+    outcomes = case.damaged.repair(case.elsewhere())
+    assert "the file itself" in str(outcomes[0]) and isinstance(outcomes[1], CorruptFileError)
+    assert {damage.rank for damage in case.verdict().damage} == {1}
 
 
 def test_what_has_no_copy_stays_as_it_is(case: Case) -> None:
@@ -168,7 +186,13 @@ def test_verify_repairs_from_the_node(tmp_path: Path) -> None:
         assert [each["repaired"] for each in repaired] == [True], repaired
         assert path.read_bytes() == sound
     assert call_json("verify", root, "--all")["good"]
+    plan = call_json("restore", root, "--dry-run")
+    assert plan["step"] == 2 and "persistent" in json.dumps(plan)
     flip(path, 5000)
+    assert call_json("restore", root, "--dry-run")["step"] == 2, "it looks at indexes, not at all bytes"
+    flip(path, 100)
+    assert call_json("restore", root, "--dry-run")["step"] == 1
+    flip(path, 100)
     assert "there is no sound copy" in call("verify", root, "--repair", code=1)
 
 
