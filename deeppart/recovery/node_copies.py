@@ -112,15 +112,19 @@ def find_copies(
     node_of, mine = ranks.node_of, dict[int, NodeCopy]()
     lacking = np.ones(recovered.attempt.world_size, dtype=np.int64)
     lacking[list(places)] = 0
-    for read in recovered.reads:
-        is_mates = node_of[read.reader] == node_of[ranks.rank] and read.reader != ranks.rank
-        if is_mates and read.part in places:
-            try:
-                mine[read.part] = _mapped(places[read.part], chunks[read.part])
-            except Exception:  # of whatever kind: the bytes are sent then
-                lacking[read.part] = 1
-    what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
-    lacking = ranks.finish(ranks.comm.maximum(lacking), what)
+    try:
+        for read in recovered.reads:
+            is_mates = node_of[read.reader] == node_of[ranks.rank] and read.reader != ranks.rank
+            if is_mates and read.part in places:
+                try:
+                    mine[read.part] = _mapped(places[read.part], chunks[read.part])
+                except Exception:  # of whatever kind: the bytes are sent then
+                    lacking[read.part] = 1
+        what = f"restore of step {recovered.attempt.step}, parts in the memory of nodes"
+        lacking = ranks.finish(ranks.comm.maximum(lacking), what)
+    except BaseException:
+        NodeCopies(mine, frozenset()).close()
+        raise
     found = frozenset(np.flatnonzero(lacking == 0).tolist())
     for part in mine.keys() - found:
         mine.pop(part).file.close()

@@ -83,7 +83,8 @@ class DamagedNodeFile:
         except BaseException:
             file.abort()
             raise
-        if any(isinstance(outcome, str) for outcome in outcomes.values()):
+        has_gained = any(isinstance(outcome, str) for outcome in outcomes.values())
+        if has_gained or (not old and any(map(self._look_for, self.records))):
             complete(file, NodeTable(self.records[0].rank, self.attempt.world_size, tuple(sections)))
         else:
             file.abort()

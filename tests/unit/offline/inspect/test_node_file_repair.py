@@ -124,6 +124,14 @@ def test_what_has_no_copy_stays_as_it_is(case: Case) -> None:
     assert case.file.stat().st_ino == before, "nothing that could be repaired: nothing is written"
 
 
+def test_a_damaged_table_is_made_again_for_sections_that_are_all_damaged(case: Case) -> None:
+    """Their sound chunks can be read then."""
+    for offset in (4100, MIB + 4100, case.file.stat().st_size - 1):
+        flip(case.file, offset)
+    assert all(isinstance(outcome, CorruptFileError) for outcome in case.damaged.repair(case.elsewhere()).values())
+    assert {(damage.kind, damage.rank) for damage in case.verdict().damage} == {("chunk", 0), ("chunk", 1)}
+
+
 def test_damaged_table_and_section_at_once(case: Case) -> None:
     sound = case.file.read_bytes()
     flip(case.file, len(sound) - 1)
