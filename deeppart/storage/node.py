@@ -216,7 +216,7 @@ class NodeContents:
         damaged: the files that those lines are about.
         remarks: those of the lines that are about sound files in wrong places, or of others.
         unlisted: those about directories that could not be listed: what is in them is not known.
-        unread: those about files that the storage does not let us read.
+        unread: those about files of which nothing is known, damaged or not to be read: they may be of a checkpoint.
         refused: those of the lines that say that a part is not signed with the key: it may be forged, or the only
             one there is.
     """
@@ -279,8 +279,7 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
                     continue
                 found.problems.append(one_line(error))
                 found.damaged.append(directory / name)
-                if isinstance(error, StorageError):
-                    found.unread.append(one_line(error))
+                found.unread.append(one_line(error))
                 if isinstance(error, SignatureError):
                     found.refused.append(one_line(error))
 

@@ -389,3 +389,24 @@ def test_other_files_do_no_harm(directory: Path) -> None:
         (second / "part-00007-of-00001.dpp").write_bytes(b"x")
         (second / "\udcff\udcfe").write_bytes(b"x")
     assert restored(directory)[0] == 2 and loaded(directory) == 2
+
+
+@pytest.mark.parametrize("place", [0, 40, -1, None])
+def test_the_only_file_left_is_not_taken_for_nothing(tmp_path: Path, place: int | None) -> None:
+    """Training would start over, and its first checkpoints would remove what may still be repaired."""
+    config = deeppart.Config(
+        persistent_dir=str(tmp_path / "p"), local_dir=str(tmp_path / "l"), every={"local": 1, "persistent": 0}
+    )
+    state = {"w": torch.arange(1000)}
+    with deeppart.Checkpointer(config) as checkpointer:
+        checkpointer.checkpoint(state, 7).wait("local", 20)
+    (path,) = (tmp_path / "l").rglob("*.dpp")
+    data = bytearray(path.read_bytes())
+    if place is None:
+        data[:] = bytes(len(data))
+    else:
+        data[place] ^= 1
+    path.write_bytes(data)
+    with deeppart.Checkpointer(config) as checkpointer, pytest.raises(deeppart.RestoreError, match="part-00000"):
+        checkpointer.restore(state)
+    assert path.read_bytes() == data
