@@ -137,16 +137,15 @@ class RunningOperation(Generic[T]):
 def _timed_out(comm: Comm, what: str, waited_s: float) -> PeerTimeoutError:
     missing = sorted(set(range(comm.size)) - comm.heard())
     names = rank_names(missing) if missing else "a rank that arrived and did not finish"
-    text = f"{what}: waited {waited_s:.1f} s for {names}"
-    details = {
-        "expected": f"all {comm.size} ranks to take part within the configured timeout",
-        "found": f"{len(missing)} not heard of" if missing else "all arrived",
-        "where": f"rank {comm.rank}",
-        "todo": "look for a rank that died, is stuck or did not make this call; raise `timeout` if it was only slow",
-    }
-    # Another one than is raised: that has a traceback, and so all that the operation was about.
-    comm.broken = PeerTimeoutError(text, **details)
-    return PeerTimeoutError(text, **details)
+    error = PeerTimeoutError(
+        f"{what}: waited {waited_s:.1f} s for {names}",
+        expected=f"all {comm.size} ranks to take part within the configured timeout",
+        found=f"{len(missing)} not heard of" if missing else "all arrived",
+        where=f"rank {comm.rank}",
+        todo="look for a rank that died, is stuck or did not make this call; raise `timeout` if it was only slow",
+    )
+    comm.broken = error
+    return error
 
 
 def rank_names(ranks: Iterable[int]) -> str:
