@@ -10,7 +10,6 @@ So: ``save`` with numpy and with replicated JAX arrays, async with numpy. Uncomp
 from __future__ import annotations
 
 import importlib.util
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.memory import MemoryWatch, available_bytes
-from benchmarks.peers import saved_and_restored
+from benchmarks.peers import free_port, saved_and_restored
 from benchmarks.rig import Rig, Turn
 
 _JOINED = False
@@ -113,13 +112,7 @@ def _join(rig: Rig) -> None:
     logging.set_verbosity(logging.ERROR)
     jax.config.update("jax_platforms", "cpu")
     if rig.size > 1:
-        port = 0
-        if rig.rank == 0:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-        port = rig.comm.bcast(port)
-        jax.distributed.initialize(f"127.0.0.1:{port}", rig.size, rig.rank)
+        jax.distributed.initialize(f"127.0.0.1:{free_port(rig)}", rig.size, rig.rank)
     _JOINED = True
 
 

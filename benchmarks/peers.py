@@ -292,16 +292,21 @@ def _torchsnapshot_missing() -> str | None:
     return None
 
 
-def join_process_group(rig: Rig) -> None:
-    """Make torch.distributed's gloo group out of the MPI ranks, on this host."""
-    if Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+def free_port(rig: Rig) -> int:
+    """A port of this host that nobody has now; the same on every rank."""
     port = 0
     if rig.rank == 0:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-    port = rig.comm.bcast(port)
+    return int(rig.comm.bcast(port))
+
+
+def join_process_group(rig: Rig) -> None:
+    """Make torch.distributed's gloo group out of the MPI ranks, on this host."""
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    port = free_port(rig)
     store = dist.TCPStore("127.0.0.1", port, rig.size, is_master=rig.rank == 0, timeout=_TIMEOUT)
     dist.init_process_group("gloo", store=store, rank=rig.rank, world_size=rig.size, timeout=_TIMEOUT)
 

@@ -47,17 +47,20 @@ def rebuild_parts(
         comm, arena, max((_lengths(each.rebuild.identity) for each in wanted), key=sum, default=[])
     )
     sets: dict[str, ParitySetFiles] = {}
+    wanted_of: dict[str, list[Wanted]] = {}
     for each in wanted:
-        entry = sets.setdefault(each.name, ParitySetFiles(each.rebuild.identity))
+        name = each.name  # a digest over the members
+        entry = sets.setdefault(name, ParitySetFiles(each.rebuild.identity))
         entry.add(each.rebuild)
         entry.doubtful.add(("data", each.place))
+        wanted_of.setdefault(name, []).append(each)
     files = SetFiles(comm.rank)
     try:
         if careful:
             yield from find_good_blocks(comm, files, sets)
         failures: dict[int, str] = {}
         for name, entry in sets.items():
-            steps, refused = plan_steps(entry, [each for each in wanted if each.name == name])
+            steps, refused = plan_steps(entry, wanted_of[name])
             failures |= refused
             if steps:
                 yield from _Moving(comm, entry, files, arena, memory).run(steps)
