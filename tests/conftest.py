@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.mpi import launch, launchers
+from tests.mpi import launch, launchers, over_sockets
 
 # Two busy cores make single examples slow now and then: that is no failure. A failure prints how to repeat it.
 hypothesis.settings.register_profile("deeppart", deadline=None, print_blob=True)
@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=others)
     if others and not kept:
         config.stash[_OTHERS] = len(others)
+    if over_sockets.is_chosen():
+        kept = [item for item in kept if item.get_closest_marker("of_mpi") is None]
     items[:] = kept
     for item in kept:
         marker = item.get_closest_marker("timeout")

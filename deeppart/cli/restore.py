@@ -12,7 +12,7 @@ from deeppart.cli.commands import GOOD, NOT_GOOD, print_json
 from deeppart.cli.options import directory_argument, sign_key_option
 from deeppart.cli.output import console, printable
 from deeppart.comm import connect, finish
-from deeppart.config.job import expand_directory, job_name, launcher_world, node_name
+from deeppart.config.job import expand_directory, job_name, launch, node_name
 from deeppart.errors import FormatError
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.node_files import lineage_on_nodes
@@ -57,8 +57,8 @@ def restore(
         raise FormatError("the directory has no lineage record: no job has checkpointed here", where=str(directory))
     if local_dirs:
         lineage = lineage_on_nodes(directory)
-    launched = launcher_world()
-    if launched is not None and launched[2] > 1:
+    launched = launch()
+    if launched is not None and launched.size > 1:
         return _on_nodes(directory, lineage, local_dirs, step, signing, as_json)
     plan = plan_here(directory, lineage, [Path(text) for text in local_dirs], ranks, step, signing)
     return _tell(directory, plan, as_json)

@@ -1,62 +1,102 @@
-"""The only package that imports mpi4py: how ranks find each other, and how they talk."""
+"""How ranks find each other, and how they talk: the only package that imports mpi4py, torch.distributed or ZeroMQ."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
 from deeppart.comm.base import Comm, Operation, rank_names
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
-from deeppart.config.job import launcher_world
+from deeppart.config.job import Launch, launch
 from deeppart.errors import LaunchError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from deeppart.comm.sockets.stores import Place
+
 __all__ = ["Comm", "Operation", "SingleComm", "connect", "finish", "rank_names"]
+
+_CONNECTING = "connecting the ranks"
 
 
 def connect(comm: Any, timeout: float) -> Comm:
-    """The communicator to use: the caller's (mpi4py), or COMM_WORLD when launched under MPI, or one process.
+    """The communicator to use: the caller's, or the one that fits what has started this process.
 
     Args:
-        comm: an ``mpi4py.MPI.Comm``, an object that already is a :class:`deeppart.comm.base.Comm`, or None.
+        comm: an ``mpi4py.MPI.Comm``, a process group of ``torch.distributed``, an object that already is a
+            :class:`deeppart.comm.base.Comm`, or None. None: COMM_WORLD where a launcher of MPI started the process;
+            the ranks that meet at MASTER_ADDR where torchrun or srun did; those of ``torch.distributed`` where it is
+            initialized; or one process.
         timeout: seconds to wait for the other ranks to connect.
 
     Raises:
-        LaunchError: a launcher started several processes, but MPI connects fewer: each would train
+        LaunchError: a launcher started several processes, but nothing connects them: each would train
             and save for itself.
+        CommError: they cannot reach each other.
         PeerTimeoutError: other ranks did not connect in time.
     """
     if comm is None:
-        launched = launcher_world()
-        if launched is None or launched[2] == 1:
-            return SingleComm()
-        launcher, rank, size = launched
-        world = _import_mpi(launcher, rank, size).COMM_WORLD
-        if world.Get_size() != size:
-            raise _mismatch(launcher, rank, size, found=f"an MPI world of {world.Get_size()}")
-        comm = world
-    elif hasattr(comm, "receive_into"):
+        return _launched(launch(), timeout)
+    if hasattr(comm, "receive_into"):
         already: Comm = comm
         return already
-    elif (mpi := sys.modules.get("mpi4py.MPI")) is not None:
-        _check_state(mpi, "this process")
-    if comm.Get_size() == 1:
-        _check_world()
-        return SingleComm()
-    return _over_mpi(comm, timeout)
+    if hasattr(comm, "Get_size"):
+        if (mpi := sys.modules.get("mpi4py.MPI")) is not None:
+            _check_state(mpi, "this process")
+        if comm.Get_size() == 1:
+            _check_world()
+            return SingleComm()
+        return _over_mpi(comm, timeout)
+    from deeppart.comm.sockets import stores
+
+    if not stores.is_group(comm):
+        raise LaunchError(
+            "`comm` is no communicator",
+            expected="an mpi4py communicator, a process group of torch.distributed, or None",
+            found=type(comm).__name__,
+        )
+    return _over_sockets(stores.at_group(comm), timeout)
+
+
+def _launched(launched: Launch | None, timeout: float) -> Comm:
+    """The communicator of what a launcher has started."""
+    if (
+        launched is not None
+        and launched.size > 1
+        and launched.by_mpi
+        and importlib.util.find_spec("mpi4py") is not None
+    ):
+        world = _import_mpi(launched).COMM_WORLD
+        if world.Get_size() != launched.size:
+            raise _mismatch(launched, found=f"an MPI world of {world.Get_size()}")
+        return _over_mpi(world, timeout)
+    if launched is not None and launched.size > 1 and launched.place is not None:
+        from deeppart.comm.sockets.stores import at_environment
+
+        return _over_sockets(at_environment(launched, timeout), timeout)
+    if "torch.distributed" in sys.modules:
+        from deeppart.comm.sockets import stores
+
+        if stores.initialized():
+            return _over_sockets(stores.at_group(None), timeout)
+    if launched is not None and launched.size > 1:
+        raise _no_way_to_meet(launched)
+    return SingleComm()
 
 
 def _check_world() -> None:
     """A communicator of one rank may be a choice, or all that a mismatched launcher has left of the job's."""
-    launched = launcher_world()
-    if launched is not None and launched[2] > 1 and launched[0] != "torchrun":
-        launcher, rank, size = launched
-        world = _import_mpi(launcher, rank, size).COMM_WORLD
-        if world.Get_size() == 1:
-            raise _mismatch(launcher, rank, size, found="an MPI world of 1")
+    launched = launch()
+    if (
+        launched is not None
+        and launched.size > 1
+        and launched.by_mpi
+        and _import_mpi(launched).COMM_WORLD.Get_size() == 1
+    ):
+        raise _mismatch(launched, found="an MPI world of 1")
 
 
 def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
@@ -65,15 +105,24 @@ def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
     # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
     waiting = SingleComm()
     waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
-    return finish(waiting, connected(comm), "connecting the ranks", timeout)
+    return finish(waiting, connected(comm), _CONNECTING, timeout)
 
 
-def _import_mpi(launcher: str, rank: int, size: int) -> Any:
+def _over_sockets(place: Place, timeout: float) -> Comm:
+    if place.size == 1:
+        return SingleComm()
+    from deeppart.comm.sockets.meeting import Arrivals, connected
+
+    arrivals = Arrivals(place.rank, place.size)
+    return finish(arrivals, connected(place.open_store, place.interface, arrivals, timeout), _CONNECTING, timeout)
+
+
+def _import_mpi(launched: Launch) -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise _mismatch(launcher, rank, size, found=f"mpi4py does not load: {error}") from error
-    _check_state(MPI, f"rank {rank}")
+        raise _mismatch(launched, found=f"mpi4py does not load: {error}") from error
+    _check_state(MPI, f"rank {launched.rank}")
     return MPI
 
 
@@ -87,16 +136,29 @@ def _check_state(mpi: Any, where: str) -> None:
         raise LaunchError("MPI is finalized in this process", where=where, todo=todo)
 
 
-def _mismatch(launcher: str, rank: int, size: int, found: str) -> LaunchError:
+def _mismatch(launched: Launch, found: str) -> LaunchError:
     todo = "use the mpirun of the MPI library that mpi4py loads: python -m mpi4py --mpi-lib-version"
-    if launcher == "torchrun":
-        todo = "start with mpirun or srun --mpi=pmi2, or pass comm= an mpi4py communicator"
-    elif launcher == "srun":
+    if launched.launcher == "srun":
         todo = "start with srun --mpi=pmi2 (srun --mpi=list shows what is there), or with mpirun"
     return LaunchError(
-        f"{launcher} started {size} processes, but they do not form one MPI job",
-        expected=f"an MPI world of {size} ranks",
+        f"{launched.launcher} started {launched.size} processes, but they do not form one MPI job",
+        expected=f"an MPI world of {launched.size} ranks",
         found=found,
-        where=f"process {rank}",
+        where=f"process {launched.rank}",
+        todo=todo,
+    )
+
+
+def _no_way_to_meet(launched: Launch) -> LaunchError:
+    todo = "set MASTER_ADDR and MASTER_PORT to a host and a free port of rank 0, as for torch.distributed"
+    if launched.launcher == "srun":
+        todo += ": MASTER_ADDR=$(scontrol show hostnames | head -n 1); or start with srun --mpi=pmi2"
+    if launched.by_mpi:
+        todo = f"pip install mpi4py, built for the MPI of this launcher; or {todo}"
+    return LaunchError(
+        f"{launched.launcher} started {launched.size} processes, but nothing tells how they reach each other",
+        expected="MPI, or MASTER_ADDR and MASTER_PORT",
+        found="neither" if launched.place is None else "no MPI",
+        where=f"process {launched.rank}",
         todo=todo,
     )

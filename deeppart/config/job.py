@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart.errors import ConfigError
@@ -41,22 +42,60 @@ def scheduled_job() -> str | None:
     return None
 
 
-def launcher_world() -> tuple[str, int, int] | None:
-    """The launcher's data about this process: (launcher, rank, world size), or None if there was no launcher.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launcher has told this process.
 
-    Process managers are asked before Slurm's step variables, because mpirun inside a Slurm job starts its own
-    daemons with srun.
+    Attributes:
+        launcher: its name, for messages.
+        rank, size: of this process, and how many it has started.
+        by_mpi: MPI connects the processes; otherwise they meet at a store of torch.
+        place: host and port of that store; None where nothing tells.
     """
-    for launcher, rank_name, size_name in (
-        ("mpirun (PMI)", "PMI_RANK", "PMI_SIZE"),
-        ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("torchrun", "RANK", "WORLD_SIZE"),
-        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+
+    launcher: str
+    rank: int
+    size: int
+    by_mpi: bool
+    place: tuple[str, int] | None = None
+
+
+def launch() -> Launch | None:
+    """The launcher's data about this process, or None if there was no launcher.
+
+    Process managers of MPI are asked before Slurm's step variables, because mpirun inside a Slurm job starts its own
+    daemons with srun; and before RANK, which scripts under mpirun set for torch. What torchrun has started is its own,
+    even if mpirun has started torchrun.
+    """
+    place = _meeting_place()
+    for launcher, rank_name, size_name, by_mpi in (
+        ("torchrun", "RANK", "WORLD_SIZE", False),
+        ("mpirun (PMI)", "PMI_RANK", "PMI_SIZE", True),
+        ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", True),
+        ("env://", "RANK", "WORLD_SIZE", False),
+        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", _has_process_manager()),
     ):
+        if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
+            continue
         rank, size = os.environ.get(rank_name, ""), os.environ.get(size_name, "")
         if rank.isdigit() and size.isdigit():
-            return launcher, int(rank), int(size)
+            return Launch(launcher, int(rank), int(size), by_mpi, place)
     return None
+
+
+def _has_process_manager() -> bool:
+    """Whether srun was told an MPI by which its processes find each other (``--mpi=pmix``)."""
+    return "PMIX_RANK" in os.environ
+
+
+def _meeting_place() -> tuple[str, int] | None:
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return (host, int(port)) if host and port.isdigit() and 0 < int(port) < 1 << 16 else None
+
+
+def socket_interface() -> str | None:
+    """The network interface on which ranks reach each other without MPI, by name; None where nobody has said."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None
 
 
 def failure_domain() -> str:

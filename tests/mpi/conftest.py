@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.mpi import launchers
+from tests.mpi import launchers, over_sockets
 from tests.mpi.patience import FOR_EVER_S, patient_barrier
 
 #: Seconds until a test counts as hanging; ``@pytest.mark.timeout(seconds)`` says otherwise.
@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if world.size != started:
         pytest.exit(f"mpirun started {started} ranks, but MPI's world has {world.size}: two MPIs", returncode=4)
     config.pluginmanager.register(_Ranks(world), "deeppart-ranks")
+    over_sockets.install()
     _compare_lengths()
 
 

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.mpi import over_sockets
 from tests.mpi.launch import KEEPER, STACKS_SIGNAL, Process
 
 
@@ -30,6 +31,7 @@ def main(directory: Path) -> None:
     keeper = Process.running(int(os.environ.pop(KEEPER, os.getppid())))
     for name, process in {"keeper": keeper, "pid": Process.running(os.getpid())}.items():
         _write_whole(directory / f"rank-{rank}.{name}", str(process).encode())
+    over_sockets.install(directory / "store")
     task = pickle.loads((directory / "task.pickle").read_bytes())
     value = _run_script(task) if "script" in task else _call(task)
     _write_whole(directory / f"rank-{rank}.result", pickle.dumps(value))

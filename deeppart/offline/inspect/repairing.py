@@ -176,9 +176,14 @@ class Repairer:
         names = [Path(each.path) for each in stored if each.index_digest == index_digest]
         for step in list_steps(self._root).values():
             names += [step / path.name, step / part_file_name(rank, world_size)]
+        for committed in self._steps.values():
+            parts = committed.manifest.parts
+            records = [each for each in parts if each.index_digest == index_digest]
+            names += [committed.directory / each.file for each in records]  # sections, too
         tried = []
-        for other in names:
-            if str(other) in self._bad or not access.exists(other) or _are_one(path, other):
+        for other in dict.fromkeys(names):
+            file = _file_of(other)
+            if str(other) in self._bad or not access.exists(file) or _are_one(path, file):
                 continue
             try:
                 with FileSource(other) as source:
@@ -234,8 +239,7 @@ class Repairer:
         return own or others or named
 
     def _is_persistent(self, path: Path) -> bool:
-        place = parse_section_path(path)
-        return (path if place is None else Path(place.file)).parent.parent == self._root
+        return _file_of(path).parent.parent == self._root
 
     def _get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
         """A sound copy of a part, in memory.
@@ -376,6 +380,12 @@ def _order(path: Path) -> int:
     if parse_base_file_name(path.name) is not None:
         return 0
     return 2 if is_parity_file_name(path.name) else 1
+
+
+def _file_of(path: Path) -> Path:
+    """The file that a path leads to: of a section, the node file."""
+    place = parse_section_path(path)
+    return path if place is None else Path(place.file)
 
 
 def _are_one(path: Path, other: Path) -> bool:

@@ -46,9 +46,13 @@ def test_transfers(comm: Comm, message_bytes: int, monkeypatch: pytest.MonkeyPat
 def test_channels_do_not_mix(comm: Comm) -> None:
     other = do(comm, comm.channel())
     first, second = comm.allgather(b"a"), other.allgather(b"b")
-    next(first, None)
+    found = None
+    try:
+        next(first)
+    except StopIteration as stop:  # everybody's has come already
+        found = stop.value
     assert do(other, second) == [b"b"] * comm.size
-    assert do(comm, first) == [b"a"] * comm.size
+    assert (found or do(comm, first)) == [b"a"] * comm.size
 
 
 def above_two_gib(comm: Any) -> tuple[int, int]:
@@ -72,6 +76,7 @@ def test_a_message_above_two_gib(comm: Comm, run_on: Any) -> None:
     assert received == sent and sent[1] == 9
 
 
+@pytest.mark.of_mpi
 def test_mpi_is_finalized_though_what_comes_before_it_fails() -> None:
     from deeppart.comm.mpi import _calling_before
 
@@ -103,11 +108,13 @@ def reused(comm: Any) -> list[int]:
     return counts
 
 
+@pytest.mark.of_mpi
 def test_channels_are_used_again_if_nothing_is_left_on_them(run_on: Any) -> None:
     for counts in run_on(2, reused):
         assert counts == [2, 1, 2]
 
 
+@pytest.mark.of_mpi
 @pytest.mark.parametrize("looked", [False, True])
 def test_memory_of_operations_that_are_given_up_is_kept(comm: Comm, own_channel: Comm, looked: bool) -> None:
     """What arrives late must not land in memory that has become something else's."""

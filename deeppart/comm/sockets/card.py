@@ -1,0 +1,62 @@
+"""What ranks tell each other before they can exchange messages: where each is reached, and by whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """How a rank is reached. Nothing in it is secret.
+
+    Attributes:
+        address: of its socket for messages, as ZeroMQ writes it: ``tcp://10.0.0.1:41233``.
+        bulk_address: of that for long ones.
+        public_key: of its CURVE key pair, 40 characters (Z85): who it is.
+        host: the same for processes that can read each other's memory, if they may.
+        pid: of the process, there.
+        call: of the start of a session for which this was made; no two are alike.
+    """
+
+    address: str
+    bulk_address: str
+    public_key: str
+    host: str
+    pid: int
+    call: str
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Card:
+        """From what :meth:`encode` has made.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is something else.
+        """
+        return cls(**json.loads(data))
+
+
+def host_name() -> str:
+    """Processes for which it is the same have one kernel, one network and one numbering of processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
+    return "-".join((boot, *spaces))
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this machine from which another one is reached: nothing is sent.
+
+    Raises:
+        OSError: it cannot be reached, or has no address.
+    """
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,230 @@
+"""How the ranks of a session find each other: each leaves its card at a store, rank 0 publishes the roster.
+
+The store is one that torch has for the job (``torch.distributed.Store``); it is not needed any more once the ranks have
+met. What an earlier job, or a start that was given up, has left in it does no harm: a rank believes only a roster that
+has the card in it which it made for this start; rank 0 makes a new one when a newer card comes; and the start is over
+only when every rank has heard, directly or through others, that every rank has the same roster.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Protocol
+from uuid import uuid4
+
+import numpy as np
+
+from deeppart.comm.base import Operation, rank_names
+from deeppart.comm.sockets import trees
+from deeppart.comm.sockets.card import Card
+from deeppart.comm.sockets.channel import CollectiveMessages, Link, SocketComm
+from deeppart.comm.sockets.transport import Transport
+from deeppart.errors import CommError
+
+#: Looks at the store: at first, and at most, in seconds; more ranks look less often.
+_LOOK_S, _LOOK_MOST_S, _LOOKS_PER_S = 2e-3, 0.1, 20_000
+#: How often rank 0 says who is there, for those that want to say whom they wait for.
+_SAY_S = 0.25
+_CHANNEL = 0
+
+
+class Store(Protocol):
+    """What is used of ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool: ...
+
+
+class Meeting:
+    """One rank's side of a start. Its thread talks to the store, whose calls cannot be bounded.
+
+    Args:
+        open_store: connects to the store; called once, in the thread.
+        rank, size: this rank and the number of ranks.
+        card: this rank's.
+
+    Attributes:
+        roster: version, and the cards in rank order; None as long as there is none with this rank's card.
+        error: why the thread has ended; None while it runs.
+        here: ranks that have come, as far as it is known.
+    """
+
+    def __init__(self, open_store: Callable[[], Store], rank: int, size: int, card: Card) -> None:
+        self._open_store, self._rank, self._size, self._card = open_store, rank, size, card
+        self._over = threading.Event()
+        # Written by the thread alone, each in one assignment.
+        self.roster: tuple[int, tuple[Card, ...]] | None = None
+        self.error: Exception | None = None
+        self.here = {rank}
+        self._thread = threading.Thread(target=self._run, name="deeppart-meeting", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """The start is over, or given up: look at the store no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        try:
+            store = self._open_store()
+            if self._rank == 0:
+                self._receive(store)
+            else:
+                self._register(store)
+        except Exception as error:  # of whatever kind torch has for it
+            self.error = error
+
+    def _pauses(self) -> Callable[[], bool]:
+        """A wait, ever longer, that is True as long as the start is not over."""
+        pause_s, most_s = _LOOK_S, max(_LOOK_MOST_S, self._size / _LOOKS_PER_S)
+
+        def wait() -> bool:
+            nonlocal pause_s
+            self._over.wait(pause_s)
+            pause_s = min(1.5 * pause_s, most_s)
+            return not self._over.is_set()
+
+        return wait
+
+    def _register(self, store: Store) -> None:
+        """Of any rank but 0: leave the card, and wait for a roster that has it."""
+        own, seen, go_on = f"card/{self._rank}", -1, self._pauses()
+        store.set(own, self._card.encode().decode())
+        store.add("came", 1)
+        while go_on():
+            version = store.add("version", 0)
+            if version != seen and version:
+                cards = tuple(Card(**each) for each in json.loads(store.get("roster")))
+                seen = version
+                if len(cards) == self._size and cards[self._rank] == self._card:
+                    self.roster = (version, cards)
+            if self.roster is None and store.check(["here"]):
+                self.here = {*json.loads(store.get("here")), self._rank}
+        if self.roster is None:
+            store.delete_key(own)  # nobody is to wait for a rank that has given up
+
+    def _receive(self, store: Store) -> None:
+        """Of rank 0: collect the cards, and publish the roster whenever all are there and one is new."""
+        found = {0: self._card}
+        came, said_at, go_on = -1, 0.0, self._pauses()
+        while True:
+            before, came = came, store.add("came", 0)
+            if came != before and self._collect(store, found) and len(found) == self._size:
+                cards = tuple(found[rank] for rank in range(self._size))
+                store.set("roster", json.dumps([asdict(card) for card in cards]))
+                self.roster = (store.add("version", 1), cards)
+            if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
+                said_at = time.monotonic()
+                self.here = set(found)
+                store.set("here", json.dumps(sorted(found)))
+            if not go_on():
+                return
+
+    def _collect(self, store: Store, found: dict[int, Card]) -> bool:
+        """Take the cards that have been left; True if there was a new one."""
+        is_new = False
+        for rank in range(1, self._size):
+            key = f"card/{rank}"
+            if store.check([key]):
+                card = Card.decode(store.get(key))
+                store.delete_key(key)
+                is_new = is_new or found.get(rank) != card
+                found[rank] = card
+        return is_new
+
+
+class Arrivals:
+    """Stands in for a communicator while there is none: a wait has to know who has come.
+
+    Attributes:
+        rank, size, threads, broken: as of :class:`deeppart.comm.base.Comm`.
+        meeting: where the ranks meet; None before that has begun.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.threads = rank, size, True
+        self.broken: CommError | None = None
+        self.meeting: Meeting | None = None
+
+    def announce(self) -> None:
+        """The store has been told already."""
+
+    def heard(self) -> set[int]:
+        """Ranks that have come, as far as it is known."""
+        return {self.rank} if self.meeting is None else set(self.meeting.here)
+
+
+def connected(
+    open_store: Callable[[], Store], interface: Callable[[], str], arrivals: Arrivals, silence_s: float
+) -> Operation[SocketComm]:
+    """A channel between all ranks that meet at a store (collective).
+
+    Args:
+        open_store: connects to the store; takes as long as it may.
+        interface: see :class:`Transport`.
+        arrivals: for the wait.
+        silence_s: see :class:`Transport`.
+
+    Raises:
+        CommError: the store cannot be reached, or the ranks cannot reach each other.
+    """
+    rank, size = arrivals.rank, arrivals.size
+    transport = Transport(interface(), uuid4().hex, silence_s)
+    meeting = arrivals.meeting = Meeting(open_store, rank, size, transport.card)
+    version, agreeing = 0, None
+    try:
+        while True:
+            if meeting.error is not None:
+                raise _no_store(meeting.error, rank) from meeting.error
+            if meeting.roster is not None and meeting.roster[0] != version:
+                version, cards = meeting.roster
+                _check_hosts(cards)
+                transport.know(cards, rank, version)
+                messages = CollectiveMessages(transport, rank, size, _CHANNEL, version)
+                agreeing = trees.maximum(messages, np.zeros(1, dtype=np.int64))
+            if agreeing is not None:
+                try:
+                    next(agreeing)
+                except StopIteration:
+                    return Link(transport, rank, size).next_channel()
+                except CommError:  # one whose card is old is gone: it is to come yet
+                    agreeing = None
+            yield False
+    except BaseException:
+        transport.close()
+        raise
+    finally:
+        meeting.end()
+
+
+def _check_hosts(cards: Sequence[Card]) -> None:
+    """Addresses that other hosts can reach.
+
+    Raises:
+        CommError: ranks are on several hosts, and some have an address that is good on their own alone.
+    """
+    if len({card.host for card in cards}) == 1:
+        return
+    alone = [rank for rank, card in enumerate(cards) if card.address.startswith(("tcp://127.", "tcp://[::1]"))]
+    if alone:
+        raise CommError(
+            f"{rank_names(alone)} listen where only their own host can reach them",
+            expected="the address of an interface that the nodes reach each other on",
+            found=cards[alone[0]].address,
+            todo="set MASTER_ADDR to a name that is no local one, or GLOO_SOCKET_IFNAME to the interface's name",
+        )
+
+
+def _no_store(error: Exception, rank: int) -> CommError:
+    return CommError(
+        "the ranks cannot meet: there is no store, or it has gone away",
+        found=f"{type(error).__name__}: {error}".partition("\n")[0][:500],
+        where=f"rank {rank}",
+        todo="see that MASTER_ADDR and MASTER_PORT are those of rank 0's host, and that rank 0 still runs",
+    )
