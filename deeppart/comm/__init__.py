@@ -15,7 +15,7 @@ from deeppart.errors import LaunchError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from deeppart.comm.sockets.stores import Place
+    from deeppart.comm.sockets.meeting import Place
 
 __all__ = ["Comm", "Operation", "SingleComm", "connect", "finish", "rank_names"]
 
@@ -114,7 +114,7 @@ def _over_sockets(place: Place, timeout: float) -> Comm:
     from deeppart.comm.sockets.meeting import Arrivals, connected
 
     arrivals = Arrivals(place.rank, place.size)
-    return finish(arrivals, connected(place.open_store, place.interface, arrivals, timeout), _CONNECTING, timeout)
+    return finish(arrivals, connected(place, arrivals, timeout), _CONNECTING, timeout)
 
 
 def _import_mpi(launched: Launch) -> Any:

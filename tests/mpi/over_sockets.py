@@ -31,7 +31,7 @@ def install(store: Path | None = None) -> None:
     import deeppart.comm
 
     path = store or Path(tempfile.gettempdir()) / f"deeppart-test-store-{os.getuid()}-{os.getppid()}"
-    deeppart.comm._over_mpi = lambda comm, timeout: _over_sockets(path, comm, timeout)  # type: ignore[assignment]
+    deeppart.comm._over_mpi = lambda comm, timeout: _over_sockets(path, comm, timeout)
 
 
 def _over_sockets(path: Path, comm: Any, timeout: float) -> Any:
@@ -39,11 +39,13 @@ def _over_sockets(path: Path, comm: Any, timeout: float) -> Any:
     from torch.distributed import FileStore, PrefixStore
 
     from deeppart import comm as package
-    from deeppart.comm.sockets.stores import Place
+    from deeppart.comm.sockets.meeting import Place
 
     group, everyone = comm.Get_group(), MPI.COMM_WORLD.Get_group()
     ranks = group.Translate_ranks(list(range(comm.Get_size())), everyone)
     group.Free()
     everyone.Free()
-    store = PrefixStore("-".join(map(str, ranks)), FileStore(str(path), -1))
-    return package._over_sockets(Place(comm.Get_rank(), comm.Get_size(), lambda: store, lambda: "127.0.0.1"), timeout)
+    name = "-".join(map(str, ranks))
+    store = PrefixStore(name, FileStore(str(path), -1))
+    place = Place(f"{path} {name}", comm.Get_rank(), comm.Get_size(), lambda: store, lambda: "127.0.0.1")
+    return package._over_sockets(place, timeout)

@@ -19,7 +19,8 @@ class Card:
         public_key: of its CURVE key pair, 40 characters (Z85): who it is.
         host: the same for processes that can read each other's memory, if they may.
         pid: of the process, there.
-        call: of the start of a session for which this was made; no two are alike.
+        start: which start of a session between the same ranks this was made for, counted by each rank.
+        call: for one start of one process; no two are alike.
     """
 
     address: str
@@ -27,6 +28,7 @@ class Card:
     public_key: str
     host: str
     pid: int
+    start: int
     call: str
 
     def encode(self) -> bytes:

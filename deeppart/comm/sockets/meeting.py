@@ -11,25 +11,35 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Protocol
 from uuid import uuid4
 
 import numpy as np
 
 from deeppart.comm.base import Operation, rank_names
+from deeppart.comm.single import SingleComm
 from deeppart.comm.sockets import trees
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.channel import CollectiveMessages, Link, SocketComm
+from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.transport import Transport
-from deeppart.errors import CommError
+from deeppart.errors import CommError, PeerTimeoutError
 
 #: Looks at the store: at first, and at most, in seconds; more ranks look less often.
 _LOOK_S, _LOOK_MOST_S, _LOOKS_PER_S = 2e-3, 0.1, 20_000
 #: How often rank 0 says who is there, for those that want to say whom they wait for.
 _SAY_S = 0.25
+#: How long the thread is waited for at the end; it may be in a call of the store that does not end.
+_END_S = 0.5
 _CHANNEL = 0
+
+
+_lock = threading.Lock()
+#: Name of what the ranks meet at -> starts of this process there. Guarded by the lock.
+_starts: Counter[str] = Counter()
 
 
 class Store(Protocol):
@@ -52,6 +62,7 @@ class Meeting:
 
     Attributes:
         roster: version, and the cards in rank order; None as long as there is none with this rank's card.
+        is_given_up: rank 0 has given up the start that this is, and is in a later one.
         error: why the thread has ended; None while it runs.
         here: ranks that have come, as far as it is known.
     """
@@ -62,6 +73,7 @@ class Meeting:
         # Written by the thread alone, each in one assignment.
         self.roster: tuple[int, tuple[Card, ...]] | None = None
         self.error: Exception | None = None
+        self.is_given_up = False
         self.here = {rank}
         self._thread = threading.Thread(target=self._run, name="deeppart-meeting", daemon=True)
         self._thread.start()
@@ -69,6 +81,7 @@ class Meeting:
     def end(self) -> None:
         """The start is over, or given up: look at the store no more."""
         self._over.set()
+        self._thread.join(_END_S)
 
     def _run(self) -> None:
         try:
@@ -104,6 +117,9 @@ class Meeting:
                 seen = version
                 if len(cards) == self._size and cards[self._rank] == self._card:
                     self.roster = (version, cards)
+            if self.roster is None and store.check([f"given-up/{self._card.call}"]):
+                self.is_given_up = True
+                return
             if self.roster is None and store.check(["here"]):
                 self.here = {*json.loads(store.get("here")), self._rank}
         if self.roster is None:
@@ -133,55 +149,80 @@ class Meeting:
             key = f"card/{rank}"
             if store.check([key]):
                 card = Card.decode(store.get(key))
+                if card.start > self._card.start:
+                    continue  # it has given up the start that this rank is in, and waits for the next
                 store.delete_key(key)
+                if card.start < self._card.start:
+                    store.set(f"given-up/{card.call}", "")
+                    continue
                 is_new = is_new or found.get(rank) != card
                 found[rank] = card
         return is_new
 
 
-class Arrivals:
+class Arrivals(SingleComm):
     """Stands in for a communicator while there is none: a wait has to know who has come.
 
     Attributes:
-        rank, size, threads, broken: as of :class:`deeppart.comm.base.Comm`.
         meeting: where the ranks meet; None before that has begun.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.threads = rank, size, True
-        self.broken: CommError | None = None
+        super().__init__()
+        self.rank, self.size = rank, size
         self.meeting: Meeting | None = None
-
-    def announce(self) -> None:
-        """The store has been told already."""
 
     def heard(self) -> set[int]:
         """Ranks that have come, as far as it is known."""
         return {self.rank} if self.meeting is None else set(self.meeting.here)
 
 
-def connected(
-    open_store: Callable[[], Store], interface: Callable[[], str], arrivals: Arrivals, silence_s: float
-) -> Operation[SocketComm]:
-    """A channel between all ranks that meet at a store (collective).
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where ranks meet.
+
+    Attributes:
+        name: no two places of this process have the same.
+        rank, size: this rank and the number of ranks.
+        open_store: connects to the store; takes as long as it may.
+        interface: finds where this rank listens; see :class:`Doors`.
+    """
+
+    name: str
+    rank: int
+    size: int
+    open_store: Callable[[], Store]
+    interface: Callable[[], str]
+
+
+def connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[SocketComm]:
+    """A channel between all ranks that meet at a place (collective). The first start of one rank is that of all.
 
     Args:
-        open_store: connects to the store; takes as long as it may.
-        interface: see :class:`Transport`.
         arrivals: for the wait.
-        silence_s: see :class:`Transport`.
+        silence_s: see :class:`Doors`.
 
     Raises:
         CommError: the store cannot be reached, or the ranks cannot reach each other.
+        PeerTimeoutError: this start has been given up by rank 0.
     """
-    rank, size = arrivals.rank, arrivals.size
-    transport = Transport(interface(), uuid4().hex, silence_s)
-    meeting = arrivals.meeting = Meeting(open_store, rank, size, transport.card)
+    rank, size = place.rank, place.size
+    with _lock:
+        _starts[place.name] += 1
+        start = _starts[place.name]
+    transport = Transport(Doors(place.interface(), start, uuid4().hex, silence_s))
+    meeting = arrivals.meeting = Meeting(place.open_store, rank, size, transport.card)
     version, agreeing = 0, None
     try:
         while True:
             if meeting.error is not None:
                 raise _no_store(meeting.error, rank) from meeting.error
+            if meeting.is_given_up:
+                raise PeerTimeoutError(
+                    "connecting the ranks: rank 0 has waited in vain, and is at its next try already",
+                    where=f"rank {rank}",
+                    todo="try again on this rank as well; raise `timeout` if it was only slow",
+                )
             if meeting.roster is not None and meeting.roster[0] != version:
                 version, cards = meeting.roster
                 _check_hosts(cards)

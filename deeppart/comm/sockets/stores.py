@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from deeppart.comm.sockets.card import address_towards
-from deeppart.comm.sockets.meeting import Store
+from deeppart.comm.sockets.meeting import Place, Store
 from deeppart.config.job import Launch, socket_interface
 from deeppart.errors import CommError, LaunchError
 
@@ -19,22 +17,6 @@ _lock = threading.Lock()
 #: Stores of ``env://`` that this process has connected to: on rank 0 the server lives as long as its object. Guarded by
 #: the lock.
 _connected: dict[tuple[str, int, int, int], Any] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where ranks meet.
-
-    Attributes:
-        rank, size: this rank and the number of ranks.
-        open_store: connects to the store; waits for it.
-        interface: finds where this rank listens; see :class:`deeppart.comm.sockets.transport.Transport`.
-    """
-
-    rank: int
-    size: int
-    open_store: Callable[[], Store]
-    interface: Callable[[], str]
 
 
 def at_environment(launch: Launch, timeout: float) -> Place:
@@ -59,7 +41,7 @@ def at_environment(launch: Launch, timeout: float) -> Place:
             store: Store = distributed.PrefixStore(_PREFIX, _connected[key])
         return store
 
-    return Place(launch.rank, launch.size, open_store, lambda: _interface(host, port))
+    return Place(f"{host}:{port}", launch.rank, launch.size, open_store, lambda: _interface(host, port))
 
 
 def at_group(group: Any) -> Place:
@@ -76,13 +58,10 @@ def at_group(group: Any) -> Place:
             where=f"rank {distributed.get_rank()} of the job",
             todo="make the checkpointer only on the ranks of the group",
         )
-    store = _store_of(distributed, group)
-    return Place(
-        rank,
-        distributed.get_world_size(group),
-        lambda: distributed.PrefixStore(_PREFIX, store),
-        _interface_without_place,
-    )
+    group = distributed.group.WORLD if group is None else group
+    store = distributed.PrefixStore(_PREFIX, _store_of(distributed, group))
+    size = distributed.get_world_size(group)
+    return Place(f"group {group.group_name}", rank, size, lambda: store, _interface_without_place)
 
 
 def initialized() -> bool:
@@ -113,7 +92,6 @@ def _torch_distributed() -> Any:
 
 
 def _store_of(distributed: Any, group: Any) -> Any:
-    group = distributed.group.WORLD if group is None else group
     if hasattr(group, "get_group_store"):  # from 2.9 on
         return group.get_group_store()
     try:

@@ -14,6 +14,8 @@ import deeppart
 from deeppart.errors import CheckpointError
 from tests.mpi.comm.funneled import SETTINGS, config, state
 
+pytestmark = pytest.mark.of_mpi
+
 
 def lose_nodes(directory: Path) -> dict[str, Any]:
     """Copies and parity are made inside the calls, and what nodes held that are lost is rebuilt there."""
@@ -42,6 +44,7 @@ def lose_nodes(directory: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.of_mpi
 def test_lost_nodes_are_rebuilt_inside_the_calls(run_ranks: Any, tmp_path: Path) -> None:
     for found in run_ranks(3, lose_nodes, tmp_path, env=SETTINGS).values:
         assert [(step, value) for step, value, _ in found.values()] == [(2, 2.0)] * 3, found
@@ -61,6 +64,7 @@ def neglect(directory: Path) -> list[str]:
     return found
 
 
+@pytest.mark.of_mpi
 def test_training_that_does_not_look_in_commits_when_it_does(run_ranks: Any, tmp_path: Path) -> None:
     for found in run_ranks(2, neglect, tmp_path, env=SETTINGS).values:
         assert found == ["running", "done"]
@@ -92,6 +96,7 @@ def desert(directory: Path) -> tuple[str, list[str]]:
     return str(error.value), [str(warning.message) for warning in caught]
 
 
+@pytest.mark.of_mpi
 def test_a_rank_that_stays_away_from_a_round_is_named(run_ranks: Any, tmp_path: Path) -> None:
     text, messages = run_ranks(2, desert, tmp_path, env=SETTINGS).values[0]
     assert "step 2" in text and "waited " in text and "s for rank 1" in text
@@ -125,6 +130,7 @@ def go_on_at_once(directory: Path) -> list[str]:
         return [level.state for level in pending.report.levels.values()]
 
 
+@pytest.mark.of_mpi
 def test_who_waits_for_a_rank_that_rebuilds_takes_part_in_that(run_ranks: Any, tmp_path: Path) -> None:
     for states in run_ranks(3, go_on_at_once, tmp_path, env=SETTINGS).values:
         assert sorted(set(states)) == ["done", "off"], states
@@ -149,6 +155,7 @@ def one_rank_looks(directory: Path) -> int:
     return 0
 
 
+@pytest.mark.of_mpi
 def test_one_rank_may_wait_where_others_go_on(run_ranks: Any, tmp_path: Path) -> None:
     run_ranks(3, one_rank_looks, tmp_path, env=SETTINGS)
     assert deeppart.load(tmp_path / "p")["step"] == 9
@@ -173,6 +180,7 @@ def two_at_once(directory: Path) -> int:
     return 0
 
 
+@pytest.mark.of_mpi
 def test_several_checkpointers_are_waited_for_in_any_order(run_ranks: Any, tmp_path: Path) -> None:
     run_ranks(2, two_at_once, tmp_path, env=SETTINGS)
     assert [deeppart.load(tmp_path / name / "p")["step"] for name in "ab"] == [4, 4]

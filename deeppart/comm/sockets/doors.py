@@ -1,0 +1,106 @@
+"""The sockets of one rank: two that others connect to, and those with which it connects to others."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+
+import zmq
+
+from deeppart.comm.sockets.card import Card, host_name
+from deeppart.comm.sockets.doorkeeper import MESSAGES, PIECES, Doorkeeper
+from deeppart.errors import CommError
+
+Socket = zmq.Socket[bytes]
+
+#: Pieces of long messages that are on their way to one rank at a time, and messages that wait at their receiver.
+PIECES_AT_ONCE = 8
+#: Between two tries to connect.
+RETRY_MS = 100
+_HEARTBEAT_MS = 5000
+#: Ranks that connect at one moment.
+_BACKLOG = 4096
+
+
+class Doors:
+    """Of one rank in one session.
+
+    Args:
+        interface: the address of this machine, or the name of the interface, on which others reach it.
+        start, call: see :class:`Card`.
+        silence_s: after so long a host that says nothing is taken for gone.
+
+    Attributes:
+        card: how others reach this rank.
+        doorkeeper: decides who may connect.
+        messages, pieces: the two sockets that others connect to.
+
+    Raises:
+        CommError: there is no such interface, or no socket to be had.
+    """
+
+    def __init__(self, interface: str, start: int, call: str, silence_s: float) -> None:
+        self._public, self._private = zmq.curve_keypair()
+        self._silence_ms = max(2 * _HEARTBEAT_MS, int(1000 * silence_s))
+        self._context: zmq.Context[Socket] = zmq.Context(io_threads=1)
+        try:
+            self.doorkeeper = Doorkeeper(self._context, secrets.token_bytes(32))
+            self.messages = self._bound(interface, MESSAGES)
+            self.pieces = self._bound(interface, PIECES)
+        except (zmq.ZMQError, OSError) as error:
+            self._context.destroy(linger=0)
+            raise CommError(
+                "cannot listen for the other ranks",
+                found=str(error),
+                where=f"interface {interface}",
+                todo="set GLOO_SOCKET_IFNAME to the interface on which the nodes reach each other (`ip address`)",
+            ) from error
+        address, bulk = (socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self.messages, self.pieces))
+        self.card = Card(address, bulk, self._public.decode(), host_name(), os.getpid(), start, call)
+
+    def _bound(self, interface: str, domain: bytes) -> Socket:
+        socket = self._new(zmq.ROUTER, interface)
+        socket.zap_domain, socket.zap_enforce_domain = domain, 1
+        if domain == MESSAGES:
+            socket.curve_server, socket.curve_secretkey = 1, self._private
+        else:
+            socket.plain_server = 1
+        socket.router_handover = 1
+        socket.rcvhwm = PIECES_AT_ONCE  # what has not been taken waits at its sender
+        socket.bind(f"tcp://[{interface}]:*" if ":" in interface else f"tcp://{interface}:*")
+        return socket
+
+    def to_messages(self, card: Card) -> Socket:
+        """A socket to a rank, for messages."""
+        socket = self._new(zmq.DEALER, card.address)
+        socket.curve_serverkey = card.public_key.encode()
+        socket.curve_publickey, socket.curve_secretkey = self._public, self._private
+        return socket
+
+    def to_pieces(self, card: Card, rank: int, password: bytes) -> Socket:
+        """A socket to a rank, for pieces of long messages from this one."""
+        socket = self._new(zmq.DEALER, card.bulk_address)
+        socket.plain_username, socket.plain_password = str(rank).encode(), password
+        socket.sndhwm = PIECES_AT_ONCE
+        socket.connect(card.bulk_address)
+        return socket
+
+    def _new(self, kind: int, address: str) -> Socket:
+        socket = self._context.socket(kind)
+        socket.ipv6 = int(":" in address.removeprefix("tcp://").rpartition(":")[0])
+        socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, self._silence_ms
+        socket.sndhwm, socket.backlog, socket.reconnect_ivl = 0, _BACKLOG, RETRY_MS
+        return socket
+
+    def close(self, linger_ms: int) -> None:
+        """Let nobody in any more, once all sockets to others are closed. What is still to be sent has so long."""
+        self.messages.close(linger_ms)
+        self.pieces.close(linger_ms)
+        self.doorkeeper.let_in(())
+        if sys.is_finalizing():  # the doorkeeper's thread does not run any more: nobody would close its socket
+            return
+        ending = threading.Thread(target=self._context.term, name="deeppart-term", daemon=True)
+        ending.start()
+        ending.join(linger_ms / 1000 + 1.0)

@@ -1,0 +1,40 @@
+"""What stands before the bytes of a message: what it is, and which one."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+#: Channel, tag and number of a message: between two ranks no two messages of a session have the same.
+Key = tuple[int, int, int]
+
+_HEADER = struct.Struct("<BIqqQQ")
+
+
+class Kind(IntEnum):
+    """Kinds of messages; in brackets, what the two further numbers are.
+
+    SHORT is one as a whole. OFFER: a long one is there [its length, its address in the sender's memory]. READY: send
+    it, with this password. TAKEN: it has been read there. PIECE: a part of it [its offset]. WAITS: what ranks wait for
+    in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is gone.
+    """
+
+    SHORT = 0
+    OFFER = 1
+    READY = 2
+    TAKEN = 3
+    PIECE = 4
+    WAITS = 5
+    ENDS = 6
+    GONE = 7
+
+
+def packed(kind: Kind, key: Key, first: int = 0, second: int = 0) -> bytes:
+    """The bytes of a header."""
+    return _HEADER.pack(kind, *key, first, second)
+
+
+def unpacked(header: memoryview | bytes) -> tuple[Kind, Key, int, int]:
+    """Kind, key and the two further numbers."""
+    kind, channel, tag, number, first, second = _HEADER.unpack(header)
+    return Kind(kind), (channel, tag, number), first, second

@@ -1,0 +1,164 @@
+"""The other ranks, as far as this one has had to do with them: connections, and whether they are still there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from deeppart.comm.sockets.card import Card
+from deeppart.comm.sockets.doors import Doors, Socket
+from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
+from deeppart.comm.sockets.long_messages import Pieces
+from deeppart.comm.sockets.trees import neighbours
+
+#: What all are to know is told to everybody where there are so few ranks, otherwise to neighbours.
+_FEW = 64
+#: A rank that refuses so many connections in a row has no socket any more.
+_MOST_RETRIES = 5
+_EVENTS = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another rank. It is needed if something is sent to it or waited for from it."""
+
+    messages: Socket
+    monitor: Socket
+    pieces: Pieces | None = None
+    retries: int = 0
+    is_needed: bool = False
+
+    def close(self, linger_ms: int) -> None:
+        """What is still to be sent to it has so long."""
+        self.messages.disable_monitor()
+        self.monitor.close(0)
+        self.messages.close(linger_ms)
+        if self.pieces is not None:
+            self.pieces.socket.close(linger_ms)
+
+
+class Peers:
+    """Of one rank in one session. Whoever calls has the lock of the transport.
+
+    Args:
+        doors: the sockets of this rank.
+
+    Attributes:
+        own_rank: this one; -1 before the ranks have met.
+        cards: of all ranks.
+        connected: routing id of those that have sent something -> rank.
+        gone: ranks whose process, or host, is not there any more.
+        ended: ranks that have ended the session.
+    """
+
+    def __init__(self, doors: Doors) -> None:
+        self._doors, self._version = doors, 0
+        self._peers: dict[int, _Peer] = {}
+        self.own_rank = -1
+        self.cards: tuple[Card, ...] = ()
+        self.connected: dict[bytes, int] = {}
+        self.gone: set[int] = set()
+        self.ended: set[int] = set()
+
+    def know(self, cards: Sequence[Card], own_rank: int, version: int) -> set[int]:
+        """Who they are, from now on; see :meth:`deeppart.comm.sockets.transport.Transport.know`.
+
+        Returns:
+            The ranks in whose place another one has come.
+        """
+        changed = {rank for rank, (old, new) in enumerate(zip(self.cards, cards, strict=False)) if old != new}
+        for rank in changed:
+            if (peer := self._peers.pop(rank, None)) is not None:
+                peer.close(0)
+        self.gone -= changed
+        self.ended -= changed
+        self.own_rank, self.cards, self._version = own_rank, tuple(cards), version
+        return changed
+
+    def _peer(self, rank: int) -> _Peer:
+        """Another rank; connects to it the first time."""
+        peer = self._peers.get(rank)
+        if peer is None:
+            socket = self._doors.to_messages(self.cards[rank])
+            peer = self._peers[rank] = _Peer(socket, socket.get_monitor_socket(_EVENTS))
+            socket.connect(self.cards[rank].address)
+        return peer
+
+    def need(self, rank: int) -> None:
+        """Something is waited for from a rank: notice if it goes away."""
+        self._peer(rank).is_needed = True
+
+    def put(self, to: int, header: bytes, data: bytes = b"") -> None:
+        """Send a message."""
+        self.need(to)
+        self._peer(to).messages.send_multipart([header, data])
+
+    def pieces(self, to: int, password: bytes = b"") -> Pieces:
+        """The way to a rank for pieces; the password is for the first time."""
+        peer = self._peer(to)
+        if peer.pieces is None:
+            peer.pieces = Pieces(self._doors.to_pieces(self.cards[to], self.own_rank, password))
+        return peer.pieces
+
+    def say(self, kind: Kind, rank: int) -> None:
+        """Tell all whom this rank is connected with, in either direction: a rank is gone, or this one ends."""
+        header, over = packed(kind, (rank, self._version, 0)), self.gone | self.ended
+        for other in self._peers.keys() - over:
+            self._peers[other].messages.send_multipart([header, b""])
+        for route, other in self.connected.items():
+            if other not in self._peers and other not in over:
+                self._doors.messages.send_multipart([route, header, b""])
+
+    def tell_around(self, header: bytes, data: bytes) -> None:
+        """Tell all, or neighbours that tell theirs."""
+        size = len(self.cards)
+        to = set(neighbours(self.own_rank, size) if size > _FEW else range(size)) - {self.own_rank}
+        for rank in to - self.ended - self.gone:
+            self._peer(rank).messages.send_multipart([header, data])
+
+    def hear(self, rank: int, kind: Kind, key: Key) -> None:
+        """A rank has said something."""
+        if key[1] != self._version:
+            return  # of one in whose place another has come
+        if kind == Kind.ENDS:
+            self.ended.add(rank)
+        elif kind == Kind.GONE:
+            self._lose(key[0])
+
+    def _lose(self, rank: int) -> None:
+        """A rank is gone: all whom this one is connected with hear of it, and pass it on."""
+        if rank not in self.gone and rank != self.own_rank:
+            self.gone.add(rank)
+            self.say(Kind.GONE, rank)
+
+    def look_after(self) -> None:
+        """See who has ended the session, and who is gone."""
+        for rank, peer in list(self._peers.items()):
+            self._listen(rank, peer)
+            while has_something(peer.monitor):
+                event = recv_monitor_message(peer.monitor, zmq.NOBLOCK)["event"]
+                peer.retries += event == zmq.Event.CONNECT_RETRIED
+                self._listen(rank, peer)  # what it has said before it went
+                is_gone = event == zmq.Event.DISCONNECTED or (peer.is_needed and peer.retries > _MOST_RETRIES)
+                if is_gone and rank not in self.ended:
+                    self._lose(rank)
+
+    def _listen(self, rank: int, peer: _Peer) -> None:
+        """What a rank has sent the other way."""
+        while has_something(peer.messages):
+            header, _ = peer.messages.recv_multipart(zmq.NOBLOCK)
+            kind, key, _, _ = unpacked(header)
+            self.hear(rank, kind, key)
+
+    def close(self, linger_ms: int) -> None:
+        """Close all connections to others."""
+        for peer in self._peers.values():
+            peer.close(linger_ms)
+
+
+def has_something(socket: Socket) -> bool:
+    """Whether a message can be taken from a socket."""
+    return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,0 +1,208 @@
+"""Messages between ranks: short and long, early and late, read from memory or sent in pieces."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.comm import finish
+from deeppart.comm.sockets import transport as module
+from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
+from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
+from tests.unit.comm.worlds import do, on_all, transports, world
+
+
+@pytest.fixture
+def pair() -> Iterator[list[SocketComm]]:
+    with world(2) as comms:
+        yield comms
+
+
+@pytest.fixture(params=["memory", "pieces"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How long messages come."""
+    if request.param == "pieces":
+
+        def refuse(*_: Any) -> None:
+            raise PermissionError("as Yama does")
+
+        monkeypatch.setattr(module, "read_memory", refuse)
+    return str(request.param)
+
+
+SIZES = [0, 1, SHORT_BYTES, SHORT_BYTES + 1, (1 << 20) - 1, 20_000_001]
+
+
+def numbers(nbytes: int, start: int = 0) -> Any:
+    return (np.arange(nbytes, dtype=np.uint64) + start).astype(np.uint8)
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("first", ["sender", "receiver"])
+def test_every_byte_arrives(pair: list[SocketComm], way: str, nbytes: int, first: str) -> None:
+    there, here = numbers(nbytes), np.zeros(nbytes, dtype=np.uint8)
+    if first == "sender":
+        sending = pair[0].send(there, 1, 3)
+        time.sleep(0.05)
+        receiving = pair[1].receive_into(here, 0, 3)
+    else:
+        receiving = pair[1].receive_into(here, 0, 3)
+        sending = pair[0].send(there, 1, 3)
+    on_all(2, lambda rank: do(pair[rank], receiving if rank else sending))
+    assert (here == there).all()
+
+
+def test_messages_of_one_tag_come_in_order_and_tags_do_not_mix(pair: list[SocketComm], way: str) -> None:
+    there = [numbers(100_000 * (1 + i % 2), i) for i in range(8)]
+    here = [np.zeros_like(each) for each in there]
+    sending = [pair[0].send(each, 1, i // 4) for i, each in enumerate(there)]
+    receiving = {i: pair[1].receive_into(here[i], 0, i // 4) for i in (4, 0, 5, 1, 2, 6, 7, 3)}
+
+    def run(rank: int) -> None:
+        for operation in reversed(list(receiving.values())) if rank else sending:
+            do(pair[rank], operation)
+
+    assert on_all(2, run) == [None, None]
+    assert all((a == b).all() for a, b in zip(there, here, strict=True))
+
+
+def test_both_ways_between_many(way: str) -> None:
+    n = 5
+    with world(n) as comms:
+
+        def run(rank: int) -> bool:
+            comm = comms[rank]
+            here = {other: np.zeros(1_500_000, dtype=np.uint8) for other in range(n)}
+            moves = [comm.receive_into(here[other], other, 0) for other in range(n)]
+            moves += [comm.send(numbers(1_500_000, 10 * rank + other), other, 0) for other in range(n)]
+            for each in moves:
+                do(comm, each)
+            return all((here[other] == numbers(1_500_000, 10 * other + rank)).all() for other in range(n))
+
+        assert on_all(n, run) == [True] * n
+
+
+def test_another_length_is_an_error(pair: list[SocketComm]) -> None:
+    for nbytes in (10, 100_000):
+        sending = pair[0].send(np.zeros(nbytes, dtype=np.uint8), 1, 0)
+        with pytest.raises(CommError, match="another length") as caught:
+            do(pair[1], pair[1].receive_into(np.zeros(nbytes + 1, dtype=np.uint8), 0, 0))
+        assert f"{nbytes} bytes" in str(caught.value) and "from rank 0 to rank 1" in str(caught.value)
+        sending.close()
+
+
+@pytest.mark.parametrize("looked", [False, True])
+@pytest.mark.parametrize("nbytes", [24, 1 << 20])
+def test_what_comes_for_an_operation_that_was_given_up_lands_nowhere(
+    pair: list[SocketComm], way: str, nbytes: int, looked: bool
+) -> None:
+    memory = np.zeros(nbytes, dtype=np.uint8)
+    operation = pair[1].receive_into(memory, 0, 5)
+    if looked:
+        next(operation)
+    del operation
+    gc.collect()
+    sending = pair[0].send(np.full(nbytes, 9, dtype=np.uint8), 1, 5)
+    next(sending, None)
+    end = time.monotonic() + 0.2
+    while time.monotonic() < end:
+        for comm in pair:
+            comm._transport.progress()
+    assert not memory.any()
+    assert on_all(2, lambda rank: do(pair[rank], pair[rank].allgather(b"goes on"))) == [[b"goes on"] * 2] * 2
+
+
+def test_a_rank_that_is_gone_is_named_to_all_in_under_a_second() -> None:
+    """Those too that have nothing to do with it."""
+    n, dead = 6, 3
+    made = transports(n)
+
+    def run(rank: int) -> tuple[float, str]:
+        transport = made[rank]
+        comm = module_comm(transport, rank, n)
+        do(comm, comm.allgather(b""))
+        if rank == dead:
+            time.sleep(0.2)
+            transport._closed = True
+            transport._shut(0)  # as the kernel does when a process is killed
+            return time.monotonic(), ""
+        with pytest.raises(CommError, match="rank 3 of this job: gone") as caught:
+            do(comm, comm.allgather(b""), 30.0)
+        return time.monotonic(), str(caught.value)
+
+    found = on_all(n, run)
+    assert all(isinstance(each, tuple) for each in found), found
+    assert max(when for when, _ in found) - found[dead][0] < 1.0
+    for transport in made:
+        transport.close()
+
+
+def module_comm(transport: Transport, rank: int, size: int) -> SocketComm:
+    from deeppart.comm.sockets.channel import Link
+
+    return Link(transport, rank, size).next_channel()
+
+
+def test_a_rank_that_has_ended_the_session_is_not_waited_for() -> None:
+    with world(3) as comms:
+        on_all(3, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
+        comms[1].give_back()
+        with pytest.raises(RanksDisagreeError, match="rank 1 has ended its session"):
+            do(comms[0], comms[0].receive_into(np.zeros(3, dtype=np.uint8), 1, 0))
+        with pytest.raises(CommError, match="the session has ended on this rank"):
+            do(comms[1], comms[1].allgather(b""))
+        sent = comms[0].send(np.arange(3, dtype=np.uint8), 2, 0)
+        here = np.zeros(3, dtype=np.uint8)
+        do(comms[2], comms[2].receive_into(here, 0, 0))  # the others may go on
+        do(comms[0], sent)
+        assert here.tolist() == [0, 1, 2]
+
+
+def test_a_wait_ends_and_names_who_did_not_come() -> None:
+    with world(4) as comms:
+
+        def run(rank: int) -> str:
+            if rank == 2:
+                time.sleep(2.0)
+                return ""
+            with pytest.raises(PeerTimeoutError) as caught:
+                finish(comms[rank], comms[rank].maximum(np.zeros(1, dtype=np.int64)), "save(step=4)", 1.2)
+            return caught.value.summary
+
+        found = on_all(4, run)
+        assert all("save(step=4): waited 1.2 s for rank 2" in str(found[rank]) for rank in (0, 1, 3)), found
+
+
+def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with world(3) as comms:
+        on_all(3, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
+    before = files()
+    for way in ("closed", "dropped"):
+        for _ in range(3):
+            made = transports(3)
+            comms = [module_comm(transport, rank, 3) for rank, transport in enumerate(made)]
+            on_all(3, lambda rank, comms=comms: do(comms[rank], comms[rank].allgather(b"")))  # type: ignore[misc]
+            if way == "closed":
+                for comm in comms:
+                    comm.give_back()
+            del made, comms
+            gc.collect()
+        assert files() == before, way
+
+
+def test_it_is_closed_quickly() -> None:
+    with world(4) as comms:
+        on_all(4, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
+        began = time.monotonic()
+        on_all(4, lambda rank: comms[rank].give_back())
+        assert time.monotonic() - began < 1.5

@@ -1,0 +1,61 @@
+"""Ranks without MPI in one process: each is a thread with sockets of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from deeppart.comm import finish
+from deeppart.comm.base import Comm, Operation
+from deeppart.comm.sockets.channel import Link, SocketComm
+from deeppart.comm.sockets.doors import Doors
+from deeppart.comm.sockets.transport import Transport
+
+T = TypeVar("T")
+LIMIT_S = 60.0
+
+
+def transports(n: int, silence_s: float = LIMIT_S) -> list[Transport]:
+    """Of so many ranks, that know each other."""
+    made = [Transport(Doors("127.0.0.1", 1, f"call {rank}", silence_s)) for rank in range(n)]
+    for rank, each in enumerate(made):
+        each.know([other.card for other in made], rank, 1)
+    return made
+
+
+@contextmanager
+def world(n: int) -> Iterator[list[SocketComm]]:
+    """A channel of each of so many ranks."""
+    links = [Link(transport, rank, n) for rank, transport in enumerate(transports(n))]
+    comms = [link.next_channel() for link in links]
+    try:
+        yield comms
+    finally:
+        for comm in comms:
+            comm.give_back()
+
+
+def do(comm: Comm, operation: Operation[T], timeout: float = LIMIT_S) -> T:
+    """Bring an operation to its end."""
+    return finish(comm, operation, "test", timeout)
+
+
+def on_all(n: int, call: Callable[[int], Any]) -> list[Any]:
+    """What the call returns for each rank, all at once; or the exception that it raised there."""
+    found: list[Any] = [None] * n
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = call(rank)
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LIMIT_S)
+        assert not thread.is_alive(), "a rank hangs"
+    return found
