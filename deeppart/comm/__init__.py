@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Comm", "Operation", "SingleComm", "connect", "finish", "rank_names"]
 
-_CONNECTING = "connecting the ranks"
-
 
 def connect(comm: Any, timeout: float) -> Comm:
     """The communicator to use: the caller's, or the one that fits what has started this process.
@@ -105,16 +103,15 @@ def _over_mpi(comm: MPI.Comm, timeout: float) -> Comm:
     # The wait needs a channel to speak of, and there is none yet: a stand-in that knows rank and size serves.
     waiting = SingleComm()
     waiting.rank, waiting.size = comm.Get_rank(), comm.Get_size()
-    return finish(waiting, connected(comm), _CONNECTING, timeout)
+    return finish(waiting, connected(comm), "connecting the ranks", timeout)
 
 
 def _over_sockets(place: Place, timeout: float) -> Comm:
     if place.size == 1:
         return SingleComm()
-    from deeppart.comm.sockets.meeting import Arrivals, connected
+    from deeppart.comm.sockets.meeting import meet
 
-    arrivals = Arrivals(place.rank, place.size)
-    return finish(arrivals, connected(place, arrivals, timeout), _CONNECTING, timeout)
+    return meet(place, timeout)
 
 
 def _import_mpi(launched: Launch) -> Any:

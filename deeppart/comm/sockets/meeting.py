@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -26,6 +26,7 @@ from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.channel import CollectiveMessages, Link, SocketComm
 from deeppart.comm.sockets.doors import Doors
 from deeppart.comm.sockets.transport import Transport
+from deeppart.comm.waiting import finish
 from deeppart.errors import CommError, PeerTimeoutError
 
 #: Looks at the store: at first, and at most, in seconds; more ranks look less often.
@@ -35,6 +36,7 @@ _SAY_S = 0.25
 #: How long the thread is waited for at the end; it may be in a call of the store that does not end.
 _END_S = 0.5
 _CHANNEL = 0
+_CONNECTING = "connecting the ranks"
 
 
 _lock = threading.Lock()
@@ -93,24 +95,14 @@ class Meeting:
         except Exception as error:  # of whatever kind torch has for it
             self.error = error
 
-    def _pauses(self) -> Callable[[], bool]:
-        """A wait, ever longer, that is True as long as the start is not over."""
-        pause_s, most_s = _LOOK_S, max(_LOOK_MOST_S, self._size / _LOOKS_PER_S)
-
-        def wait() -> bool:
-            nonlocal pause_s
-            self._over.wait(pause_s)
-            pause_s = min(1.5 * pause_s, most_s)
-            return not self._over.is_set()
-
-        return wait
-
     def _register(self, store: Store) -> None:
         """Of any rank but 0: leave the card, and wait for a roster that has it."""
-        own, seen, go_on = f"card/{self._rank}", -1, self._pauses()
+        own, seen = f"card/{self._rank}", -1
         store.set(own, self._card.encode().decode())
         store.add("came", 1)
-        while go_on():
+        for pause_s in _pauses_s(self._size):
+            if self._over.wait(pause_s):
+                break
             version = store.add("version", 0)
             if version != seen and version:
                 cards = tuple(Card(**each) for each in json.loads(store.get("roster")))
@@ -128,8 +120,8 @@ class Meeting:
     def _receive(self, store: Store) -> None:
         """Of rank 0: collect the cards, and publish the roster whenever all are there and one is new."""
         found = {0: self._card}
-        came, said_at, go_on = -1, 0.0, self._pauses()
-        while True:
+        came, said_at = -1, 0.0
+        for pause_s in _pauses_s(self._size):
             before, came = came, store.add("came", 0)
             if came != before and self._collect(store, found) and len(found) == self._size:
                 cards = tuple(found[rank] for rank in range(self._size))
@@ -139,7 +131,7 @@ class Meeting:
                 said_at = time.monotonic()
                 self.here = set(found)
                 store.set("here", json.dumps(sorted(found)))
-            if not go_on():
+            if self._over.wait(pause_s):
                 return
 
     def _collect(self, store: Store, found: dict[int, Card]) -> bool:
@@ -158,6 +150,14 @@ class Meeting:
                 is_new = is_new or found.get(rank) != card
                 found[rank] = card
         return is_new
+
+
+def _pauses_s(size: int) -> Iterator[float]:
+    """Between looks at the store: longer and longer, and the longer the more ranks look."""
+    pause_s, most_s = _LOOK_S, max(_LOOK_MOST_S, size / _LOOKS_PER_S)
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, most_s)
 
 
 class Arrivals(SingleComm):
@@ -195,17 +195,25 @@ class Place:
     interface: Callable[[], str]
 
 
-def connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[SocketComm]:
+def meet(place: Place, timeout: float) -> SocketComm:
     """A channel between all ranks that meet at a place (collective). The first start of one rank is that of all.
 
     Args:
-        arrivals: for the wait.
-        silence_s: see :class:`Doors`.
+        timeout: seconds to wait for the others; and after which a host that says nothing is taken for gone.
 
     Raises:
         CommError: the store cannot be reached, or the ranks cannot reach each other.
-        PeerTimeoutError: this start has been given up by rank 0.
+        PeerTimeoutError: not all ranks came in time, or this start has been given up by rank 0.
     """
+    arrivals = Arrivals(place.rank, place.size)
+    operation = _connected(place, arrivals, timeout)
+    try:
+        return finish(arrivals, operation, _CONNECTING, timeout)
+    finally:
+        operation.close()  # if it was given up, sockets and thread go now, not when the error is forgotten
+
+
+def _connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[SocketComm]:
     rank, size = place.rank, place.size
     with _lock:
         _starts[place.name] += 1
@@ -219,7 +227,7 @@ def connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[S
                 raise _no_store(meeting.error, rank) from meeting.error
             if meeting.is_given_up:
                 raise PeerTimeoutError(
-                    "connecting the ranks: rank 0 has waited in vain, and is at its next try already",
+                    f"{_CONNECTING}: rank 0 has waited in vain, and is at its next try already",
                     where=f"rank {rank}",
                     todo="try again on this rank as well; raise `timeout` if it was only slow",
                 )

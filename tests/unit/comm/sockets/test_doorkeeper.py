@@ -1,0 +1,141 @@
+"""Strangers on the ports of a rank get nothing, and break nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import zmq
+
+from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.sockets.doorkeeper import MESSAGES, PIECES, Doorkeeper
+from deeppart.comm.sockets.header import Kind, packed
+from tests.unit.comm.worlds import do, on_all, world
+
+#: What ZeroMQ says to anybody, before it knows who it is: signature, version, mechanism, 64 bytes.
+GREETING_BYTES = 64
+
+
+@pytest.fixture
+def pair() -> Iterator[list[SocketComm]]:
+    with world(2) as comms:
+        yield comms
+
+
+def ports(comm: SocketComm) -> list[int]:
+    card = comm._transport.card
+    return [int(address.rpartition(":")[2]) for address in (card.address, card.bulk_address)]
+
+
+def works(pair: list[SocketComm]) -> bool:
+    """Short and long messages, in both directions, with the right bytes."""
+
+    def run(rank: int) -> bool:
+        there, here = np.full(300_000, rank, dtype=np.uint8), np.zeros(300_000, dtype=np.uint8)
+        moves = [pair[rank].receive_into(here, 1 - rank, 0), pair[rank].send(there, 1 - rank, 0)]
+        for each in moves:
+            do(pair[rank], each)
+        return bool((here == 1 - rank).all()) and do(pair[rank], pair[rank].allgather(b"x")) == [b"x", b"x"]
+
+    return on_all(2, run) == [True, True]
+
+
+def scans() -> list[bytes]:
+    """What port scanners and attackers begin with."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01"
+    return [
+        b"",
+        b"\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        bytes(8),
+        *(struct.pack("<q", rank) for rank in range(4)),  # how gloo's ranks name themselves
+        b"\x16\x03\x01\x00\x5f\x01\x00" + os.urandom(88),
+        os.urandom(5000),
+        bytes(100_000),
+        *(greeting + name.ljust(20, b"\0") + bytes(32) for name in (b"NULL", b"PLAIN", b"CURVE", b"GSSAPI")),
+        greeting + b"NULL".ljust(20, b"\0") + bytes(32) + b"\x04\x26\x05READY" + os.urandom(64),
+        greeting + b"PLAIN".ljust(20, b"\0") + bytes(32) + b"\x04\x0c\x05HELLO\x010\x04" + os.urandom(4),
+    ]
+
+
+def test_a_port_scan(pair: list[SocketComm]) -> None:
+    assert works(pair)
+    connections = []
+    for comm in pair:
+        for port in ports(comm):
+            for said in scans():
+                connection = socket.create_connection(("127.0.0.1", port))
+                connection.sendall(said)
+                connections.append(connection)
+    assert works(pair), "while they are connected"
+    for connection in connections:
+        connection.settimeout(0.05)
+        heard = b""
+        try:
+            while len(heard) < 10_000 and (more := connection.recv(4096)):
+                heard += more
+        except (TimeoutError, ConnectionError):
+            pass
+        assert len(heard) <= GREETING_BYTES + 50, f"{heard!r}"
+        connection.close()
+    assert works(pair)
+
+
+@pytest.mark.parametrize("how", ["null", "a key of its own", "the key of a rank", "a guess", "another's"])
+def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -> None:
+    """It knows everything that can be read at the store, and sends what a rank would send."""
+    assert works(pair)
+    cards = [comm._transport.card for comm in pair]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.linger = 0
+    monitor = stranger.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+    address = cards[1].address
+    if how in ("a key of its own", "the key of a rank"):
+        public, private = zmq.curve_keypair()
+        stranger.curve_serverkey = cards[1].public_key.encode()
+        stranger.curve_secretkey = private
+        stranger.curve_publickey = public if how == "a key of its own" else cards[0].public_key.encode()
+    elif how != "null":
+        address = cards[1].bulk_address
+        stranger.plain_username = b"0"
+        mine = pair[0]._transport._doors.doorkeeper.password(0)
+        stranger.plain_password = {"a guess": b"0" * 64, "another's": mine}[how]
+    stranger.connect(address)
+    header = packed(Kind.SHORT, (1, 0, 1))
+    for _ in range(3):
+        stranger.send_multipart([header, bytes(8)])
+    assert not monitor.poll(400), "it was let in"
+    here = np.zeros(8, dtype=np.uint8)
+    waiting = pair[1].receive_into(here, 0, 7)
+    next(waiting)
+    assert works(pair) and not here.any()
+    assert not stranger.poll(0), "it was told something"
+    context.destroy(linger=0)
+
+
+def test_nobody_comes_in_before_the_ranks_are_known_nor_after_the_end() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    keeper = Doorkeeper(context, b"secret")
+    assert keeper.password(0) != keeper.password(1)
+    keeper.let_in([b"a" * 32, b"b" * 32])
+
+    def asks(domain: bytes, mechanism: bytes, *credentials: bytes) -> int | None:
+        return keeper._rank([b"1.0", b"1", domain, b"127.0.0.1", b"", mechanism, *credentials])
+
+    assert asks(MESSAGES, b"CURVE", b"b" * 32) == 1
+    assert asks(MESSAGES, b"CURVE", b"c" * 32) is None
+    assert asks(PIECES, b"CURVE", b"b" * 32) is None
+    assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) == 1
+    for credentials in ((b"1", keeper.password(0)), (b"2", keeper.password(2)), (b"-1", keeper.password(0)), (b"1",)):
+        assert asks(PIECES, b"PLAIN", *credentials) is None
+    assert asks(MESSAGES, b"PLAIN", b"1", keeper.password(1)) is None
+    assert asks(MESSAGES, b"NULL") is None
+    keeper.let_in(())
+    assert asks(MESSAGES, b"CURVE", b"b" * 32) is None
+    assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) is None
+    context.term()

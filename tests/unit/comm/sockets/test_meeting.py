@@ -1,0 +1,224 @@
+"""How ranks find each other: whoever is late, gives up, or was there before."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deeppart.comm.sockets import meeting as module
+from deeppart.comm.sockets.card import Card
+from deeppart.comm.sockets.channel import SocketComm
+from deeppart.comm.sockets.doors import Doors
+from deeppart.comm.sockets.meeting import Place, meet
+from deeppart.errors import CommError, PeerTimeoutError
+from tests.unit.comm.worlds import LIMIT_S, do, on_all
+
+
+class Shelf:
+    """What is used of a store of torch."""
+
+    def __init__(self) -> None:
+        self.lock, self.values = threading.Lock(), dict[str, str]()
+
+    def set(self, key: str, value: str) -> None:
+        with self.lock:
+            self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        with self.lock:
+            return self.values[key].encode()
+
+    def add(self, key: str, amount: int) -> int:
+        with self.lock:
+            self.values[key] = str(int(self.values.get(key, "0")) + amount)
+            return int(self.values[key])
+
+    def check(self, keys: list[str]) -> bool:
+        with self.lock:
+            return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        with self.lock:
+            return self.values.pop(key, None) is not None
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+def start(shelf: Any, rank: int, size: int, timeout: float = LIMIT_S, **changes: Any) -> SocketComm:
+    """One rank's start. Each rank of the test counts its own starts, as processes do."""
+    given: dict[str, Any] = {"open_store": lambda: shelf, "interface": lambda: "127.0.0.1"} | changes
+    return meet(Place(f"{id(shelf)} {rank}", rank, size, **given), timeout)
+
+
+def use(comm: Any) -> Any:
+    """All ranks talk, and end the session."""
+    if isinstance(comm, Exception):
+        return comm
+    found = do(comm, comm.allgather(str(comm.rank).encode()))
+    do(comm, comm.allgather(b""))
+    comm.give_back()
+    return found
+
+
+def everyone(n: int) -> list[list[bytes]]:
+    return [[str(rank).encode() for rank in range(n)]] * n
+
+
+@pytest.mark.parametrize("n", [2, 3, 9])
+def test_all_meet_again_and_again(shelf: Shelf, n: int) -> None:
+    for _ in range(3):
+        assert on_all(n, lambda rank: use(start(shelf, rank, n))) == everyone(n)
+    assert not [key for key in shelf.values if key.startswith("card/")], "what was used is taken away"
+
+
+def test_two_sessions_at_a_time(shelf: Shelf) -> None:
+    def run(rank: int) -> list[Any]:
+        comms = [start(shelf, rank, 3) for _ in range(2)]
+        return [use(comm) for comm in reversed(comms)]
+
+    assert on_all(3, run) == [everyone(3)[:2]] * 3
+
+
+def test_a_late_rank_is_waited_for(shelf: Shelf) -> None:
+    for late in (0, 2):
+
+        def run(rank: int, late: int = late) -> Any:
+            time.sleep(0.6 * (rank == late))
+            return use(start(shelf, rank, 3))
+
+        assert on_all(3, run) == everyone(3)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_start_that_was_given_up_does_not_stand_in_the_way(shelf: Shelf, late: int) -> None:
+    """The first start of the late rank is not taken for the second of the others, whatever it was for."""
+    given_up = threading.Event()
+
+    def run(rank: int) -> Any:
+        if rank == late:
+            given_up.wait(LIMIT_S)
+        with pytest.raises(PeerTimeoutError, match="connecting the ranks") as caught:
+            start(shelf, rank, 2, timeout=0.5)
+        given_up.set()
+        return caught.value.summary, use(start(shelf, rank, 2))
+
+    found = on_all(2, run)
+    assert [talk for _, talk in found] == everyone(2), found
+
+
+def test_who_did_not_come_is_named(shelf: Shelf) -> None:
+    def run(rank: int) -> str:
+        if rank == 2:
+            return ""
+        with pytest.raises(PeerTimeoutError) as caught:
+            start(shelf, rank, 4, timeout=1.5)
+        return caught.value.summary
+
+    found = on_all(4, run)
+    assert all("for rank 2" in found[rank] for rank in (0, 1, 3)), found
+    assert not [key for key in shelf.values if key in ("card/1", "card/3")], "they do not come any more"
+
+
+def old_card(rank: int, start_number: int) -> Card:
+    """Of a process that has ended."""
+    doors = Doors("127.0.0.1", start_number, f"old {rank}", 5.0)
+    doors.close(0)
+    return doors.card
+
+
+@pytest.mark.parametrize("left", ["card", "roster", "both", "given-up", "later"])
+def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str) -> None:
+    """An elastic job that starts again meets at the same store."""
+    cards = [old_card(rank, 2 if left == "later" else 1) for rank in range(3)]
+    if left in ("card", "both", "later"):
+        shelf.set("card/2", cards[2].encode().decode())
+        shelf.add("came", 1)
+    if left in ("roster", "both"):
+        shelf.set("roster", json.dumps([json.loads(card.encode()) for card in cards]))
+        shelf.add("version", 7)
+    if left == "given-up":
+        shelf.set("given-up/old 1", "")
+        shelf.set("here", "[0, 1, 2]")
+
+    def run(rank: int) -> Any:
+        time.sleep(0.5 * (rank == 2))  # what was left of rank 2 is believed meanwhile
+        return use(start(shelf, rank, 3))
+
+    assert on_all(3, run) == everyone(3)
+
+
+def failing(error: Exception) -> Callable[[], Any]:
+    def open_store() -> Any:
+        raise error
+
+    return open_store
+
+
+def test_no_store(shelf: Shelf) -> None:
+    for rank in (0, 1):
+        with pytest.raises(CommError, match="the ranks cannot meet") as caught:
+            start(shelf, rank, 2, open_store=failing(ConnectionRefusedError("nobody there")))
+        assert "nobody there" in str(caught.value) and "MASTER_ADDR" in str(caught.value)
+
+
+def test_a_store_that_goes_away(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> Any:
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(shelf, "check", gone)
+    assert all(isinstance(each, CommError) for each in on_all(2, lambda rank: use(start(shelf, rank, 2))))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[1, 2]", '[{"address": 3}, {}]', "\x00"])
+def test_what_a_stranger_writes_into_the_store_is_an_error_or_nothing(shelf: Shelf, text: str) -> None:
+    shelf.set("card/1", text)
+    shelf.add("came", 1)
+    shelf.set("roster", text)
+    shelf.add("version", 3)
+    for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=2.0))):
+        assert isinstance(each, CommError) or each == everyone(2)[0], each
+
+
+def test_a_store_that_hangs_ends_in_a_timeout(shelf: Shelf) -> None:
+    def hang() -> Any:
+        time.sleep(3.0)
+
+    began = time.monotonic()
+    with pytest.raises(PeerTimeoutError):
+        start(shelf, 1, 2, timeout=0.5, open_store=hang)
+    assert time.monotonic() - began < 2.5
+
+
+def test_addresses_that_other_hosts_cannot_reach(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deeppart.comm.sockets import doors
+
+    hosts = iter(("one", "other"))
+    monkeypatch.setattr(doors, "host_name", lambda: next(hosts))
+    for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=5.0))):
+        assert isinstance(each, CommError) and "only their own host can reach them" in str(each)
+        assert "GLOO_SOCKET_IFNAME" in str(each)
+
+
+def test_the_thread_ends_with_the_start(shelf: Shelf) -> None:
+    on_all(3, lambda rank: use(start(shelf, rank, 3)))
+    with pytest.raises(PeerTimeoutError):
+        start(shelf, 0, 2, timeout=0.3)
+    end = time.monotonic() + 5.0
+    while any(thread.name.startswith("deeppart-") for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_many_ranks_look_less_often() -> None:
+    for size, most in ((2, 0.1), (4096, 4096 / 20_000)):
+        pauses = list(itertools.islice(module._pauses_s(size), 50))
+        assert pauses == sorted(pauses) and pauses[0] == 2e-3 and pauses[-1] == most
