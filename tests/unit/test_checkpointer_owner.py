@@ -146,17 +146,33 @@ def test_no_commit_in_a_copy_that_takes_the_place_of_the_directory(
         shutil.rmtree(old)
 
 
-def test_several_processes_without_mpi_never_act_as_several_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT"),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}, "scontrol show hostnames"),
+    ],
+)
+def test_several_processes_that_cannot_meet_never_act_as_several_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], text: str
 ) -> None:
-    """torchrun with four processes and no MPI between them: an error, not four jobs on one directory."""
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(LaunchError, match="torchrun started 4 processes"):
+    """Four processes and nothing between them: an error that says what to set, not four jobs on one directory."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match="started 4 processes, but nothing tells how they reach each other") as caught:
         deeppart.Checkpointer(config(tmp_path))
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("RANK", "0")
+    assert text in str(caught.value) and "process 2" in str(caught.value)
+    for name, value in zip(variables, ("0", "1"), strict=True):
+        monkeypatch.setenv(name, value)
     deeppart.Checkpointer(config(tmp_path)).close()
+
+
+def test_what_is_no_communicator_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="`comm` is no communicator") as caught:
+        deeppart.Checkpointer(config(tmp_path), comm="gloo")
+    assert "found: str" in str(caught.value)
 
 
 def test_a_communicator_of_ones_own(tmp_path: Path) -> None:

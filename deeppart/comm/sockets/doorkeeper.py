@@ -53,8 +53,9 @@ class Doorkeeper:
                 self._is_known.wait()
                 rank = self._rank(request) if len(request) >= _LENGTH_OF_REQUEST else None
                 number = request[1] if len(request) > 1 else b""
+                # 300: it may try again. A rank that has the roster earlier than this one is a stranger until then.
                 verdict = (
-                    (b"400", b"not a rank of this session", b"") if rank is None else (b"200", b"", str(rank).encode())
+                    (b"300", b"not a rank of this session", b"") if rank is None else (b"200", b"", str(rank).encode())
                 )
                 self._socket.send_multipart([b"1.0", number, *verdict, b""])
         except zmq.ZMQError:  # the context is terminated

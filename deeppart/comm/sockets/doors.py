@@ -20,6 +20,8 @@ PIECES_AT_ONCE = 8
 #: Between two tries to connect.
 RETRY_MS = 100
 _HEARTBEAT_MS = 5000
+#: After so long a connection on which neither side knows the other is broken off, and tried again.
+_HANDSHAKE_MS = 1000
 #: Ranks that connect at one moment.
 _BACKLOG = 4096
 
@@ -45,12 +47,13 @@ class Doors:
         self._public, self._private = zmq.curve_keypair()
         self._silence_ms = max(2 * _HEARTBEAT_MS, int(1000 * silence_s))
         self._context: zmq.Context[Socket] = zmq.Context(io_threads=1)
+        self.doorkeeper = Doorkeeper(self._context, secrets.token_bytes(32))
+        self.messages, self.pieces = self._new(zmq.ROUTER, interface), self._new(zmq.ROUTER, interface)
         try:
-            self.doorkeeper = Doorkeeper(self._context, secrets.token_bytes(32))
-            self.messages = self._bound(interface, MESSAGES)
-            self.pieces = self._bound(interface, PIECES)
+            self._bind(self.messages, interface, MESSAGES)
+            self._bind(self.pieces, interface, PIECES)
         except (zmq.ZMQError, OSError) as error:
-            self._context.destroy(linger=0)
+            self.close(0)
             raise CommError(
                 "cannot listen for the other ranks",
                 found=str(error),
@@ -60,8 +63,7 @@ class Doors:
         address, bulk = (socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self.messages, self.pieces))
         self.card = Card(address, bulk, self._public.decode(), host_name(), os.getpid(), start, call)
 
-    def _bound(self, interface: str, domain: bytes) -> Socket:
-        socket = self._new(zmq.ROUTER, interface)
+    def _bind(self, socket: Socket, interface: str, domain: bytes) -> None:
         socket.zap_domain, socket.zap_enforce_domain = domain, 1
         if domain == MESSAGES:
             socket.curve_server, socket.curve_secretkey = 1, self._private
@@ -70,7 +72,6 @@ class Doors:
         socket.router_handover = 1
         socket.rcvhwm = PIECES_AT_ONCE  # what has not been taken waits at its sender
         socket.bind(f"tcp://[{interface}]:*" if ":" in interface else f"tcp://{interface}:*")
-        return socket
 
     def to_messages(self, card: Card) -> Socket:
         """A socket to a rank, for messages."""
@@ -92,6 +93,7 @@ class Doors:
         socket.ipv6 = int(":" in address.removeprefix("tcp://").rpartition(":")[0])
         socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, self._silence_ms
         socket.sndhwm, socket.backlog, socket.reconnect_ivl = 0, _BACKLOG, RETRY_MS
+        socket.handshake_ivl = _HANDSHAKE_MS
         return socket
 
     def close(self, linger_ms: int) -> None:

@@ -15,8 +15,8 @@ class Kind(IntEnum):
     """Kinds of messages; in brackets, what the two further numbers are.
 
     SHORT is one as a whole. OFFER: a long one is there [its length, its address in the sender's memory]. READY: send
-    it, with this password. TAKEN: it has been read there. PIECE: a part of it [its offset]. WAITS: what ranks wait for
-    in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is gone.
+    it, with this password. TAKEN: the receiver has all of it. PIECE: a part of it [its offset]. WAITS: what ranks wait
+    for in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is gone.
     """
 
     SHORT = 0

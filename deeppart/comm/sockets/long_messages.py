@@ -19,14 +19,12 @@ class Outgoing:
 
     Attributes:
         sent: bytes that have been given to the socket.
-        flying: pieces whose memory the socket still needs.
-        is_complete: the receiver has it, or the socket needs its memory no more.
+        is_complete: the receiver has it, and has said so.
     """
 
     key: Key
     data: memoryview
     sent: int = 0
-    flying: int = 0
     is_complete: bool = False
 
 
@@ -37,19 +35,17 @@ class Pieces:
     Attributes:
         socket: to that rank.
         waiting: messages that it is ready for, in this order.
-        flying: pieces whose memory the socket still needs, and of which message each is.
+        flying: pieces that the socket still has.
     """
 
     socket: Socket
     waiting: deque[Outgoing] = field(default_factory=deque)
-    flying: deque[tuple[zmq.MessageTracker, Outgoing]] = field(default_factory=deque)
+    flying: deque[zmq.MessageTracker] = field(default_factory=deque)
 
     def push(self) -> bool:
         """Send on, without waiting; True if there is more to do."""
-        while self.flying and self.flying[0][0].done:
-            _, outgoing = self.flying.popleft()
-            outgoing.flying -= 1
-            outgoing.is_complete = outgoing.sent == outgoing.data.nbytes and not outgoing.flying
+        while self.flying and self.flying[0].done:
+            self.flying.popleft()
         while self.waiting and len(self.flying) < PIECES_AT_ONCE and self._send_piece(self.waiting[0]):
             if self.waiting[0].sent == self.waiting[0].data.nbytes:
                 self.waiting.popleft()
@@ -66,6 +62,5 @@ class Pieces:
             return False
         assert tracker is not None
         outgoing.sent += piece.nbytes
-        outgoing.flying += 1
-        self.flying.append((tracker, outgoing))
+        self.flying.append(tracker)
         return True

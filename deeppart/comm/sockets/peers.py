@@ -18,18 +18,24 @@ from deeppart.comm.sockets.trees import neighbours
 _FEW = 64
 #: A rank that refuses so many connections in a row has no socket any more.
 _MOST_RETRIES = 5
-_EVENTS = zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED
+#: What a rank has sent before it ended may still be on its way, by another connection than the one that broke off.
+_GRACE_S = 0.5
+_EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CONNECT_RETRIED
 
 
 @dataclass(slots=True)
 class _Peer:
-    """Another rank. It is needed if something is sent to it or waited for from it."""
+    """Another rank. It is needed if something is sent to it or waited for from it; connected once it has let us in;
+    lost when that connection broke off.
+    """
 
     messages: Socket
     monitor: Socket
     pieces: Pieces | None = None
     retries: int = 0
     is_needed: bool = False
+    is_connected: bool = False
+    lost_at: float | None = None
 
     def close(self, linger_ms: int) -> None:
         """What is still to be sent to it has so long."""
@@ -134,17 +140,24 @@ class Peers:
             self.gone.add(rank)
             self.say(Kind.GONE, rank)
 
-    def look_after(self) -> None:
-        """See who has ended the session, and who is gone."""
+    def look_after(self, now: float) -> None:
+        """See who has ended the session, and who is gone.
+
+        Args:
+            now: of a monotonic clock, in seconds.
+        """
         for rank, peer in list(self._peers.items()):
             self._listen(rank, peer)
             while has_something(peer.monitor):
                 event = recv_monitor_message(peer.monitor, zmq.NOBLOCK)["event"]
                 peer.retries += event == zmq.Event.CONNECT_RETRIED
-                self._listen(rank, peer)  # what it has said before it went
-                is_gone = event == zmq.Event.DISCONNECTED or (peer.is_needed and peer.retries > _MOST_RETRIES)
-                if is_gone and rank not in self.ended:
-                    self._lose(rank)
+                peer.is_connected |= event == zmq.Event.HANDSHAKE_SUCCEEDED
+                # One that has not heard of this rank yet breaks the connection off, too: it is tried again.
+                if peer.lost_at is None and event == zmq.Event.DISCONNECTED and peer.is_connected:
+                    peer.lost_at = now
+            is_lost = peer.lost_at is not None and now - peer.lost_at > _GRACE_S
+            if (is_lost or (peer.is_needed and peer.retries > _MOST_RETRIES)) and rank not in self.ended:
+                self._lose(rank)
 
     def _listen(self, rank: int, peer: _Peer) -> None:
         """What a rank has sent the other way."""

@@ -48,7 +48,7 @@ _LOOK_S = 10e-3
 #: What is waited for is passed on after so long.
 _TELL_S = 0.1
 #: What is still to be sent when the session is closed has so long.
-_CLOSING_MS = 2000
+_CLOSING_MS = 1000
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -241,7 +241,7 @@ class Transport:
             now = time.monotonic()
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
-                self._peers.look_after()
+                self._peers.look_after(now)
                 if now - self._told_at > _TELL_S and (news := self._roll_call.news()):
                     self._told_at = now
                     for channel, row in news:
@@ -250,14 +250,14 @@ class Transport:
             self._lock.release()
 
     def close(self) -> None:
-        """Tell the others that this rank ends the session, and give everything back. Waits three seconds at most."""
+        """Tell the others that this rank ends the session, and give everything back. Waits two seconds at most."""
         with self._lock:
             if self._closed or os.getpid() != self.card.pid:  # a forked child has none of it
                 return
             self._closed = True
             if self._peers.cards:
                 self._take(self._doors.messages, self._on_message)  # some may have ended the session: they hear nothing
-                self._peers.look_after()
+                self._peers.look_after(time.monotonic())
                 self._peers.say(Kind.ENDS, 0)
             self._shut(_CLOSING_MS)
 
@@ -336,7 +336,9 @@ class Transport:
         piece = np.frombuffer(data.buffer, dtype=np.uint8)
         incoming.buffer[offset : offset + piece.size] = piece
         incoming.come += piece.size
-        incoming.is_complete = incoming.come == incoming.buffer.size
+        if incoming.come == incoming.buffer.size:
+            incoming.is_complete = True
+            self._peers.put(rank, packed(Kind.TAKEN, key))
 
     def _begin(self, to: int, outgoing: Outgoing, password: bytes) -> None:
         """A rank is ready for a long message."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deeppart.config import Config
-from deeppart.config.job import expand_directory, job_name, launcher_world, node_name
+from deeppart.config.job import Launch, expand_directory, job_name, launch, node_name, socket_interface
 from deeppart.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -59,20 +59,48 @@ def test_the_node_is_the_schedulers_or_the_host(monkeypatch: pytest.MonkeyPatch)
     assert node_name() == "node3"
 
 
-def test_the_launcher_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE")
-    for name in (*names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+LAUNCHERS = """PMI_RANK PMI_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMIX_RANK RANK WORLD_SIZE SLURM_PROCID
+SLURM_STEP_NUM_TASKS MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID""".split()
+PLACE = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+PMI, TORCHRUN = {"PMI_RANK": "3", "PMI_SIZE": "8"}, {"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "none"}
+ENV, SRUN = {"RANK": "1", "WORLD_SIZE": "4"}, {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+AT = ("node1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        (PLACE, None),
+        ({"RANK": "1"}, None),
+        (ENV, Launch("env://", 1, 4, False)),
+        (ENV | PLACE, Launch("env://", 1, 4, False, AT)),
+        (ENV | PLACE | {"MASTER_PORT": "no"}, Launch("env://", 1, 4, False)),
+        (ENV | PLACE | {"MASTER_PORT": "70000"}, Launch("env://", 1, 4, False)),
+        (SRUN, Launch("srun", 0, 2, False)),
+        (SRUN | PLACE, Launch("srun", 0, 2, False, AT)),
+        (SRUN | {"PMIX_RANK": "0"}, Launch("srun", 0, 2, True)),
+        (SRUN | ENV, Launch("env://", 1, 4, False)),
+        (SRUN | PMI, Launch("mpirun (PMI)", 3, 8, True)),
+        (PMI | ENV | PLACE, Launch("mpirun (PMI)", 3, 8, True, AT)),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}, Launch("mpirun (Open MPI)", 3, 8, True)),
+        (PMI | {"PMI_RANK": "x"} | ENV, Launch("env://", 1, 4, False)),
+        (PMI | TORCHRUN | PLACE, Launch("torchrun", 1, 4, False, AT)),
+        (SRUN | TORCHRUN | PLACE, Launch("torchrun", 1, 4, False, AT)),
+    ],
+)
+def test_the_launcher_is_recognized(
+    variables: dict[str, str], expected: Launch | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    assert launcher_world() is None
-    monkeypatch.setenv("RANK", "1")
-    assert launcher_world() is None
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert launcher_world() == ("torchrun", 1, 4)
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    assert launcher_world() == ("torchrun", 1, 4)
-    monkeypatch.setenv("PMI_RANK", "3")
-    monkeypatch.setenv("PMI_SIZE", "8")
-    assert launcher_world() == ("mpirun (PMI)", 3, 8)
-    monkeypatch.setenv("PMI_RANK", "x")
-    assert launcher_world() == ("torchrun", 1, 4)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launch() == expected
+
+
+def test_the_interface_of_gloo_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert socket_interface() is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0,eth0")
+    assert socket_interface() == "ib0"

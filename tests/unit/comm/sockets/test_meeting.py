@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -24,7 +25,7 @@ class Shelf:
     """What is used of a store of torch."""
 
     def __init__(self) -> None:
-        self.lock, self.values = threading.Lock(), dict[str, str]()
+        self.lock, self.values, self.name = threading.Lock(), dict[str, str](), uuid4().hex
 
     def set(self, key: str, value: str) -> None:
         with self.lock:
@@ -56,7 +57,7 @@ def shelf() -> Shelf:
 def start(shelf: Any, rank: int, size: int, timeout: float = LIMIT_S, **changes: Any) -> SocketComm:
     """One rank's start. Each rank of the test counts its own starts, as processes do."""
     given: dict[str, Any] = {"open_store": lambda: shelf, "interface": lambda: "127.0.0.1"} | changes
-    return meet(Place(f"{id(shelf)} {rank}", rank, size, **given), timeout)
+    return meet(Place(f"{shelf.name} {rank}", rank, size, **given), timeout)
 
 
 def use(comm: Any) -> Any:
@@ -135,8 +136,9 @@ def old_card(rank: int, start_number: int) -> Card:
     return doors.card
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.02, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("left", ["card", "roster", "both", "given-up", "later"])
-def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str) -> None:
+def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str, late_s: float) -> None:
     """An elastic job that starts again meets at the same store."""
     cards = [old_card(rank, 2 if left == "later" else 1) for rank in range(3)]
     if left in ("card", "both", "later"):
@@ -150,7 +152,7 @@ def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str) -> Non
         shelf.set("here", "[0, 1, 2]")
 
     def run(rank: int) -> Any:
-        time.sleep(0.5 * (rank == 2))  # what was left of rank 2 is believed meanwhile
+        time.sleep(late_s * (rank == 2))  # what was left of rank 2 is believed meanwhile
         return use(start(shelf, rank, 3))
 
     assert on_all(3, run) == everyone(3)

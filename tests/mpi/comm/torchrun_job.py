@@ -1,0 +1,130 @@
+"""What a rank of test_torchrun.py does; started by torchrun, or by anything that sets the variables of env://.
+
+python torchrun_job.py WHAT DIRECTORY
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import deeppart
+
+TIMEOUT_S = 60.0
+
+
+def state(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(step)
+    return {"weights": torch.rand(400_000, generator=generator), "small": [torch.rand(10, generator=generator)] * 3}
+
+
+def settings(directory: Path) -> dict[str, Any]:
+    every = {"partner": 1, "parity": 1}
+    return {
+        "persistent_dir": str(directory / "ckpt"),
+        "local_dir": str(directory / "local" / "{rank}"),
+        "node_size": 1,
+        "every": every,
+        "timeout": TIMEOUT_S,
+    }
+
+
+def tell(directory: Path, **found: Any) -> None:
+    rank = os.environ.get("RANK") or os.environ["SLURM_PROCID"]
+    part = directory / f"told-{rank}.new"
+    part.write_text(json.dumps(found))
+    part.rename(directory / f"told-{rank}.json")
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return torch.equal(a["weights"], b["weights"]) and all(map(torch.equal, a["small"], b["small"]))
+
+
+def save(directory: Path, comm: Any = None) -> None:
+    with deeppart.Checkpointer(**settings(directory), comm=comm) as ck:
+        for step in (1, 2):
+            pending = ck.checkpoint(state(step), step)
+            for level in ("partner", "parity", "persistent"):
+                pending.wait(level)
+        tell(directory, ranks=ck.world_size, rank=ck.rank, mpi="mpi4py" in sys.modules)
+
+
+def restore(directory: Path, comm: Any = None) -> None:
+    live = state(0)
+    with deeppart.Checkpointer(**settings(directory), comm=comm) as ck:
+        step = ck.restore(live)
+        tell(directory, step=step, equal=equal(live, state(2)), explanation=ck.explanation)
+
+
+def with_group(directory: Path, before: bool) -> None:
+    """torch.distributed is initialized before, or after, the checkpointer is made."""
+
+    def initialize() -> None:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+
+    if before:
+        initialize()
+    with deeppart.Checkpointer(**settings(directory), comm=dist.group.WORLD if before else None) as ck:
+        if not before:
+            initialize()
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        ck.checkpoint(state(1), 1).wait()
+        tell(directory, ranks=ck.world_size, sum=ones.item())
+    dist.destroy_process_group()
+
+
+def in_two_groups(directory: Path) -> None:
+    """Two jobs in one: each half of the ranks has a checkpointer of its own."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = dist.get_rank() // 2
+    own = directory / f"half-{mine}"
+    with deeppart.Checkpointer(**settings(own), comm=halves[mine]) as ck:
+        ck.checkpoint(state(1 + mine), 1).wait()
+        refused = ""
+        try:
+            deeppart.Checkpointer(**settings(directory / "other"), comm=halves[1 - mine])
+        except deeppart.LaunchError as error:
+            refused = error.summary
+        tell(directory, ranks=ck.world_size, rank=ck.rank, refused=refused)
+    dist.destroy_process_group()
+
+
+def die(directory: Path) -> None:
+    """Rank 1 is killed between two checkpoints; the others say so at their next call, or in the background."""
+    with deeppart.Checkpointer(**settings(directory)) as ck:
+        for step in (1, 2):
+            ck.checkpoint(state(step), step).wait("persistent")
+        if ck.rank == 1:
+            (directory / "dies").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not (directory / "dies").exists():
+            time.sleep(1e-3)
+        try:
+            ck.checkpoint(state(3), 3).wait("persistent")
+        except deeppart.DeeppartError as error:
+            after_s = time.time() - float((directory / "dies").read_text())
+            tell(directory, error=type(error).__name__, text=str(error), after_s=after_s)
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    what, where = sys.argv[1], Path(sys.argv[2])
+    {
+        "save": save,
+        "restore": restore,
+        "group-before": lambda d: with_group(d, True),
+        "group-after": lambda d: with_group(d, False),
+        "two-groups": in_two_groups,
+        "die": die,
+    }[what](where)

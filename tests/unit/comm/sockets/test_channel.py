@@ -1,0 +1,68 @@
+"""Channels of one session: they do not mix, and the last one closes the sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deeppart.comm.sockets.channel import SocketComm
+from deeppart.errors import CommError
+from tests.unit.comm.worlds import do, on_all, world
+
+
+def test_collectives() -> None:
+    with world(3) as comms:
+
+        def run(rank: int) -> Any:
+            comm = comms[rank]
+            return (
+                do(comm, comm.allgather(b"x" * 50_000 * rank)) == [b"x" * 50_000 * other for other in range(3)],
+                do(comm, comm.gather(str(rank).encode())),
+                do(comm, comm.broadcast(b"told" if rank == 2 else None, 2)),
+                do(comm, comm.maximum(np.array([rank, -rank]))).tolist(),
+            )
+
+        found = on_all(3, run)
+        assert found == [(True, [b"0", b"1", b"2"] if rank == 0 else None, b"told", [2, 0]) for rank in range(3)]
+
+
+def test_channels_do_not_mix() -> None:
+    with world(2) as comms:
+        others: list[Any] = on_all(2, lambda rank: do(comms[rank], comms[rank].channel()))
+
+        def run(rank: int) -> list[Any]:
+            pair = [comms[rank], others[rank]] if rank else [others[rank], comms[rank]]
+            here = {id(comm): np.zeros(1, dtype=np.uint8) for comm in pair}
+            moves = [(comm, comm.send(np.full(1, comm is comms[rank], dtype=np.uint8), 1 - rank, 0)) for comm in pair]
+            moves += [(comm, comm.receive_into(here[id(comm)], 1 - rank, 0)) for comm in reversed(pair)]
+            for comm, operation in moves:
+                do(comm, operation)
+            return [int(here[id(comm)][0]) for comm in (comms[rank], others[rank])]
+
+        assert on_all(2, run) == [[1, 0]] * 2
+        for other in others:
+            other.give_back()
+            other.give_back()  # once more does nothing
+        assert on_all(2, lambda rank: do(comms[rank], comms[rank].allgather(b""))) == [[b"", b""]] * 2
+
+
+def test_the_last_channel_closes_the_sockets() -> None:
+    with world(2) as comms:
+        others: list[SocketComm] = on_all(2, lambda rank: do(comms[rank], comms[rank].channel()))
+        for comm in comms:
+            comm.give_back()
+        assert on_all(2, lambda rank: do(others[rank], others[rank].allgather(b""))) == [[b"", b""]] * 2
+        for comm in others:
+            comm.give_back()
+        with pytest.raises(CommError, match="has ended"):
+            do(others[0], others[0].allgather(b""))
+
+
+def test_messages_are_counted() -> None:
+    with world(2) as comms:
+        sending = comms[0].send(np.zeros(3, dtype=np.uint8), 1, 0)
+        do(comms[1], comms[1].receive_into(np.zeros(3, dtype=np.uint8), 0, 0))
+        do(comms[0], sending)
+        assert [(comm.sent, comm.received) for comm in comms] == [(1, 0), (0, 1)]

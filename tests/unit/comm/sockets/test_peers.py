@@ -1,0 +1,94 @@
+"""Other ranks: who is gone, who has ended, and who has come in another's place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from deeppart.comm.sockets import peers as module
+from deeppart.comm.sockets.doors import Doors
+from deeppart.comm.sockets.header import Kind, packed
+from deeppart.comm.sockets.transport import Transport
+from tests.unit.comm.worlds import transports
+
+
+def until(condition: Callable[[], bool], *made: Transport, seconds: float = 10.0) -> bool:
+    """Whether it comes true, while the ranks look at what has come."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        for each in made:
+            each.progress()
+        time.sleep(1e-3)
+    return condition()
+
+
+def kill(transport: Transport) -> None:
+    """As the kernel closes the sockets of a process."""
+    transport._closed = True
+    transport._shut(0)
+
+
+def test_who_is_gone_is_passed_on() -> None:
+    """Rank 0 has nothing to do with rank 2, and hears of it from rank 1."""
+    made = transports(3)
+    for sender, to in ((0, 1), (1, 2)):
+        made[sender].send(to, (1, 0, 1), b"x")
+    assert until(lambda: bool(made[2]._early) and bool(made[1]._early), *made)
+    kill(made[2])
+    assert until(lambda: made[0]._peers.gone == made[1]._peers.gone == {2}, *made[:2])
+    for each in made:
+        each.close()
+
+
+def test_who_has_ended_is_not_gone() -> None:
+    made = transports(3)
+    made[0].send(1, (1, 0, 1), b"x")
+    made[1].send(2, (1, 0, 1), b"x")
+    assert until(lambda: bool(made[2]._early) and bool(made[1]._early), *made)
+    made[1].close()
+    assert until(lambda: made[0]._peers.ended == {1} and made[2]._peers.ended == {1}, made[0], made[2])
+    time.sleep(0.1)
+    assert not until(lambda: bool(made[0]._peers.gone), made[0], seconds=0.3)
+    made[0].close()
+    made[2].close()
+
+
+def test_a_rank_that_was_gone_before_anybody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = transports(2)
+    kill(made[1])
+    began = time.monotonic()
+    made[0].send(1, (1, 0, 1), b"x")
+    assert until(lambda: made[0]._peers.gone == {1}, made[0])
+    assert time.monotonic() - began < 1.5
+    made[0].close()
+
+
+def test_another_one_has_come_in_its_place() -> None:
+    """What is said of the one before is of no account."""
+    made = transports(2)
+    made[0].send(1, (1, 0, 1), b"for the old one")
+    kill(made[1])
+    assert until(lambda: made[0]._peers.gone == {1}, made[0])
+    new = Transport(Doors("127.0.0.1", 1, "new", 30.0))
+    for rank, each in enumerate((made[0], new)):
+        each.know([made[0].card, new.card], rank, 2)
+    assert not made[0]._peers.gone
+    made[0]._peers.hear(1, Kind.GONE, (1, 1, 0))
+    made[0]._peers.hear(1, Kind.ENDS, (0, 1, 0))
+    assert not made[0]._peers.gone and not made[0]._peers.ended
+    made[0].send(1, (1, 0, 2), b"for the new one")
+    assert until(lambda: (0, (1, 0, 2)) in new._early, made[0], new)
+    assert (0, (1, 0, 1)) not in new._early
+    made[0].close()
+    new.close()
+
+
+def test_neighbours_alone_are_told_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FEW", 4)
+    made = transports(9)
+    made[0]._peers.tell_around(packed(Kind.WAITS, (1, 0, 0)), b"")
+    assert set(made[0]._peers._peers) == {1, 2, 4, 8, 5, 7}
+    for each in made:
+        each.close()

@@ -1,0 +1,103 @@
+"""The stores at which ranks meet: env://, process groups, and what is neither."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch.distributed as dist
+
+from deeppart.comm.sockets import stores
+from deeppart.config.job import Launch
+from deeppart.errors import CommError, LaunchError
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Any:
+    """A process group of this process alone."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=datetime.timedelta(seconds=20))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def works(store: Any) -> None:
+    """Everything that a meeting uses."""
+    store.set("a", "b")
+    assert store.get("a") == b"b" and store.check(["a"]) and not store.check(["none"])
+    counter = uuid4().hex
+    assert [store.add(counter, amount) for amount in (0, 2, 0)] == [0, 2, 2]
+    assert store.delete_key("a") and not store.check(["a"])
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the training may initialize torch.distributed there before or after."""
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    place = stores.at_environment(Launch("env://", 0, 1, False, ("127.0.0.1", port)), 20.0)
+    assert (place.rank, place.size, place.interface()) == (0, 1, "127.0.0.1")
+    works(place.open_store())
+    dist.init_process_group("gloo", rank=0, world_size=1, timeout=datetime.timedelta(seconds=20))
+    try:
+        works(place.open_store())
+    finally:
+        dist.destroy_process_group()
+    works(place.open_store())
+
+
+def test_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = stores.at_environment(Launch("env://", 1, 2, False, ("no-such-host.invalid", 1)), 20.0)
+    with pytest.raises(CommError, match="MASTER_ADDR cannot be reached") as caught:
+        place.interface()
+    assert "no-such-host.invalid:1" in str(caught.value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0,ib1")
+    assert place.interface() == "ib0"
+
+
+def test_a_process_group(group: Any) -> None:
+    for comm in (None, group, dist.new_group([0])):
+        place = stores.at_group(comm)
+        assert (place.rank, place.size) == (0, 1) and place.interface()
+        works(place.open_store())
+    assert stores.at_group(group).name != stores.at_group(dist.new_group([0])).name
+    assert stores.is_group(group) and not stores.initialized(), "one process is no job of several"
+
+
+def test_groups_that_this_process_is_not_in(group: Any) -> None:
+    outside = dist.GroupMember.NON_GROUP_MEMBER
+    assert stores.is_group(outside)
+    with pytest.raises(LaunchError, match="not in the process group"):
+        stores.at_group(outside)
+
+
+def test_an_older_torch(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        group_name = "old"
+
+    assert stores._store_of(dist, group) is not None
+    with pytest.raises(LaunchError, match="no store at which"):
+        stores._store_of(dist, Old())
+
+
+def test_what_is_no_group() -> None:
+    for each in (None, 3, "gloo", object()):
+        assert not stores.is_group(each)
+    assert not stores.initialized()
+
+
+def test_a_build_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    assert not stores.is_group(object()) and not stores.initialized()
+    with pytest.raises(LaunchError, match=r"without torch\.distributed"):
+        stores.at_group(None)
