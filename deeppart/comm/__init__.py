@@ -61,15 +61,7 @@ def connect(comm: Any, timeout: float) -> Comm:
 
 def _launched(launched: Launch | None, timeout: float) -> Comm:
     """The communicator of what a launcher has started."""
-    if (
-        launched is not None
-        and launched.size > 1
-        and launched.by_mpi
-        and importlib.util.find_spec("mpi4py") is not None
-    ):
-        world = _import_mpi(launched).COMM_WORLD
-        if world.Get_size() != launched.size:
-            raise _mismatch(launched, found=f"an MPI world of {world.Get_size()}")
+    if launched is not None and launched.size > 1 and (world := _world(launched)) is not None:
         return _over_mpi(world, timeout)
     if launched is not None and launched.size > 1 and launched.place is not None:
         from deeppart.comm.sockets.stores import at_environment
@@ -83,6 +75,28 @@ def _launched(launched: Launch | None, timeout: float) -> Comm:
     if launched is not None and launched.size > 1:
         raise _no_way_to_meet(launched)
     return SingleComm()
+
+
+def _world(launched: Launch) -> MPI.Comm | None:
+    """The communicator of all processes, where MPI connects them.
+
+    Process managers that srun uses for MPI are not all known here: where nothing else is told, MPI is tried.
+
+    Raises:
+        LaunchError: a launcher of MPI has started them, and MPI does not connect them.
+    """
+    is_tried = launched.launcher == "srun" and launched.place is None
+    if not (launched.by_mpi or is_tried) or importlib.util.find_spec("mpi4py") is None:
+        return None
+    try:
+        world: MPI.Comm = _import_mpi(launched).COMM_WORLD
+        if world.Get_size() != launched.size:
+            raise _mismatch(launched, found=f"an MPI world of {world.Get_size()}")
+    except LaunchError:
+        if is_tried:
+            return None
+        raise
+    return world
 
 
 def _check_world() -> None:

@@ -1,13 +1,16 @@
 """Who may connect to the sockets of a rank: the ranks of its session, and nobody else.
 
 ZeroMQ asks before a connection can carry anything (ZAP, rfc.zeromq.org/spec/27). A thread answers, so that nobody who
-connects has to wait until the training thread calls the library.
+connects has to wait until the training thread calls the library. A rank may come before this one has heard of it: who
+is not known is let wait a little, and refused then.
 """
 
 from __future__ import annotations
 
 import hmac
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 
 import zmq
@@ -16,6 +19,10 @@ import zmq
 MESSAGES, PIECES = b"deeppart-messages", b"deeppart-pieces"
 _ZAP = "inproc://zeromq.zap.01"
 _LENGTH_OF_REQUEST = 7
+#: How long somebody who is not known waits, how often it is looked whether he is by now, and how many may wait.
+_WAIT_S, _LOOK_MS, _MOST_WAITING = 5.0, 20, 1000
+#: Status codes: let in; no, but it may try again.
+_WELCOME, _NOT_NOW = b"200", b"300"
 
 
 class Doorkeeper:
@@ -31,16 +38,16 @@ class Doorkeeper:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], secret: bytes) -> None:
         self._secret = secret
-        self._keys: dict[bytes, int] = {}  # written once, before _is_known is set
-        self._is_known = threading.Event()
-        self._socket = context.socket(zmq.REP)
+        self._keys: dict[bytes, int] = {}  # replaced as a whole
+        #: Of the thread: envelope, request, and when it came.
+        self._waiting: deque[tuple[Sequence[bytes], Sequence[bytes], float]] = deque()
+        self._socket = context.socket(zmq.ROUTER)
         self._socket.bind(_ZAP)
         threading.Thread(target=self._answer, name="deeppart-doorkeeper", daemon=True).start()
 
     def let_in(self, public_keys: Sequence[bytes]) -> None:
         """The ranks are known: the public key of each, 32 bytes, in rank order; none for nobody at all."""
         self._keys = {key: rank for rank, key in enumerate(public_keys)}
-        self._is_known.set()
 
     def password(self, rank: int) -> bytes:
         """With which a rank may send pieces to this one."""
@@ -49,25 +56,37 @@ class Doorkeeper:
     def _answer(self) -> None:
         try:
             while True:
-                request = self._socket.recv_multipart()
-                self._is_known.wait()
-                rank = self._rank(request) if len(request) >= _LENGTH_OF_REQUEST else None
-                number = request[1] if len(request) > 1 else b""
-                # 300: it may try again. A rank that has the roster earlier than this one is a stranger until then.
-                verdict = (
-                    (b"300", b"not a rank of this session", b"") if rank is None else (b"200", b"", str(rank).encode())
-                )
-                self._socket.send_multipart([b"1.0", number, *verdict, b""])
+                if self._socket.poll(_LOOK_MS if self._waiting else None):
+                    frames = self._socket.recv_multipart()
+                    border = frames.index(b"") + 1
+                    self._waiting.append((frames[:border], frames[border:], time.monotonic()))
+                self._decide()
         except zmq.ZMQError:  # the context is terminated
             self._socket.close(linger=0)
 
+    def _decide(self) -> None:
+        """Answer those of whom it is known who they are, and those who have waited long enough."""
+        for _ in range(len(self._waiting)):
+            envelope, request, since = self._waiting.popleft()
+            rank = self._rank(request)
+            is_over = time.monotonic() - since > _WAIT_S or len(self._waiting) >= _MOST_WAITING
+            if rank is None and not is_over:
+                self._waiting.append((envelope, request, since))
+                continue
+            verdict = (_NOT_NOW, b"not a rank of this session", b"") if rank is None else (_WELCOME, b"", b"%d" % rank)
+            number = request[1] if len(request) > 1 else b""
+            self._socket.send_multipart([*envelope, b"1.0", number, *verdict, b""])
+
     def _rank(self, request: Sequence[bytes]) -> int | None:
         """The rank that asks; None for a stranger."""
+        if len(request) < _LENGTH_OF_REQUEST:
+            return None
+        keys = self._keys
         _, _, domain, _, _, mechanism, *credentials = request
         if (domain, mechanism, len(credentials)) == (MESSAGES, b"CURVE", 1):
-            return self._keys.get(credentials[0])
+            return keys.get(credentials[0])
         if (domain, mechanism, len(credentials)) == (PIECES, b"PLAIN", 2):
             name, password = credentials
-            known = name.isdigit() and int(name) < len(self._keys)
+            known = name.isdigit() and int(name) < len(keys)
             return int(name) if known and hmac.compare_digest(password, self.password(int(name))) else None
         return None

@@ -20,8 +20,6 @@ PIECES_AT_ONCE = 8
 #: Between two tries to connect.
 RETRY_MS = 100
 _HEARTBEAT_MS = 5000
-#: After so long a connection on which neither side knows the other is broken off, and tried again.
-_HANDSHAKE_MS = 1000
 #: Ranks that connect at one moment.
 _BACKLOG = 4096
 
@@ -93,7 +91,6 @@ class Doors:
         socket.ipv6 = int(":" in address.removeprefix("tcp://").rpartition(":")[0])
         socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, self._silence_ms
         socket.sndhwm, socket.backlog, socket.reconnect_ivl = 0, _BACKLOG, RETRY_MS
-        socket.handshake_ivl = _HANDSHAKE_MS
         return socket
 
     def close(self, linger_ms: int) -> None:

@@ -108,7 +108,7 @@ class Meeting:
                 cards = tuple(Card(**each) for each in json.loads(store.get("roster")))
                 seen = version
                 if len(cards) == self._size and cards[self._rank] == self._card:
-                    self.roster = (version, cards)
+                    self.roster, self.here = (version, cards), set(range(self._size))
             if self.roster is None and store.check([f"given-up/{self._card.call}"]):
                 self.is_given_up = True
                 return
@@ -126,7 +126,7 @@ class Meeting:
             if came != before and self._collect(store, found) and len(found) == self._size:
                 cards = tuple(found[rank] for rank in range(self._size))
                 store.set("roster", json.dumps([asdict(card) for card in cards]))
-                self.roster = (store.add("version", 1), cards)
+                self.roster, self.here = (store.add("version", 1), cards), set(found)
             if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
                 said_at = time.monotonic()
                 self.here = set(found)

@@ -135,6 +135,7 @@ def test_nobody_comes_in_before_the_ranks_are_known_nor_after_the_end() -> None:
         assert asks(PIECES, b"PLAIN", *credentials) is None
     assert asks(MESSAGES, b"PLAIN", b"1", keeper.password(1)) is None
     assert asks(MESSAGES, b"NULL") is None
+    assert keeper._rank([b"1.0"]) is None
     keeper.let_in(())
     assert asks(MESSAGES, b"CURVE", b"b" * 32) is None
     assert asks(PIECES, b"PLAIN", b"1", keeper.password(1)) is None
