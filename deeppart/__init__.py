@@ -1,4 +1,4 @@
-"""deeppart: multi-level checkpoints for PyTorch training under MPI.
+"""deeppart: multi-level checkpoints for PyTorch training, under MPI or torchrun.
 
     import deeppart
 

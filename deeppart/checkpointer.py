@@ -67,7 +67,7 @@ class Checkpointer:
 
     Args:
         config: a :class:`deeppart.Config`; None for the environment's and ``deeppart.toml``'s.
-        comm: an mpi4py communicator; None for ``MPI.COMM_WORLD`` when launched under MPI, otherwise one process.
+        comm: an mpi4py communicator, or a process group of ``torch.distributed``; None for all that was launched.
         settings: instead of a ``config``, its settings by name: ``Checkpointer(every="auto")``.
 
     Attributes:

@@ -62,7 +62,7 @@ def open_session(config: Config, comm: Any) -> Session:
     """Connect the ranks and open the directories (collective).
 
     Args:
-        comm: an mpi4py communicator, or None for COMM_WORLD under MPI and one process otherwise.
+        comm: see :func:`deeppart.comm.connect`.
 
     Raises:
         LaunchError, ConfigError, StorageError, DirectoryInUseError: what is wrong, on the rank that sees it.
