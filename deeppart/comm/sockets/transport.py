@@ -87,6 +87,10 @@ class Transport:
         self._left_channels: set[int] = set()
         self._looked_at, self._told_at = 0.0, 0.0
         self._closed = False
+        # For a session that never started, or that nobody closes. By a weak reference, not by __del__: of objects that
+        # refer to each other, the collector ends any first, and the sockets are to be closed in order.
+        self._finalizer = weakref.finalize(self, _shut, self._peers, doors, 0)
+        self._finalizer.atexit = False
 
     def know(self, cards: Sequence[Card], rank: int, version: int) -> None:
         """The ranks have met: who they are, in rank order. May be called again, if another one has come in one's place.
@@ -259,19 +263,10 @@ class Transport:
                 self._take(self._doors.messages, self._on_message)  # some may have ended the session: they hear nothing
                 self._peers.look_after(time.monotonic())
                 self._peers.say(Kind.ENDS, 0)
-            self._shut(_CLOSING_MS)
-
-    def __del__(self) -> None:
-        """Nobody has given it back: a session that never started, or was dropped."""
-        if not getattr(self, "_closed", True) and os.getpid() == self.card.pid:
-            self._closed = True
-            self._shut(linger_ms=0)
+            self._finalizer.detach()
+            _shut(self._peers, self._doors, _CLOSING_MS)
 
     # From here on everything is called with the lock.
-
-    def _shut(self, linger_ms: int) -> None:
-        self._peers.close(linger_ms)
-        self._doors.close(linger_ms)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -344,3 +339,10 @@ class Transport:
         """A rank is ready for a long message."""
         self._peers.pieces(to, password).waiting.append(outgoing)
         self._busy.add(to)
+
+
+def _shut(peers: Peers, doors: Doors, linger_ms: int) -> None:
+    """Close all sockets. What is still to be sent has so long."""
+    if os.getpid() == doors.card.pid:  # a forked child has none of them
+        peers.close(linger_ms)
+        doors.close(linger_ms)

@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool], *made: Transport, seconds: float = 10.0
 def kill(transport: Transport) -> None:
     """As the kernel closes the sockets of a process."""
     transport._closed = True
-    transport._shut(0)
+    transport._finalizer()
 
 
 def test_who_is_gone_is_passed_on() -> None:

@@ -131,7 +131,7 @@ def test_a_rank_that_is_gone_is_named_to_all_in_under_a_second() -> None:
         if rank == dead:
             time.sleep(0.2)
             transport._closed = True
-            transport._shut(0)  # as the kernel does when a process is killed
+            transport._finalizer()  # as the kernel does when a process is killed
             return time.monotonic(), ""
         with pytest.raises(CommError, match="rank 3 of this job: gone") as caught:
             do(comm, comm.allgather(b""), 30.0)
@@ -180,6 +180,14 @@ def test_a_wait_ends_and_names_who_did_not_come() -> None:
         assert all("save(step=4): waited 1.2 s for rank 2" in str(found[rank]) for rank in (0, 1, 3)), found
 
 
+class Holding(Exception):
+    """Holds a communicator, as tracebacks do."""
+
+    def __init__(self, comm: SocketComm) -> None:
+        super().__init__()
+        self.comm = comm
+
+
 def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
     def files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -191,10 +199,14 @@ def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
         if way == "closed":
             for comm in comms:
                 comm.give_back()
+        elif way == "dropped in a circle":
+            for comm in comms:
+                comm.broken = CommError(str(comm))
+                comm.broken.__context__ = Holding(comm)
 
     session("closed")  # the first takes what all share
     before = files()
-    for way in ("closed", "dropped"):
+    for way in ("closed", "dropped", "dropped in a circle"):
         for _ in range(3):
             session(way)
             gc.collect()
