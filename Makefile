@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PEERS  := $(VENV)/.peers
 RANKS  ?= 4
+# Between ranks of tests: mpi, or torch for the sockets of ranks that MPI does not connect.
+COMM   ?= mpi
+MPI_TESTS ?= tests/mpi
 # The other one: make test MPI=openmpi VENV=.venv-openmpi
 MPI    ?= mpich
 # Tests at a time, half of which wait on two processors; loadgroup keeps those that share a Slurm together.
@@ -21,8 +24,10 @@ test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
+test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo collect test test-single test-mpi coverage faults fuzz bench bench-nodes bench-interference bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo collect test test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +49,7 @@ demo: $(STAMP) ## train, kill, restart, compare: the main job, in one to four mi
 collect: $(STAMP) ## how many tests each file has, without those for ranks
 	$(BIN)/python -m pytest --collect-only -qq tests
 
-test: test-mpi test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time
+test: test-mpi test-sockets test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
 
 test-single: $(STAMP) ## the tests that start their own ranks, or need none
@@ -54,7 +59,11 @@ test-single: $(STAMP) ## the tests that start their own ranks, or need none
 test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
 	@rm -f $(NONE)-mpi
 	set -e; for ranks in $(RANKS); do \
-	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi tests/mpi $(ARGS) $(call none_is_fine,mpi); done
+	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi $(MPI_TESTS) $(ARGS) $(call none_is_fine,mpi); done
+
+# All tests for ranks pass without MPI, too: `make test COMM=torch`. Of every run, those that exchange most.
+test-sockets: $(STAMP) ## some of them once more, over the sockets of ranks without MPI
+	$(MAKE) --no-print-directory test-mpi COMM=torch MPI_TESTS="tests/mpi/comm tests/mpi/nodes tests/mpi/save"
 
 # Every interpreter that a test starts measures itself; those that are forked, and threads, too. Ends as the tests do.
 MEASURED := $(CURDIR)/.coverage-data

@@ -19,6 +19,8 @@ LEVELS = (LOCAL, PARTNER, ONE_OF_4, TWO_OF_4, PERSISTENT)
 #: What is lost before a restore -> the nodes. Two of which neither has the copy of the other.
 LOSSES: dict[str, tuple[int, ...]] = {"none": (), "one": (2,), "two": (1, 3)}
 OURS = "deeppart"
+#: At the end of a contestant's name: its ranks exchange over sockets, as those of torchrun, not by MPI.
+SOCKETS = "-sockets"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ def _ours() -> tuple[Contestant, ...]:
         Contestant("both", OURS, f"partner and parity, {_DIGESTS}", ""),
         Contestant("persistent", OURS, _DIGESTS, PERSISTENT, _TWO),
         Contestant("fewer", OURS, "replicated, on three ranks", ""),
+        *(
+            Contestant(name + SOCKETS, OURS, f"without MPI, {_DIGESTS}", level, losses)
+            for name, level, losses in (
+                ("local", LOCAL, _NOTHING),
+                ("partner", PARTNER, _TWO),
+                ("parity-1", ONE_OF_4, _ONE),
+                ("parity-2", TWO_OF_4, _TWO),
+            )
+        ),
     )
 
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ import numpy as np
 import torch
 import xxhash
 from mpi4py import MPI
+from torch.distributed import FileStore
 
 import deeppart
-from benchmarks.nodes_contestants import CASES, CONTESTANTS, LOSSES
+from benchmarks.nodes_contestants import CASES, CONTESTANTS, LOSSES, SOCKETS
+from deeppart.comm.sockets.meeting import Place, meet
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.recovery import recover
 
@@ -58,6 +60,7 @@ class Ranks:
         self.comm, self.nbytes, self.directory, self.seed = comm, nbytes, directory, seed
         self.state = _leaves(nbytes)
         self.cores = len(os.sched_getaffinity(0))
+        self.over_sockets = False
         fill(self.state, 100 * seed + comm.rank)
 
     def turn(self, case: str) -> dict[str, float]:
@@ -67,7 +70,17 @@ class Ranks:
         if case == "fewer":
             whole = self.fewer(self.comm.size)
             return {"fewer_s": whole, "fewer_quarter_s": self.fewer(1)}
-        return self.checkpoints(case) | self.restores(case)
+        self.over_sockets = case.endswith(SOCKETS)
+        losses = next(one.losses for one in CONTESTANTS if one.name == case)
+        case = case.removesuffix(SOCKETS)
+        return self.checkpoints(case) | self.restores(case, losses)
+
+    def ranks(self) -> Any:
+        """What a checkpointer gets as its communicator."""
+        if not self.over_sockets:
+            return self.comm
+        store = FileStore(str(self.directory / "store"), -1)
+        return meet(Place("nodes", self.comm.rank, self.comm.size, lambda: store, lambda: "127.0.0.1"), TIMEOUT_S)
 
     def timed(self, work: Callable[[], Any]) -> float:
         """Seconds of the slowest rank."""
@@ -127,7 +140,7 @@ class Ranks:
     def checkpoints(self, case: str) -> dict[str, float]:
         """Some checkpoints, the last of which is timed."""
         levels = ["local", *(level for level in ("partner", "parity", "persistent") if CASES[case]["every"].get(level))]
-        with deeppart.Checkpointer(self.config(case), self.comm) as checkpointer:
+        with deeppart.Checkpointer(self.config(case), self.ranks()) as checkpointer:
             for step in range(1, CHECKPOINTS + 1):
                 for leaf in self.state.values():
                     leaf.add_(1)  # as the optimizer does: right before, and all of it
@@ -150,10 +163,10 @@ class Ranks:
             measured["encode_gb_per_core_s"] = self.comm.size * self.nbytes / seconds / self.cores / 1e9
         return measured
 
-    def restores(self, case: str) -> dict[str, float]:
+    def restores(self, case: str, losses: Sequence[str]) -> dict[str, float]:
         """One after each loss that the case survives."""
         measured: dict[str, float] = {}
-        for loss in next(one.losses for one in CONTESTANTS if one.name == case):
+        for loss in losses:
             seconds, rebuilt = self._restore(case, LOSSES[loss])
             measured[f"{loss}_lost_s"] = seconds
             if case == "parity-2" and loss == "one":
@@ -176,7 +189,7 @@ class Ranks:
             return result
 
         recover._rebuild_mine = timing  # type: ignore[assignment]
-        with deeppart.Checkpointer(self.config(case), self.comm) as checkpointer:
+        with deeppart.Checkpointer(self.config(case), self.ranks()) as checkpointer:
             seconds = self.timed(lambda: checkpointer.restore(self.state))
         recover._rebuild_mine = rebuild
         good = all(torch.equal(right[name], leaf) for name, leaf in self.state.items())
