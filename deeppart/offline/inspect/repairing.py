@@ -7,7 +7,6 @@ not at all. Memory: one part; two where parity is computed from parts that have 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
 from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
 from deeppart.offline.inspect.node_files import NodeFiles
 from deeppart.offline.inspect.parity import encode_share
+from deeppart.offline.inspect.repair_paths import are_one, file_of, repair_order
 from deeppart.part import (
     FileSource,
     MemorySource,
@@ -46,7 +46,7 @@ from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, So
 from deeppart.recovery.load_part import LoadedPart, load_part, sound_pieces
 from deeppart.storage.files import DurableFile, fill
 from deeppart.storage.manifests import read_manifests
-from deeppart.storage.node import one_line
+from deeppart.storage.node import file_problem, one_line
 from deeppart.storage.steps import list_steps, parse_step_directory_name
 
 _TIMEOUT_S = 3600.0
@@ -100,7 +100,7 @@ class Repairer:
 
     def repair_nodes(self) -> list[Repaired]:
         """Everything that is damaged on the nodes: parts first, since parity is computed from them."""
-        damage = sorted((each.path for each in self._nodes.damage), key=_order)
+        damage = sorted((each.path for each in self._nodes.damage), key=repair_order)
         return [self._attempted(path) for path in damage]
 
     def repair(self, paths: Sequence[Path]) -> list[Repaired]:
@@ -109,7 +109,7 @@ class Repairer:
         for path in paths:
             if (place := parse_section_path(path)) is not None:
                 sections.setdefault(place.file, []).append(place)
-        files = [path for path in sorted(paths, key=_order) if parse_section_path(path) is None]
+        files = [path for path in sorted(paths, key=repair_order) if parse_section_path(path) is None]
         done = [self._attempted(path) for path in files]
         for file, places in sorted(sections.items()):
             done += self._attempted_node_file(Path(file), places)
@@ -157,6 +157,8 @@ class Repairer:
         if parsed is None:
             raise FormatError("not a file that can be repaired", where=str(path))
         rank, world_size = parsed
+        if (lent := self._repair_bases(path)) is not None:
+            return lent
         attempt = self._attempt_of(path, world_size)
         record = self._record(attempt, rank)
         part, source = self._get(attempt, rank, path, self._wanted(attempt, rank, path, record))
@@ -165,6 +167,19 @@ class Repairer:
                 fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
         _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return _told(source)
+
+    def _repair_bases(self, path: Path) -> str | None:
+        """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere."""
+        try:
+            with FileSource(path) as source:
+                names = PartReader(source, where=str(path), signing=self._signing).base_names
+            lacking = [path.with_name(name) for name in names if not access.exists(path.with_name(name))]
+            bases = [(base, parse_base_file_name(base.name)) for base in lacking]
+            sources = [self._repair_base(base, *parsed) for base, parsed in bases if parsed is not None]
+        except (FormatError, StorageError):
+            return None
+        sound = sources and file_problem(path, self._signing, lambda nbytes: None) is None
+        return ", ".join(sources) if sound else None
 
     def _repair_base(self, path: Path, rank: int, world_size: int, index_digest: str) -> str:
         """Find the same file anywhere else.
@@ -182,8 +197,8 @@ class Repairer:
             names += [committed.directory / each.file for each in records]  # sections, too
         tried = []
         for other in dict.fromkeys(names):
-            file = _file_of(other)
-            if str(other) in self._bad or not access.exists(file) or _are_one(path, file):
+            file = file_of(other)
+            if str(other) in self._bad or not access.exists(file) or are_one(path, file):
                 continue
             try:
                 with FileSource(other) as source:
@@ -239,7 +254,7 @@ class Repairer:
         return own or others or named
 
     def _is_persistent(self, path: Path) -> bool:
-        return _file_of(path).parent.parent == self._root
+        return file_of(path).parent.parent == self._root
 
     def _get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
         """A sound copy of a part, in memory.
@@ -373,21 +388,3 @@ def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
 
 def _told(source: Source) -> str:
     return source.path if source.rebuild is not None else f"{source.level} {source.path}"
-
-
-def _order(path: Path) -> int:
-    """Bases before the parts that refer to them, these before the parity that is computed of them."""
-    if parse_base_file_name(path.name) is not None:
-        return 0
-    return 2 if is_parity_file_name(path.name) else 1
-
-
-def _file_of(path: Path) -> Path:
-    """The file that a path leads to: of a section, the node file."""
-    place = parse_section_path(path)
-    return path if place is None else Path(place.file)
-
-
-def _are_one(path: Path, other: Path) -> bool:
-    """True if two names belong to one file."""
-    return access.exists(path) and os.path.samestat(access.lstat(path), access.lstat(other))
