@@ -94,7 +94,7 @@ def show(document: Mapping[str, Any], console: Console) -> None:
     _warn(machine, console)
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['kernel']}; {document['mib']} MiB on each of 4 ranks, "
-        f"each {_place(document)}; {len(rounds)} round{"s" if len(rounds) > 1 else ""}, everyone once in each, in an order drawn for it; "
+        f"each {_place(document)}; rounds: {len(rounds)}, everyone once in each, in an order drawn for it; "
         f"seconds of the slowest rank: median (least-most).\nLoad average at the start {machine['load_at_start']:.1f}; "
         f"processors in use then {100 * machine['busy']:.0f} %, meanwhile by others {100 * machine['others']:.0f} %, "
         f"taken by the host {100 * machine['stolen']:.1f} %."

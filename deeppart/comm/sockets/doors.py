@@ -62,35 +62,42 @@ class Doors:
         self.card = Card(address, bulk, self._public.decode(), host_name(), os.getpid(), start, call)
 
     def _bind(self, socket: Socket, interface: str, domain: bytes) -> None:
-        socket.zap_domain, socket.zap_enforce_domain = domain, 1
+        socket.set(zmq.ZAP_DOMAIN, domain)
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
         if domain == MESSAGES:
-            socket.curve_server, socket.curve_secretkey = 1, self._private
+            socket.set(zmq.CURVE_SERVER, 1)
+            socket.set(zmq.CURVE_SECRETKEY, self._private)
         else:
-            socket.plain_server = 1
-        socket.router_handover = 1
-        socket.rcvhwm = PIECES_AT_ONCE  # what has not been taken waits at its sender
+            socket.set(zmq.PLAIN_SERVER, 1)
+        socket.set(zmq.ROUTER_HANDOVER, 1)
+        socket.set(zmq.RCVHWM, PIECES_AT_ONCE)  # what has not been taken waits at its sender
         socket.bind(f"tcp://[{interface}]:*" if ":" in interface else f"tcp://{interface}:*")
 
     def to_messages(self, card: Card) -> Socket:
         """A socket to a rank, for messages."""
         socket = self._new(zmq.DEALER, card.address)
-        socket.curve_serverkey = card.public_key.encode()
-        socket.curve_publickey, socket.curve_secretkey = self._public, self._private
+        socket.set(zmq.CURVE_SERVERKEY, card.public_key.encode())
+        socket.set(zmq.CURVE_PUBLICKEY, self._public)
+        socket.set(zmq.CURVE_SECRETKEY, self._private)
         return socket
 
     def to_pieces(self, card: Card, rank: int, password: bytes) -> Socket:
         """A socket to a rank, for pieces of long messages from this one."""
         socket = self._new(zmq.DEALER, card.bulk_address)
-        socket.plain_username, socket.plain_password = str(rank).encode(), password
-        socket.sndhwm = PIECES_AT_ONCE
+        socket.set(zmq.PLAIN_USERNAME, str(rank).encode())
+        socket.set(zmq.PLAIN_PASSWORD, password)
+        socket.set(zmq.SNDHWM, PIECES_AT_ONCE)
         socket.connect(card.bulk_address)
         return socket
 
     def _new(self, kind: int, address: str) -> Socket:
         socket = self._context.socket(kind)
-        socket.ipv6 = int(":" in address.removeprefix("tcp://").rpartition(":")[0])
-        socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, self._silence_ms
-        socket.sndhwm, socket.backlog, socket.reconnect_ivl = 0, _BACKLOG, RETRY_MS
+        socket.set(zmq.IPV6, int(":" in address.removeprefix("tcp://").rpartition(":")[0]))
+        socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.BACKLOG, _BACKLOG)
+        socket.set(zmq.RECONNECT_IVL, RETRY_MS)
         return socket
 
     def close(self, linger_ms: int) -> None:

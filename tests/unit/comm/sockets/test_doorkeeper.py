@@ -92,19 +92,19 @@ def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -
     cards = [comm._transport.card for comm in pair]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.linger = 0
+    stranger.set(zmq.LINGER, 0)
     monitor = stranger.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
     address = cards[1].address
     if how in ("a key of its own", "the key of a rank"):
         public, private = zmq.curve_keypair()
-        stranger.curve_serverkey = cards[1].public_key.encode()
-        stranger.curve_secretkey = private
-        stranger.curve_publickey = public if how == "a key of its own" else cards[0].public_key.encode()
+        stranger.set(zmq.CURVE_SERVERKEY, cards[1].public_key.encode())
+        stranger.set(zmq.CURVE_SECRETKEY, private)
+        stranger.set(zmq.CURVE_PUBLICKEY, public if how == "a key of its own" else cards[0].public_key.encode())
     elif how != "null":
         address = cards[1].bulk_address
-        stranger.plain_username = b"0"
+        stranger.set(zmq.PLAIN_USERNAME, b"0")
         mine = pair[0]._transport._doors.doorkeeper.password(0)
-        stranger.plain_password = {"a guess": b"0" * 64, "another's": mine}[how]
+        stranger.set(zmq.PLAIN_PASSWORD, {"a guess": b"0" * 64, "another's": mine}[how])
     stranger.connect(address)
     header = packed(Kind.SHORT, (1, 0, 1))
     for _ in range(3):

@@ -180,12 +180,11 @@ def test_a_wait_ends_and_names_who_did_not_come() -> None:
         assert all("save(step=4): waited 1.2 s for rank 2" in str(found[rank]) for rank in (0, 1, 3)), found
 
 
-class Holding(Exception):
+class Holding(CommError):
     """Holds a communicator, as tracebacks do."""
 
     def __init__(self, comm: SocketComm) -> None:
-        super().__init__()
-        self.comm = comm
+        super().__init__("broken", where=comm)  # type: ignore[arg-type]
 
 
 def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
@@ -201,8 +200,7 @@ def test_nothing_is_left_when_it_is_closed_or_dropped() -> None:
                 comm.give_back()
         elif way == "dropped in a circle":
             for comm in comms:
-                comm.broken = CommError(str(comm))
-                comm.broken.__context__ = Holding(comm)
+                comm.broken = Holding(comm)
 
     session("closed")  # the first takes what all share
     before = files()
