@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deeppart.comm.base import Comm, Operation, rank_names
 from deeppart.comm.single import SingleComm
 from deeppart.comm.waiting import finish
-from deeppart.config.job import Launch, launch
+from deeppart.config.job import Launch, launch, meeting_variables
 from deeppart.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -166,10 +166,13 @@ def _no_way_to_meet(launched: Launch) -> LaunchError:
         todo += ": MASTER_ADDR=$(scontrol show hostnames | head -n 1); or start with srun --mpi=pmi2"
     if launched.by_mpi:
         todo = f"pip install mpi4py, built for the MPI of this launcher; or {todo}"
+    started = f"{launched.launcher} started {launched.size} processes"
+    if launched.launcher == "env://":
+        started = f"RANK and WORLD_SIZE tell of {launched.size} processes"
     return LaunchError(
-        f"{launched.launcher} started {launched.size} processes, but nothing tells how they reach each other",
-        expected="MPI, or MASTER_ADDR and MASTER_PORT",
-        found="neither" if launched.place is None else "no MPI",
+        f"{started}, but nothing tells how they reach each other",
+        expected="the host and the port of rank 0, or MPI",
+        found=meeting_variables(),
         where=f"process {launched.rank}",
         todo=todo,
     )

@@ -93,6 +93,16 @@ def _meeting_place() -> tuple[str, int] | None:
     return (host, int(port)) if host and port.isdigit() and 0 < int(port) < 1 << 16 else None
 
 
+def served_by_agent() -> bool:
+    """Whether torchrun serves the store at that place, rather than rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def meeting_variables() -> str:
+    """The two variables as they are, for messages."""
+    return ", ".join(f"{name}={os.environ.get(name, 'not set')}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
 def socket_interface() -> str | None:
     """The network interface on which ranks reach each other without MPI, by name; None where nobody has said."""
     return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None

@@ -161,7 +161,7 @@ def test_several_processes_that_cannot_meet_never_act_as_several_jobs(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match="started 4 processes, but nothing tells how they reach each other") as caught:
+    with pytest.raises(LaunchError, match="4 processes, but nothing tells how they reach each other") as caught:
         deeppart.Checkpointer(config(tmp_path))
     assert text in str(caught.value) and "process 2" in str(caught.value)
     for name, value in zip(variables, ("0", "1"), strict=True):

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+#: A host, or its address of version 4 or, in brackets, 6; and a port.
+_ADDRESS = re.compile(r"tcp://([\w.-]+|\[[0-9a-fA-F:.%\w]+\]):\d{1,5}")
+#: Z85, rfc.zeromq.org/spec/32.
+_KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
     """How a rank is reached. Nothing in it is secret.
+
+    Raises:
+        ValueError: an address or a key that is none.
 
     Attributes:
         address: of its socket for messages, as ZeroMQ writes it: ``tcp://10.0.0.1:41233``.
@@ -31,6 +40,14 @@ class Card:
     start: int
     call: str
 
+    def __post_init__(self) -> None:
+        texts = (self.address, self.bulk_address, self.public_key, self.host, self.call)
+        good = (
+            all(isinstance(each, str) for each in texts) and isinstance(self.pid, int) and isinstance(self.start, int)
+        )
+        if not good or not all(_ADDRESS.fullmatch(each) for each in texts[:2]) or not _KEY.fullmatch(self.public_key):
+            raise ValueError(f"not how a rank is reached: {self!r}")
+
     def encode(self) -> bytes:
         """As JSON."""
         return json.dumps(asdict(self)).encode()
@@ -40,7 +57,7 @@ class Card:
         """From what :meth:`encode` has made.
 
         Raises:
-            ValueError, TypeError, KeyError: it is something else.
+            ValueError, TypeError: it is something else.
         """
         return cls(**json.loads(data))
 

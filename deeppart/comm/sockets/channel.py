@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 
@@ -75,6 +76,8 @@ class SocketComm:
         return _nothing(self._transport.receive(source, (self._number, tag, number), buffer))
 
     def give_back(self) -> None:
+        if os.getpid() != self._transport.card.pid:  # in a forked child another thread may have held the lock
+            return
         with self._lock:
             if self._is_left:
                 return

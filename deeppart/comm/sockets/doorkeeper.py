@@ -51,15 +51,23 @@ class Doorkeeper:
 
     def password(self, rank: int) -> bytes:
         """With which a rank may send pieces to this one."""
-        return hmac.digest(self._secret, str(rank).encode(), "sha256").hex().encode()
+        return self._derived("password", rank)
+
+    def proof_key(self, rank: int) -> bytes:
+        """With which this rank proves to another that it is the one that gave it the password: never sent to a port."""
+        return self._derived("proof", rank)
+
+    def _derived(self, what: str, rank: int) -> bytes:
+        return hmac.digest(self._secret, f"{what} {rank}".encode(), "sha256").hex().encode()
 
     def _answer(self) -> None:
         try:
             while True:
                 if self._socket.poll(_LOOK_MS if self._waiting else None):
                     frames = self._socket.recv_multipart()
-                    border = frames.index(b"") + 1
-                    self._waiting.append((frames[:border], frames[border:], time.monotonic()))
+                    if b"" in frames:  # otherwise it is not ZeroMQ that asks
+                        border = frames.index(b"") + 1
+                        self._waiting.append((frames[:border], frames[border:], time.monotonic()))
                 self._decide()
         except zmq.ZMQError:  # the context is terminated
             self._socket.close(linger=0)

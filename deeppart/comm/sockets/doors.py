@@ -20,6 +20,8 @@ PIECES_AT_ONCE = 8
 #: Between two tries to connect.
 RETRY_MS = 100
 _HEARTBEAT_MS = 5000
+#: Whoever has connected and has not been let in by then is cut off.
+_STRANGER_MS = 10_000
 #: Ranks that connect at one moment.
 _BACKLOG = 4096
 
@@ -70,7 +72,9 @@ class Doors:
         else:
             socket.set(zmq.PLAIN_SERVER, 1)
         socket.set(zmq.ROUTER_HANDOVER, 1)
-        socket.set(zmq.RCVHWM, PIECES_AT_ONCE)  # what has not been taken waits at its sender
+        # Pieces that have not been taken wait at their sender; messages are short, and are to arrive before he ends.
+        socket.set(zmq.RCVHWM, 0 if domain == MESSAGES else PIECES_AT_ONCE)
+        socket.set(zmq.HANDSHAKE_IVL, _STRANGER_MS)
         socket.bind(f"tcp://[{interface}]:*" if ":" in interface else f"tcp://{interface}:*")
 
     def to_messages(self, card: Card) -> Socket:
@@ -87,11 +91,18 @@ class Doors:
         socket.set(zmq.PLAIN_USERNAME, str(rank).encode())
         socket.set(zmq.PLAIN_PASSWORD, password)
         socket.set(zmq.SNDHWM, PIECES_AT_ONCE)
-        socket.connect(card.bulk_address)
+        socket.set(zmq.RECONNECT_IVL, -1)  # whoever may listen there then
         return socket
 
     def _new(self, kind: int, address: str) -> Socket:
-        socket = self._context.socket(kind)
+        try:
+            socket = self._context.socket(kind)
+        except zmq.ZMQError as error:
+            raise CommError(
+                "no more sockets for the exchange between ranks",
+                found=str(error),
+                todo="raise the limit of open files (ulimit -n); `ss -tnp` shows who is connected to this process",
+            ) from error
         socket.set(zmq.IPV6, int(":" in address.removeprefix("tcp://").rpartition(":")[0]))
         socket.set(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)

@@ -15,18 +15,23 @@ class Kind(IntEnum):
     """Kinds of messages; in brackets, what the two further numbers are.
 
     SHORT is one as a whole. OFFER: a long one is there [its length, its address in the sender's memory]. READY: send
-    it, with this password. TAKEN: the receiver has all of it. PIECE: a part of it [its offset]. WAITS: what ranks wait
-    for in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is gone.
+    it, with this password, to whoever has this proof. TAKEN: the receiver has all of it. STOOD: and until then it was
+    still offered. PIECE: a part of it [its offset]. HELLO, PROOF: the first messages on a connection for pieces. WAITS:
+    what ranks wait for in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is
+    gone.
     """
 
     SHORT = 0
     OFFER = 1
     READY = 2
     TAKEN = 3
-    PIECE = 4
-    WAITS = 5
-    ENDS = 6
-    GONE = 7
+    STOOD = 4
+    PIECE = 5
+    HELLO = 6
+    PROOF = 7
+    WAITS = 8
+    ENDS = 9
+    GONE = 10
 
 
 def packed(kind: Kind, key: Key, first: int = 0, second: int = 0) -> bytes:

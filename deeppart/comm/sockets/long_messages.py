@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
 import zmq
 
 from deeppart.comm.sockets.doors import PIECES_AT_ONCE, Socket
-from deeppart.comm.sockets.header import Key, Kind, packed
+from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
 
 PIECE_BYTES = 1 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Outgoing:
-    """A long message. Its memory must stay as it is until it is complete.
+    """A long message. Its memory must stay as it is until it is complete; who has given it up holds it no more.
 
     Attributes:
         sent: bytes that have been given to the socket.
@@ -30,26 +33,50 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Pieces:
-    """The way to one rank for long messages.
+    """The way to one rank for long messages. Nothing is sent before the other end has proved to be that rank.
+
+    The password has let this rank in; but a port may have become somebody else's meanwhile, who lets in everybody.
 
     Attributes:
-        socket: to that rank.
-        waiting: messages that it is ready for, in this order.
+        socket: to that rank; connected to nobody else afterwards.
+        monitor: of the socket.
+        proof_key: which that rank has given to this one.
+        waiting: messages that it is ready for, in this order, as long as nobody has given them up.
         flying: pieces that the socket still has.
     """
 
     socket: Socket
-    waiting: deque[Outgoing] = field(default_factory=deque)
+    monitor: Socket
+    proof_key: bytes
+    waiting: deque[weakref.ref[Outgoing]] = field(default_factory=deque)
     flying: deque[zmq.MessageTracker] = field(default_factory=deque)
+    _nonce: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    _is_proved: bool = False
+
+    def greet(self) -> None:
+        """Ask for the proof."""
+        self.socket.send_multipart([packed(Kind.HELLO, (0, 0, 0)), self._nonce], zmq.NOBLOCK)
 
     def push(self) -> bool:
         """Send on, without waiting; True if there is more to do."""
+        if not self._is_proved and not self._hear_proof():
+            return True
         while self.flying and self.flying[0].done:
             self.flying.popleft()
-        while self.waiting and len(self.flying) < PIECES_AT_ONCE and self._send_piece(self.waiting[0]):
-            if self.waiting[0].sent == self.waiting[0].data.nbytes:
+        while self.waiting and len(self.flying) < PIECES_AT_ONCE:
+            outgoing = self.waiting[0]()
+            if outgoing is None or outgoing.sent == outgoing.data.nbytes:
                 self.waiting.popleft()
+            elif not self._send_piece(outgoing):
+                break
         return bool(self.waiting or self.flying)
+
+    def _hear_proof(self) -> bool:
+        if int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            header, found = self.socket.recv_multipart(zmq.NOBLOCK)
+            expected = prove(self.proof_key, self._nonce)
+            self._is_proved = unpacked(header)[0] == Kind.PROOF and hmac.compare_digest(found, expected)
+        return self._is_proved
 
     def _send_piece(self, outgoing: Outgoing) -> bool:
         at = outgoing.sent
@@ -64,3 +91,14 @@ class Pieces:
         outgoing.sent += piece.nbytes
         self.flying.append(tracker)
         return True
+
+    def close(self, linger_ms: int) -> None:
+        """What is still to be sent has so long."""
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(linger_ms)
+
+
+def prove(proof_key: bytes, nonce: bytes) -> bytes:
+    """The answer to a greeting, which only who has the key can give."""
+    return hmac.digest(proof_key, nonce, "sha256")

@@ -42,6 +42,8 @@ _CONNECTING = "connecting the ranks"
 _lock = threading.Lock()
 #: Name of what the ranks meet at -> starts of this process there. Guarded by the lock.
 _starts: Counter[str] = Counter()
+#: The same -> held by the start that is under way there. Guarded by the lock.
+_turns: dict[str, threading.Lock] = {}
 
 
 class Store(Protocol):
@@ -88,6 +90,8 @@ class Meeting:
     def _run(self) -> None:
         try:
             store = self._open_store()
+            if self._over.is_set():  # nobody is to wait for a rank that has given up
+                return
             if self._rank == 0:
                 self._receive(store)
             else:
@@ -114,8 +118,8 @@ class Meeting:
                 return
             if self.roster is None and store.check(["here"]):
                 self.here = {*json.loads(store.get("here")), self._rank}
-        if self.roster is None:
-            store.delete_key(own)  # nobody is to wait for a rank that has given up
+        if self.roster is None and store.check([own]) and store.get(own) == self._card.encode():
+            store.delete_key(own)  # unless it is that of the next start already
 
     def _receive(self, store: Store) -> None:
         """Of rank 0: collect the cards, and publish the roster whenever all are there and one is new."""
@@ -206,11 +210,18 @@ def meet(place: Place, timeout: float) -> SocketComm:
         PeerTimeoutError: not all ranks came in time, or this start has been given up by rank 0.
     """
     arrivals = Arrivals(place.rank, place.size)
+    with _lock:
+        in_turn = _turns.setdefault(place.name, threading.Lock())
+    if not in_turn.acquire(timeout=timeout):  # the starts of several threads
+        raise PeerTimeoutError(
+            f"{_CONNECTING}: another start of this process has not ended", where=f"rank {place.rank}"
+        )
     operation = _connected(place, arrivals, timeout)
     try:
         return finish(arrivals, operation, _CONNECTING, timeout)
     finally:
         operation.close()  # if it was given up, sockets and thread go now, not when the error is forgotten
+        in_turn.release()
 
 
 def _connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[SocketComm]:
@@ -234,7 +245,10 @@ def _connected(place: Place, arrivals: Arrivals, silence_s: float) -> Operation[
             if meeting.roster is not None and meeting.roster[0] != version:
                 version, cards = meeting.roster
                 _check_hosts(cards)
-                transport.know(cards, rank, version)
+                try:
+                    transport.know(cards, rank, version)
+                except ValueError as error:
+                    raise _no_store(error, rank) from error
                 messages = CollectiveMessages(transport, rank, size, _CHANNEL, version)
                 agreeing = trees.maximum(messages, np.zeros(1, dtype=np.int64))
             if agreeing is not None:
@@ -271,9 +285,12 @@ def _check_hosts(cards: Sequence[Card]) -> None:
 
 
 def _no_store(error: Exception, rank: int) -> CommError:
+    todo = "see that MASTER_ADDR and MASTER_PORT are those of rank 0's host, and that rank 0 still runs"
+    if "EADDRINUSE" in str(error) or "already in use" in str(error):
+        todo = "set MASTER_PORT to another one: another program, perhaps another job, listens there"
     return CommError(
         "the ranks cannot meet: there is no store, or it has gone away",
         found=f"{type(error).__name__}: {error}".partition("\n")[0][:500],
         where=f"rank {rank}",
-        todo="see that MASTER_ADDR and MASTER_PORT are those of rank 0's host, and that rank 0 still runs",
+        todo=todo,
     )

@@ -43,7 +43,7 @@ class _Peer:
         self.monitor.close(0)
         self.messages.close(linger_ms)
         if self.pieces is not None:
-            self.pieces.socket.close(linger_ms)
+            self.pieces.close(linger_ms)
 
 
 class Peers:
@@ -100,30 +100,39 @@ class Peers:
     def put(self, to: int, header: bytes, data: bytes = b"") -> None:
         """Send a message."""
         self.need(to)
-        self._peer(to).messages.send_multipart([header, data])
+        if not _sent(self._peer(to).messages, [header, data]):
+            self._lose(to)
 
-    def pieces(self, to: int, password: bytes = b"") -> Pieces:
-        """The way to a rank for pieces; the password is for the first time."""
+    def open_pieces(self, to: int, password: bytes, proof_key: bytes) -> Pieces:
+        """The way to a rank for pieces; what it has told of how it lets in, and proves, is for the first time."""
         peer = self._peer(to)
         if peer.pieces is None:
-            peer.pieces = Pieces(self._doors.to_pieces(self.cards[to], self.own_rank, password))
+            socket = self._doors.to_pieces(self.cards[to], self.own_rank, password)
+            peer.pieces = Pieces(socket, socket.get_monitor_socket(zmq.Event.DISCONNECTED), proof_key)
+            socket.connect(self.cards[to].bulk_address)
+            peer.pieces.greet()
         return peer.pieces
+
+    def push(self, to: int) -> bool:
+        """Send on pieces to a rank; True if there is more to do."""
+        peer = self._peers.get(to)
+        return peer is not None and peer.pieces is not None and to not in self.gone and peer.pieces.push()
 
     def say(self, kind: Kind, rank: int) -> None:
         """Tell all whom this rank is connected with, in either direction: a rank is gone, or this one ends."""
         header, over = packed(kind, (rank, self._version, 0)), self.gone | self.ended
         for other in self._peers.keys() - over:
-            self._peers[other].messages.send_multipart([header, b""])
+            _sent(self._peers[other].messages, [header, b""])
         for route, other in self.connected.items():
             if other not in self._peers and other not in over:
-                self._doors.messages.send_multipart([route, header, b""])
+                _sent(self._doors.messages, [route, header, b""])
 
     def tell_around(self, header: bytes, data: bytes) -> None:
         """Tell all, or neighbours that tell theirs."""
         size = len(self.cards)
         to = set(neighbours(self.own_rank, size) if size > _FEW else range(size)) - {self.own_rank}
         for rank in to - self.ended - self.gone:
-            self._peer(rank).messages.send_multipart([header, data])
+            _sent(self._peer(rank).messages, [header, data])
 
     def hear(self, rank: int, kind: Kind, key: Key) -> None:
         """A rank has said something."""
@@ -151,10 +160,13 @@ class Peers:
             while has_something(peer.monitor):
                 event = recv_monitor_message(peer.monitor, zmq.NOBLOCK)["event"]
                 peer.retries += event == zmq.Event.CONNECT_RETRIED
-                peer.is_connected |= event == zmq.Event.HANDSHAKE_SUCCEEDED
+                if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                    peer.is_connected, peer.retries = True, 0
                 # One that has not heard of this rank yet breaks the connection off, too: it is tried again.
                 if peer.lost_at is None and event == zmq.Event.DISCONNECTED and peer.is_connected:
                     peer.lost_at = now
+            if peer.pieces is not None and has_something(peer.pieces.monitor) and peer.lost_at is None:
+                peer.lost_at = now  # pieces that were on their way are lost
             is_lost = peer.lost_at is not None and now - peer.lost_at > _GRACE_S
             if (is_lost or (peer.is_needed and peer.retries > _MOST_RETRIES)) and rank not in self.ended:
                 self._lose(rank)
@@ -170,6 +182,15 @@ class Peers:
         """Close all connections to others."""
         for peer in self._peers.values():
             peer.close(linger_ms)
+
+
+def _sent(socket: Socket, frames: list[bytes]) -> bool:
+    """Send without waiting: False if ZeroMQ has given the connection up, as what answered there was no rank."""
+    try:
+        socket.send_multipart(frames, zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
 
 
 def has_something(socket: Socket) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 
 from deeppart.comm.sockets.card import address_towards
 from deeppart.comm.sockets.meeting import Place, Store
-from deeppart.config.job import Launch, socket_interface
+from deeppart.config.job import Launch, served_by_agent, socket_interface
 from deeppart.errors import CommError, LaunchError
 
 _PREFIX = "deeppart"
+#: Of the time that a start has, for the store; and at least so many seconds.
+_STORE_SHARE, _LEAST_S = 0.8, 0.1
 _lock = threading.Lock()
 #: Stores of ``env://`` that this process has connected to: on rank 0 the server lives as long as its object. Guarded by
 #: the lock.
@@ -32,12 +34,20 @@ def at_environment(launch: Launch, timeout: float) -> Place:
     def open_store() -> Store:
         key = (host, port, launch.rank, launch.size)
         with _lock:
+            if key in _connected and not _answers(_connected[key]):
+                del _connected[key]
             if key not in _connected:
-                # The public way that shares the server with an init_process_group() of this process, before or after.
-                steps = distributed.rendezvous(
-                    "env://", rank=launch.rank, world_size=launch.size, timeout=timedelta(seconds=timeout)
+                # As init_process_group() does, with which the server is shared then; but without waiting for everybody.
+                # It gives up before the start does, so that nothing of it is left at the end of the process.
+                _connected[key] = distributed.TCPStore(
+                    host,
+                    port,
+                    launch.size,
+                    is_master=launch.rank == 0 and not served_by_agent(),
+                    timeout=timedelta(seconds=max(_LEAST_S, _STORE_SHARE * timeout)),
+                    wait_for_workers=False,
+                    multi_tenant=True,
                 )
-                _connected[key] = next(steps)[0]
             store: Store = distributed.PrefixStore(_PREFIX, _connected[key])
         return store
 
@@ -62,6 +72,15 @@ def at_group(group: Any) -> Place:
     store = distributed.PrefixStore(_PREFIX, _store_of(distributed, group))
     size = distributed.get_world_size(group)
     return Place(f"group {group.group_name}", rank, size, lambda: store, _interface_without_place)
+
+
+def _answers(store: Any) -> bool:
+    """Whether the server is still there."""
+    try:
+        store.add("deeppart", 0)
+    except Exception:  # of whatever kind torch has for it
+        return False
+    return True
 
 
 def initialized() -> bool:

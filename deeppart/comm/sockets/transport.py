@@ -30,7 +30,7 @@ from deeppart.comm.base import Int64s, Operation, immediately, rank_names
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.doors import Doors, Socket
 from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
-from deeppart.comm.sockets.long_messages import Outgoing
+from deeppart.comm.sockets.long_messages import Outgoing, prove
 from deeppart.comm.sockets.peer_memory import read_memory
 from deeppart.comm.sockets.peers import Peers, has_something
 from deeppart.comm.sockets.roll_call import RollCall
@@ -80,7 +80,7 @@ class Transport:
         self._peers = Peers(doors)
         self._roll_call = RollCall(0)
         self._busy: set[int] = set()  # to whom long messages are on their way
-        self._outgoing: dict[tuple[int, Key], Outgoing] = {}
+        self._outgoing: weakref.WeakValueDictionary[tuple[int, Key], Outgoing] = weakref.WeakValueDictionary()
         self._incoming: weakref.WeakValueDictionary[tuple[int, Key], _Incoming] = weakref.WeakValueDictionary()
         #: What has come before it was waited for: a short message, or the address and length of a long one.
         self._early: dict[tuple[int, Key], Bytes | tuple[int, int]] = {}
@@ -112,6 +112,8 @@ class Transport:
     def send(self, to: int, key: Key, data: Bytes | bytes) -> Operation[None]:
         """Send a message. The transfer starts at the call; ``data`` must stay as it is until it ends."""
         array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
+        if not array.flags.c_contiguous:
+            raise ValueError("a message has to lie in one stretch of memory")
         with self._lock:
             self._refuse_closed()
             if to == self._peers.own_rank:
@@ -120,22 +122,18 @@ class Transport:
             if array.size <= SHORT_BYTES:
                 self._peers.put(to, packed(Kind.SHORT, key), array.tobytes())
                 return immediately(None)
-            outgoing = self._outgoing[to, key] = Outgoing(key, array.data)
+            outgoing = self._outgoing[to, key] = Outgoing(key, array.data)  # lives as long as the operation
             self._peers.put(to, packed(Kind.OFFER, key, array.size, array.ctypes.data))
         return self._sending(to, outgoing)
 
     def _sending(self, to: int, outgoing: Outgoing) -> Operation[None]:
-        try:
-            while True:
-                before = outgoing.sent
-                self.progress()
-                if outgoing.is_complete:
-                    return
-                self._check(to)
+        while not outgoing.is_complete:
+            before = outgoing.sent
+            has_all = self.progress()
+            if not outgoing.is_complete:
+                if has_all:
+                    self._check(to)
                 yield outgoing.sent > before
-        finally:
-            with self._lock:
-                self._outgoing.pop((to, outgoing.key), None)
 
     def receive(self, source: int, key: Key, buffer: Bytes | None = None) -> Operation[Bytes]:
         """A message; into the buffer, if there is one. The transfer starts at the call."""
@@ -154,9 +152,10 @@ class Transport:
             before = incoming.come
             if incoming.offer is not None:
                 self._accept(source, key, incoming)
-            self.progress()
+            has_all = self.progress()
             if not incoming.is_complete:
-                self._check(source)
+                if has_all:
+                    self._check(source)
                 yield incoming.come > before
         if incoming.problem is not None:
             raise incoming.problem
@@ -183,10 +182,11 @@ class Transport:
         with self._lock:
             self._refuse_closed()
             if incoming.come == nbytes:
+                # Complete when the sender, whom nobody else can stand in for, says that it was still offered.
                 self._peers.put(source, packed(Kind.TAKEN, key))
-                incoming.is_complete = True
             else:
-                self._peers.put(source, packed(Kind.READY, key), self._doors.doorkeeper.password(source))
+                keeper = self._doors.doorkeeper
+                self._peers.put(source, packed(Kind.READY, key), keeper.password(source) + keeper.proof_key(source))
 
     def _check(self, other: int) -> None:
         """Whether there is any sense in waiting.
@@ -230,17 +230,21 @@ class Transport:
             for place in [place for place in self._early if place[1][0] == channel]:
                 del self._early[place]
 
-    def progress(self) -> None:
-        """Take in what has come, and send on, without waiting. Another thread that is at it does it for this one."""
+    def progress(self) -> bool:
+        """Take in what has come, and send on, without waiting. Another thread that is at it does it for this one.
+
+        Returns:
+            True if all that has come has been taken in.
+        """
         if not self._lock.acquire(blocking=False):
-            return
+            return False
         try:
             if self._closed or not self._peers.cards:
-                return
-            self._take(self._doors.messages, self._on_message)
-            self._take(self._doors.pieces, self._on_piece)
+                return True
+            has_all = self._take(self._doors.messages, self._on_message)
+            has_all = self._take(self._doors.pieces, self._on_piece) and has_all
             for rank in list(self._busy):
-                if not self._peers.pieces(rank).push():
+                if not self._peers.push(rank):
                     self._busy.discard(rank)
             now = time.monotonic()
             if now - self._looked_at > _LOOK_S:
@@ -250,13 +254,16 @@ class Transport:
                     self._told_at = now
                     for channel, row in news:
                         self._peers.tell_around(packed(Kind.WAITS, (channel, 0, 0)), row)
+            return has_all
         finally:
             self._lock.release()
 
     def close(self) -> None:
         """Tell the others that this rank ends the session, and give everything back. Waits two seconds at most."""
+        if os.getpid() != self.card.pid:  # a forked child has none of it, and another thread may have held the lock
+            return
         with self._lock:
-            if self._closed or os.getpid() != self.card.pid:  # a forked child has none of it
+            if self._closed:
                 return
             self._closed = True
             if self._peers.cards:
@@ -272,12 +279,14 @@ class Transport:
         if self._closed:
             raise CommError("the session has ended on this rank", where=f"rank {self._peers.own_rank}")
 
-    def _take(self, socket: Socket, handle: Callable[[int, Sequence[zmq.Frame]], None]) -> None:
+    def _take(self, socket: Socket, handle: Callable[[int, Sequence[zmq.Frame]], None]) -> bool:
+        """Take in some of what has come; True if that was all."""
         for _ in range(_AT_ONCE):
             if not has_something(socket):
-                return
+                return True
             frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             handle(int(frames[-1].get("User-Id")), frames)
+        return not has_something(socket)
 
     def _on_message(self, rank: int, frames: Sequence[zmq.Frame]) -> None:
         route, header, data = frames
@@ -292,9 +301,13 @@ class Transport:
                 self._roll_call.merge(key[0], np.frombuffer(data.bytes, dtype=np.int64))
         elif kind in (Kind.ENDS, Kind.GONE):
             self._peers.hear(rank, kind, key)
+        elif kind == Kind.STOOD:
+            if (incoming := self._incoming.get((rank, key))) is not None:
+                incoming.is_complete = True
         elif (outgoing := self._outgoing.get((rank, key))) is not None:  # otherwise it was given up
             if kind == Kind.TAKEN:
                 outgoing.is_complete = True
+                self._peers.put(rank, packed(Kind.STOOD, key))
             else:
                 self._begin(rank, outgoing, data.bytes)
 
@@ -323,8 +336,12 @@ class Transport:
             incoming.come, incoming.is_complete = nbytes, True
 
     def _on_piece(self, rank: int, frames: Sequence[zmq.Frame]) -> None:
-        _, header, data = frames
-        _, key, offset, _ = unpacked(header.buffer)
+        route, header, data = frames
+        kind, key, offset, _ = unpacked(header.buffer)
+        if kind == Kind.HELLO:
+            proof = prove(self._doors.doorkeeper.proof_key(rank), data.bytes)
+            self._doors.pieces.send_multipart([route.bytes, packed(Kind.PROOF, key), proof], zmq.NOBLOCK)
+            return
         incoming = self._incoming.get((rank, key))
         if incoming is None or incoming.buffer is None:
             return  # it was given up
@@ -332,12 +349,12 @@ class Transport:
         incoming.buffer[offset : offset + piece.size] = piece
         incoming.come += piece.size
         if incoming.come == incoming.buffer.size:
-            incoming.is_complete = True
             self._peers.put(rank, packed(Kind.TAKEN, key))
 
     def _begin(self, to: int, outgoing: Outgoing, password: bytes) -> None:
-        """A rank is ready for a long message."""
-        self._peers.pieces(to, password).waiting.append(outgoing)
+        """A rank is ready for a long message: with what it lets this one in, and with what it proves who it is."""
+        half = len(password) // 2
+        self._peers.open_pieces(to, password[:half], password[half:]).waiting.append(weakref.ref(outgoing))
         self._busy.add(to)
 
 

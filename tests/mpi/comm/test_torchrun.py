@@ -117,6 +117,14 @@ def test_process_groups(tmp_path: Path) -> None:
         assert equal(deeppart.load(tmp_path / f"half-{half}" / "ckpt"), state(1 + half))
 
 
+def test_a_rank_that_comes_too_late_is_named_and_the_next_start_succeeds(tmp_path: Path) -> None:
+    commands = [[sys.executable, str(SCRIPT), "late", str(tmp_path)]] * 3
+    variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    found = told(3, commands, tmp_path, variables)
+    assert [each["ranks"] for each in found] == [3, 3, 3]
+    assert all(each["error"].endswith("for rank 2") for each in found[:2]), found
+
+
 def test_a_rank_that_dies_is_named_in_under_a_second(tmp_path: Path) -> None:
     commands = [[sys.executable, str(SCRIPT), "die", str(tmp_path)]] * 3  # torchrun would end the others
     variables = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

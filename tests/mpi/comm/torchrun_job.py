@@ -100,6 +100,24 @@ def in_two_groups(directory: Path) -> None:
     dist.destroy_process_group()
 
 
+def late(directory: Path) -> None:
+    """The last rank comes when the others have given up: they name it, and the next start succeeds."""
+    last = os.environ["RANK"] == "2"
+    if last:
+        while not (directory / "given-up").exists():
+            time.sleep(0.01)
+    given = settings(directory) | {"timeout": 2.0}
+    try:
+        deeppart.Checkpointer(**given).close()
+        error = ""
+    except deeppart.CommError as problem:
+        error = problem.summary
+    (directory / "given-up").touch()
+    with deeppart.Checkpointer(**settings(directory)) as ck:
+        ck.checkpoint(state(1), 1).wait()
+        tell(directory, error=error, ranks=ck.world_size)
+
+
 def die(directory: Path) -> None:
     """Rank 1 is killed between two checkpoints; the others say so at their next call, or in the background."""
     with deeppart.Checkpointer(**settings(directory)) as ck:
@@ -127,4 +145,5 @@ if __name__ == "__main__":
         "group-after": lambda d: with_group(d, False),
         "two-groups": in_two_groups,
         "die": die,
+        "late": late,
     }[what](where)

@@ -7,10 +7,19 @@ import pytest
 from deeppart.comm.sockets.card import Card, address_towards, host_name
 
 
+def replace_text(card: Card, old: str, new: str) -> bytes:
+    text = card.encode().decode()
+    assert old in text
+    return text.replace(old, new, 1).encode()
+
+
 def test_a_card_comes_back() -> None:
     card = Card("tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "k" * 40, host_name(), 77, 3, "call")
     assert Card.decode(card.encode()) == card
-    for bad in (b"", b"[]", b'{"address": 1}', b"\xff"):
+    changed = [
+        replace_text(card, *pair) for pair in (("tcp://", "foo://"), (":1", ""), ("k" * 40, "short"), ("77", '"x"'))
+    ]
+    for bad in (b"", b"[]", b'{"address": 1}', b"\xff", *changed):
         with pytest.raises((ValueError, TypeError)):
             Card.decode(bad)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +16,8 @@ import zmq
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.doorkeeper import MESSAGES, PIECES, Doorkeeper
 from deeppart.comm.sockets.header import Kind, packed
+from deeppart.comm.sockets.long_messages import Outgoing
+from deeppart.errors import CommError
 from tests.unit.comm.worlds import do, on_all, world
 
 #: What ZeroMQ says to anybody, before it knows who it is: signature, version, mechanism, 64 bytes.
@@ -115,6 +119,54 @@ def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -
     next(waiting)
     assert works(pair) and not here.any()
     assert not stranger.poll(0), "it was told something"
+    context.destroy(linger=0)
+
+
+def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
+    pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets in everybody, and takes what comes."""
+    from deeppart.comm.sockets import transport as module
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(module, "read_memory", refuse)
+    assert works(pair), "the sender has a connection for pieces"
+    there, here = np.full(60_000_000, 7, dtype=np.uint8), np.zeros(60_000_000, dtype=np.uint8)
+    sending, receiving = pair[0].send(there, 1, 5), pair[1].receive_into(here, 0, 5)
+    while not here.any():
+        next(sending)
+        next(receiving)
+    port = ports(pair[1])[1]
+    pair[1]._transport._closed = True
+    pair[1]._transport._finalizer()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.ROUTER)
+    stranger.set(zmq.PLAIN_SERVER, 1)
+    stranger.bind(f"tcp://127.0.0.1:{port}")
+    with pytest.raises(CommError, match="rank 1 of this job: gone"):
+        do(pair[0], sending)
+    again = pair[0]._transport
+    again._peers.gone.clear()
+    before = again._peers._peers[1].pieces
+    assert before is not None
+    before.close(0)
+    again._peers._peers[1].pieces = None  # as at the first long message to it
+    pieces = again._peers.open_pieces(1, b"p" * 64, b"k" * 64)
+    message = Outgoing((1, 0, 9), memoryview(bytes(5_000_000)))
+    pieces.waiting.append(weakref.ref(message))
+    got = b""
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        pieces.push()
+        if stranger.poll(10):
+            route, _, data = stranger.recv_multipart()
+            got += data
+            stranger.send_multipart([route, packed(Kind.PROOF, (0, 0, 0)), data])
+    assert len(got) <= 32 and not message.sent, "a greeting, and no more"
+    pieces.close(0)
+    again._peers._peers[1].pieces = None
     context.destroy(linger=0)
 
 

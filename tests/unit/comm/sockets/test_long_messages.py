@@ -1,14 +1,17 @@
-"""Pieces of long messages: as many on their way as may be, and memory that is kept as long as it is needed."""
+"""Pieces of long messages: as many on their way as may be, to nobody but the rank that they are for."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import zmq
 
 from deeppart.comm.sockets.doors import PIECES_AT_ONCE
-from deeppart.comm.sockets.header import unpacked
-from deeppart.comm.sockets.long_messages import PIECE_BYTES, Outgoing, Pieces
+from deeppart.comm.sockets.header import Kind, packed, unpacked
+from deeppart.comm.sockets.long_messages import PIECE_BYTES, Outgoing, Pieces, prove
+
+KEY = b"known to two ranks"
 
 
 class Tracker:
@@ -20,21 +23,46 @@ class Socket:
 
     def __init__(self, room: int) -> None:
         self.room, self.sent = room, list[tuple[bytes, int, Tracker]]()
+        self.nonce, self.answer = b"", b""
 
-    def send_multipart(self, frames: Any, flags: int, *, copy: bool, track: bool) -> Tracker:
-        assert flags == zmq.NOBLOCK and track and not copy
+    def send_multipart(self, frames: Any, flags: int, *, copy: bool = True, track: bool = False) -> Tracker | None:
+        assert flags == zmq.NOBLOCK
+        if not track:
+            assert unpacked(frames[0])[0] == Kind.HELLO
+            self.nonce = frames[1]
+            return None
+        assert not copy
         if not self.room:
             raise zmq.Again
         self.room -= 1
         self.sent.append((bytes(frames[0]), len(frames[1]), Tracker()))
         return self.sent[-1][2]
 
+    def get(self, option: int) -> int:
+        return zmq.POLLIN if option == zmq.EVENTS and self.answer else 0
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        found, self.answer = self.answer, b""
+        return [packed(Kind.PROOF, (0, 0, 0)), found]
+
+
+def made(room: int) -> tuple[Socket, Pieces]:
+    socket = Socket(room)
+    pieces = Pieces(socket, socket, KEY)  # type: ignore[arg-type]
+    pieces.greet()
+    return socket, pieces
+
+
+def outgoing(number: int) -> Outgoing:
+    return Outgoing((1, 0, number), memoryview(bytes(5 * PIECE_BYTES + 7)))
+
 
 def test_pieces() -> None:
-    socket = Socket(room=3)
-    pieces = Pieces(socket)  # type: ignore[arg-type]
-    first, second = (Outgoing((1, 0, n), memoryview(bytes(5 * PIECE_BYTES + 7))) for n in (1, 2))
-    pieces.waiting.extend([first, second])
+    socket, pieces = made(room=3)
+    first, second = outgoing(1), outgoing(2)
+    pieces.waiting.extend([weakref.ref(first), weakref.ref(second)])
+    assert pieces.push() and not socket.sent
+    socket.answer = prove(KEY, socket.nonce)
     assert pieces.push() and len(socket.sent) == 3 and first.sent == 3 * PIECE_BYTES
     socket.room = 100
     assert pieces.push() and len(socket.sent) == PIECES_AT_ONCE and second.sent == 2 * PIECE_BYTES
@@ -49,3 +77,24 @@ def test_pieces() -> None:
     offsets = [(unpacked(header)[1][2], unpacked(header)[2], nbytes) for header, nbytes, _ in socket.sent]
     lengths = [PIECE_BYTES] * 5 + [7]
     assert offsets == [(n, i * PIECE_BYTES, length) for n in (1, 2) for i, length in enumerate(lengths)]
+
+
+def test_nothing_is_sent_to_whoever_has_no_proof() -> None:
+    socket, pieces = made(room=100)
+    message = outgoing(1)
+    pieces.waiting.append(weakref.ref(message))
+    for answer in (b"x" * 32, prove(b"another key", socket.nonce), prove(KEY, b"another nonce"), socket.nonce):
+        socket.answer = answer
+        assert pieces.push() and not socket.sent
+    assert made(1)[0].nonce != made(1)[0].nonce
+
+
+def test_what_was_given_up_is_not_sent() -> None:
+    socket, pieces = made(room=100)
+    first, second = outgoing(1), outgoing(2)
+    pieces.waiting.extend([weakref.ref(first), weakref.ref(second)])
+    del first
+    socket.answer = prove(KEY, socket.nonce)
+    pieces.push()
+    assert {unpacked(header)[1][2] for header, _, _ in socket.sent} == {2}
+    assert second.sent == second.data.nbytes

@@ -89,6 +89,42 @@ def test_two_sessions_at_a_time(shelf: Shelf) -> None:
     assert on_all(3, run) == [everyone(3)[:2]] * 3
 
 
+def test_starts_of_two_threads_take_turns(shelf: Shelf) -> None:
+    def run(place: int) -> Any:
+        return use(start(shelf, place % 2, 2))
+
+    assert on_all(4, run) == [everyone(2)[0]] * 4
+
+
+def test_a_rank_that_gave_up_late_does_not_take_its_next_card_away(shelf: Shelf) -> None:
+    """Its first call of the store takes longer than the start has, and the thread that made it goes on."""
+    slow = threading.Event()
+
+    class Slow(Shelf):
+        def set(self, key: str, value: str) -> None:
+            if key == "card/1" and not slow.is_set():
+                slow.set()
+                time.sleep(1.6)
+            shelf.set(key, value)
+
+        def __getattribute__(self, name: str) -> Any:
+            return (
+                getattr(shelf, name)
+                if name in ("get", "add", "check", "delete_key", "name")
+                else super().__getattribute__(name)
+            )
+
+    shelf_of_1 = Slow()
+
+    def run(rank: int) -> Any:
+        mine = shelf_of_1 if rank else shelf
+        with pytest.raises(PeerTimeoutError):
+            start(mine, rank, 2, timeout=0.7)
+        return use(start(mine, rank, 2, timeout=10.0))
+
+    assert on_all(2, run) == everyone(2)
+
+
 def test_a_late_rank_is_waited_for(shelf: Shelf) -> None:
     for late in (0, 2):
 

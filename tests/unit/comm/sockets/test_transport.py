@@ -119,6 +119,75 @@ def test_what_comes_for_an_operation_that_was_given_up_lands_nowhere(
     assert on_all(2, lambda rank: do(pair[rank], pair[rank].allgather(b"goes on"))) == [[b"goes on"] * 2] * 2
 
 
+@pytest.mark.parametrize("when", ["timed out", "midway", "never begun"])
+def test_what_a_sender_has_given_up_is_never_received(pair: list[SocketComm], way: str, when: str) -> None:
+    """It may use its memory for something else then."""
+    memory = np.full(40_000_000, 7, dtype=np.uint8)
+    here = np.zeros_like(memory)
+    sending = pair[0].send(memory, 1, 3)
+    receiving: Any = None
+    if when == "timed out":
+        with pytest.raises(PeerTimeoutError):
+            do(pair[0], sending, 0.2)
+        pair[0].broken = None
+    elif when == "midway":
+        receiving = pair[1].receive_into(here, 0, 3)
+        for _ in range(3):
+            next(sending)
+            next(receiving)
+    sending.close()
+    del sending
+    gc.collect()
+    memory[:] = 99
+    receiving = receiving or pair[1].receive_into(here, 0, 3)
+
+    def run(rank: int) -> None:
+        if rank:
+            do(pair[1], receiving, 1.0)
+        else:  # goes on with something else, so that it hears and answers
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                pair[0]._transport.progress()
+
+    found = on_all(2, run)
+    assert isinstance(found[1], PeerTimeoutError), found
+
+
+def test_what_was_sent_before_the_end_of_a_session_arrives() -> None:
+    """However long the receiver has something else to do."""
+    with world(2) as comms:
+        n, nbytes = 400, 30_000
+        for number in range(n):
+            do(comms[0], comms[0].send(numbers(nbytes, number), 1, 0))
+        comms[0].give_back()
+        time.sleep(2.0)
+        for number in range(n):
+            here = np.zeros(nbytes, dtype=np.uint8)
+            do(comms[1], comms[1].receive_into(here, 0, 0))
+            assert (here == numbers(nbytes, number)).all()
+
+
+def test_memory_in_several_stretches_is_refused(pair: list[SocketComm]) -> None:
+    with pytest.raises(ValueError, match="one stretch"):
+        pair[0].send(np.zeros(200_000, dtype=np.uint8)[::2], 1, 0)
+
+
+def test_a_forked_child_leaves_everything_alone(pair: list[SocketComm]) -> None:
+    """Whatever lock another thread held at that moment."""
+    transport = pair[0]._transport
+    with transport._lock:
+        pid = os.fork()
+        if pid == 0:
+            pair[0].give_back()
+            transport.close()
+            os._exit(0)
+    end = time.monotonic() + 20.0
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        assert time.monotonic() < end, "the child hangs"
+        time.sleep(0.01)
+    assert on_all(2, lambda rank: do(pair[rank], pair[rank].allgather(b"x"))) == [[b"x", b"x"]] * 2
+
+
 def test_a_rank_that_is_gone_is_named_to_all_in_under_a_second() -> None:
     """Those too that have nothing to do with it."""
     n, dead = 6, 3
