@@ -1,6 +1,7 @@
 """Train a small language model, data parallel, with checkpoints: a script to start yours from.
 
     python examples/train_lm.py --checkpoint-dir checkpoints                                       # one process
+    torchrun --nproc-per-node 4 examples/train_lm.py --checkpoint-dir checkpoints --local-dir /local/scratch
     mpirun -n 4 python -m mpi4py examples/train_lm.py --checkpoint-dir checkpoints --local-dir /local/scratch
 
 Start it again after it has ended, for whatever reason and on as many ranks as you like: it goes on from its newest
@@ -12,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import deeppart  # <-
@@ -100,9 +103,12 @@ def average(gradients: Sequence[Tensor], loss: Tensor, ranks: int) -> float:
     """Replace the gradients by their mean over all ranks, in one message; returns the mean loss."""
     flat = torch.cat([*(gradient.flatten() for gradient in gradients), loss.detach().view(1)])
     if ranks > 1:
-        from mpi4py import MPI
+        if dist.is_initialized():
+            dist.all_reduce(flat)
+        else:
+            from mpi4py import MPI
 
-        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, flat.numpy())
+            MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, flat.numpy())
         flat /= ranks
     means = flat[:-1].split([gradient.numel() for gradient in gradients])
     for gradient, mean in zip(gradients, means, strict=True):
@@ -186,6 +192,8 @@ def main() -> None:
     for name, value in (("layers", 4), ("width", 160), ("heads", 4), ("context", 64), ("batch", 4), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun
+        dist.init_process_group("gloo")
     torch.set_num_threads(args.threads)
     torch.use_deterministic_algorithms(True)
     folders = {"persistent_dir": args.checkpoint_dir, "local_dir": args.local_dir}

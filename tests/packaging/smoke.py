@@ -1,4 +1,4 @@
-"""One process, no MPI: what ``pip install .`` brings is enough to save, restore and load, and for the commands.
+"""One process or torchrun, no MPI: what ``pip install .`` brings is enough to save, restore and load; and the commands.
 
 Run by .ci/run in an environment of its own, outside the repository: ``python smoke.py README.md``.
 """
@@ -24,6 +24,8 @@ def main(readme: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         round_trip(Path(directory) / "ckpt")
     print(f"saved, restored and loaded by {Path(deeppart.__file__).parent}, one process without MPI")
+    with tempfile.TemporaryDirectory() as directory:
+        two_ranks(Path(directory))
     text = readme.read_text()
     # `deeppart ls`, or a line of a code block that begins with it
     code = "\n".join([*re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL), *re.findall(r"`[^`\n]+`", text)])
@@ -49,6 +51,26 @@ def round_trip(path: Path) -> None:
     for found in (live, loaded):
         assert torch.equal(found["model"]["weight"], weight)
         assert found["epoch"] == 3
+
+
+RANK = """
+import sys
+import torch
+import deeppart
+
+with deeppart.Checkpointer(persistent_dir=sys.argv[1], timeout=100.0) as checkpointer:
+    assert checkpointer.world_size == 2
+    checkpointer.checkpoint({"w": torch.arange(100_000)}, step=1).wait("persistent")
+"""
+
+
+def two_ranks(directory: Path) -> None:
+    """torchrun needs nothing else."""
+    (directory / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*command, str(directory / "rank.py"), str(directory / "ckpt")], check=True, timeout=200)
+    assert torch.equal(deeppart.load(str(directory / "ckpt"))["w"], torch.arange(100_000))
+    print("saved by two ranks under torchrun, loaded by one process")
 
 
 if __name__ == "__main__":

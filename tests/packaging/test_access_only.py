@@ -28,6 +28,8 @@ MEANT = {
     ("config/sources.py", "open"): "the same",
     ("cli/commands.py", "os.open"): "/dev/null",
     ("cli/calibrate/__main__.py", "read_text"): "a list of tasks that deeppart-sim has just written",
+    ("comm/sockets/card.py", "read_text"): "/proc/sys/kernel/random/boot_id",
+    ("comm/sockets/card.py", "os.stat"): "the namespaces of this process, in /proc",
     ("storage/mapped.py", "os.stat"): "which file system it is on; nothing is read",
     ("storage/mapped.py", "read_text"): "/proc/self/mountinfo",
     ("storage/owner.py", "os.stat"): "what /proc says other processes have open",

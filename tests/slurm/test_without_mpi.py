@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import deeppart
-from tests.mpi.comm.test_torchrun import SCRIPT, free_port
-from tests.mpi.comm.torchrun_job import equal, state
 from tests.mpi.launchers import ROOT
+from tests.mpi.test_torchrun import SCRIPT, free_port
+from tests.mpi.torchrun_job import equal, state
 from tests.slurm.rig import Rig
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import deeppart
-from tests.mpi.comm.torchrun_job import equal, state
 from tests.mpi.launchers import ROOT, environment
+from tests.mpi.torchrun_job import equal, state
 
-SCRIPT = ROOT / "tests" / "mpi" / "comm" / "torchrun_job.py"
+SCRIPT = ROOT / "tests" / "mpi" / "torchrun_job.py"
 LIMIT_S = 200.0
 
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
@@ -115,6 +115,19 @@ def test_process_groups(tmp_path: Path) -> None:
         assert "not in the process group" in found["refused"]
     for half in (0, 1):
         assert equal(deeppart.load(tmp_path / f"half-{half}" / "ckpt"), state(1 + half))
+
+
+def test_the_example_goes_on_with_more_ranks(tmp_path: Path) -> None:
+    for n, steps in ((2, 10), (3, 20)):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), "--master-port"]
+        command += [str(free_port()), str(ROOT / "examples" / "train_lm.py"), "--steps", str(steps), "--every", "10"]
+        command += ["--layers", "1", "--width", "48", "--heads", "2", "--checkpoint-dir", str(tmp_path / "ckpt")]
+        done = subprocess.run(
+            command, env=environment({}, LIMIT_S), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"finished at step {steps}" in done.stdout
+    assert "resumed from step 10" in done.stdout
 
 
 def test_a_rank_that_comes_too_late_is_named_and_the_next_start_succeeds(tmp_path: Path) -> None:
