@@ -24,10 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from demo_jobs import Job, JobError, run, swept_shared_memory
-from demo_plot import Curves, draw, with_range
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+try:
+    from demo_plot import Curves, draw, with_range
+except ModuleNotFoundError as error:
+    sys.exit(f"the demo needs {error.name}: pip install 'deeppart[mpich,demo]'")
 
 HERE = Path(__file__).resolve().parent
 #: Seconds that one job may take.

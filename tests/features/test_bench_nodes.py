@@ -15,7 +15,7 @@ from benchmarks.hosts import linked_hosts
 from benchmarks.launching import CannotRunError, environment_of_ranks, find_launcher
 from benchmarks.machine import Load, why_no_evidence
 from benchmarks.nodes import main
-from benchmarks.nodes_contestants import CASES, CONTESTANTS, LEVELS, LOSSES, OURS, chosen
+from benchmarks.nodes_contestants import CASES, CONTESTANTS, LEVELS, LOSSES, OURS, SOCKETS, chosen
 from benchmarks.nodes_report import OTHERS, ratios, rows, spread, values_of
 from tests.mpi import launchers
 
@@ -42,10 +42,13 @@ def test_contestants_are_what_tables_and_ranks_know() -> None:
     assert len(set(names)) == len(names)
     assert {one.program for one in CONTESTANTS} - {""} == set(PROGRAMS)
     ours = {one.name for one in CONTESTANTS if not one.program}
-    assert ours == {*CASES, "limits", "fewer"}
+    assert {name for name in ours if not name.endswith(SOCKETS)} == {*CASES, "limits", "fewer"}
+    assert {name.removesuffix(SOCKETS) for name in ours if name.endswith(SOCKETS)} <= set(CASES)
     assert {one.level for one in CONTESTANTS} == {*LEVELS, ""}
     for level in LEVELS:
-        assert sum(one.who == OURS for one in CONTESTANTS if one.level == level) == 1
+        of_level = [one for one in CONTESTANTS if one.level == level and not one.name.endswith(SOCKETS)]
+        assert sum(one.who == OURS for one in of_level) == 1
+        assert next(one for one in CONTESTANTS if one.level == level and one.who == OURS) in of_level, "its ratios"
     assert {loss for one in CONTESTANTS for loss in one.losses} == set(LOSSES)
     assert {name for name, *_ in OTHERS} <= set(names)
 
@@ -70,7 +73,7 @@ def test_fti_is_started_for_each_restore() -> None:
 def test_what_is_not_built_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "fti_rounds").touch()
     found, left_out = chosen(["fti", "redset-rs", "local"], tmp_path)
-    assert [one.name for one in found] == ["local", "fti-1", "fti-2", "fti-3", "fti-4"]
+    assert [one.name for one in found] == ["local", "local-sockets", "fti-1", "fti-2", "fti-3", "fti-4"]
     assert list(left_out) == ["redset-rs"] and "build_peers.py" in left_out["redset-rs"]
     with pytest.raises(ValueError, match="no nobody; there are limits, local"):
         chosen(["local", "nobody"], tmp_path)

@@ -247,11 +247,12 @@ def test_addresses_that_other_hosts_cannot_reach(shelf: Shelf, monkeypatch: pyte
 
 
 def test_the_thread_ends_with_the_start(shelf: Shelf) -> None:
+    before = set(threading.enumerate())
     on_all(3, lambda rank: use(start(shelf, rank, 3)))
     with pytest.raises(PeerTimeoutError):
         start(shelf, 0, 2, timeout=0.3)
-    end = time.monotonic() + 5.0
-    while any(thread.name.startswith("deeppart-") for thread in threading.enumerate()):
+    end = time.monotonic() + 10.0
+    while any(thread.name.startswith("deeppart-") for thread in set(threading.enumerate()) - before):
         assert time.monotonic() < end
         time.sleep(0.01)
 
