@@ -33,6 +33,8 @@ from deeppart.errors import CommError, PeerTimeoutError
 _LOOK_S, _LOOK_MOST_S, _LOOKS_PER_S = 2e-3, 0.1, 20_000
 #: How often rank 0 says who is there, for those that want to say whom they wait for.
 _SAY_S = 0.25
+#: How often the others ask for that, and whether their start has been given up.
+_ASK_S = 0.5
 #: How long the thread is waited for at the end; it may be in a call of the store that does not end.
 _END_S = 0.5
 _CHANNEL = 0
@@ -99,38 +101,45 @@ class Meeting:
         except Exception as error:  # of whatever kind torch has for it
             self.error = error
 
+    def _roster_key(self, version: int) -> str:
+        return f"roster/{self._card.start}/{version}"
+
     def _register(self, store: Store) -> None:
         """Of any rank but 0: leave the card, and wait for a roster that has it."""
-        own, seen = f"card/{self._rank}", -1
+        own, version, asked_at = f"card/{self._rank}", 0, time.monotonic()
         store.set(own, self._card.encode().decode())
         store.add("came", 1)
         for pause_s in _pauses_s(self._size):
             if self._over.wait(pause_s):
                 break
-            version = store.add("version", 0)
-            if version != seen and version:
-                cards = tuple(Card(**each) for each in json.loads(store.get("roster")))
-                seen = version
+            while store.check([self._roster_key(version + 1)]):
+                version += 1
+                cards = tuple(Card(**each) for each in json.loads(store.get(self._roster_key(version))))
                 if len(cards) == self._size and cards[self._rank] == self._card:
                     self.roster, self.here = (version, cards), set(range(self._size))
-            if self.roster is None and store.check([f"given-up/{self._card.call}"]):
-                self.is_given_up = True
-                return
-            if self.roster is None and store.check(["here"]):
-                self.here = {*json.loads(store.get("here")), self._rank}
+            if self.roster is None and time.monotonic() - asked_at > _ASK_S:
+                asked_at = time.monotonic()
+                if store.check([f"given-up/{self._card.call}"]):
+                    self.is_given_up = True
+                    return
+                if store.check(["here"]):
+                    self.here = {*json.loads(store.get("here")), self._rank}
         if self.roster is None and store.check([own]) and store.get(own) == self._card.encode():
             store.delete_key(own)  # unless it is that of the next start already
 
     def _receive(self, store: Store) -> None:
         """Of rank 0: collect the cards, and publish the roster whenever all are there and one is new."""
         found = {0: self._card}
-        came, said_at = -1, 0.0
+        came, said_at, version = -1, 0.0, 0
         for pause_s in _pauses_s(self._size):
             before, came = came, store.add("came", 0)
             if came != before and self._collect(store, found) and len(found) == self._size:
                 cards = tuple(found[rank] for rank in range(self._size))
-                store.set("roster", json.dumps([asdict(card) for card in cards]))
-                self.roster, self.here = (store.add("version", 1), cards), set(found)
+                version += 1
+                while store.check([self._roster_key(version)]):
+                    version += 1  # of processes before these: nobody finds his card in it
+                store.set(self._roster_key(version), json.dumps([asdict(card) for card in cards]))
+                self.roster, self.here = (version, cards), set(found)
             if time.monotonic() - said_at > _SAY_S and len(found) < self._size:
                 said_at = time.monotonic()
                 self.here = set(found)

@@ -181,8 +181,8 @@ def test_what_a_job_before_has_left_does_no_harm(shelf: Shelf, left: str, late_s
         shelf.set("card/2", cards[2].encode().decode())
         shelf.add("came", 1)
     if left in ("roster", "both"):
-        shelf.set("roster", json.dumps([json.loads(card.encode()) for card in cards]))
-        shelf.add("version", 7)
+        for version in (1, 2):
+            shelf.set(f"roster/1/{version}", json.dumps([json.loads(card.encode()) for card in cards]))
     if left == "given-up":
         shelf.set("given-up/old 1", "")
         shelf.set("here", "[0, 1, 2]")
@@ -220,8 +220,7 @@ def test_a_store_that_goes_away(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_stranger_writes_into_the_store_is_an_error_or_nothing(shelf: Shelf, text: str) -> None:
     shelf.set("card/1", text)
     shelf.add("came", 1)
-    shelf.set("roster", text)
-    shelf.add("version", 3)
+    shelf.set("roster/1/1", text)
     for each in on_all(2, lambda rank: use(start(shelf, rank, 2, timeout=2.0))):
         assert isinstance(each, CommError) or each == everyone(2)[0], each
 
