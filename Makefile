@@ -7,7 +7,6 @@ PEERS  := $(VENV)/.peers
 RANKS  ?= 4
 # Between ranks of tests: mpi, or torch for the sockets of ranks that MPI does not connect.
 COMM   ?= mpi
-MPI_TESTS ?= tests/mpi
 # The other one: make test MPI=openmpi VENV=.venv-openmpi
 MPI    ?= mpich
 # Tests at a time, half of which wait on two processors; loadgroup keeps those that share a Slurm together.
@@ -18,13 +17,14 @@ NONE := $(VENV)/.none-in
 none_is_fine = $(if $(ARGS),$(if $(filter test,$(MAKECMDGOALS)),|| { test $$? = 5 && touch $(NONE)-$(1); }))
 
 # Ranks share the processors of one machine in tests.
-collect test-single test-mpi: export OMP_NUM_THREADS ?= 1
+collect test-single test-mpi test-sockets: export OMP_NUM_THREADS ?= 1
 # Open MPI asks before it runs as root, or more ranks than there are processors.
-test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
-test-single test-mpi: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
-test-single test-mpi: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+test-single test-mpi test-sockets: export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+test-single test-mpi test-sockets: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+test-single test-mpi test-sockets: export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
+test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo collect test test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-gpu build-peers docs fresh check lint types imports dead dist format clean
@@ -56,14 +56,19 @@ test-single: $(STAMP) ## the tests that start their own ranks, or need none
 	@rm -f $(NONE)-single
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) $(call none_is_fine,single)
 
-test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
-	@rm -f $(NONE)-mpi
+# What is to be run, and the part of `make test` that this is.
+define on_ranks
+	@rm -f $(NONE)-$(2)
 	set -e; for ranks in $(RANKS); do \
-	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi $(MPI_TESTS) $(ARGS) $(call none_is_fine,mpi); done
+	    $(BIN)/mpirun -n $$ranks $(BIN)/python -m mpi4py -m pytest -p no:cacheprovider -p pytest_mpi --with-mpi $(1) $(ARGS) $(call none_is_fine,$(2)); done
+endef
+
+test-mpi: $(STAMP) ## the tests that run inside one mpirun; RANKS="2 3 4"
+	$(call on_ranks,tests/mpi,mpi)
 
 # All tests for ranks pass without MPI, too: `make test COMM=torch`. Of every run, those that exchange most.
 test-sockets: $(STAMP) ## some of them once more, over the sockets of ranks without MPI
-	$(MAKE) --no-print-directory test-mpi COMM=torch MPI_TESTS="tests/mpi/comm tests/mpi/nodes tests/mpi/save"
+	$(call on_ranks,tests/mpi/comm tests/mpi/nodes tests/mpi/save,sockets)
 
 # Every interpreter that a test starts measures itself; those that are forked, and threads, too. Ends as the tests do.
 MEASURED := $(CURDIR)/.coverage-data
