@@ -61,9 +61,11 @@ def connect(comm: Any, timeout: float) -> Comm:
 
 def _launched(launched: Launch | None, timeout: float) -> Comm:
     """The communicator of what a launcher has started."""
-    if launched is not None and launched.size > 1 and (world := _world(launched)) is not None:
+    if launched is not None and launched.size == 1:
+        launched = None
+    if launched is not None and (world := _world(launched)) is not None:
         return _over_mpi(world, timeout)
-    if launched is not None and launched.size > 1 and launched.place is not None:
+    if launched is not None and launched.place is not None:
         from deeppart.comm.sockets.stores import at_environment
 
         return _over_sockets(at_environment(launched, timeout), timeout)
@@ -72,7 +74,7 @@ def _launched(launched: Launch | None, timeout: float) -> Comm:
 
         if stores.initialized():
             return _over_sockets(stores.at_group(None), timeout)
-    if launched is not None and launched.size > 1:
+    if launched is not None:
         raise _no_way_to_meet(launched)
     return SingleComm()
 

@@ -73,6 +73,10 @@ class _Ranks:
             reporter = session.config.pluginmanager.getplugin("terminalreporter")
             reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process
 
+    def pytest_sessionfinish(self) -> None:
+        if self.world.rank == 0:
+            over_sockets.store_of_launcher().unlink(missing_ok=True)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         marker = item.get_closest_marker("timeout")

@@ -30,8 +30,13 @@ def install(store: Path | None = None) -> None:
         return
     import deeppart.comm
 
-    path = store or Path(tempfile.gettempdir()) / f"deeppart-test-store-{os.getuid()}-{os.getppid()}"
+    path = store or store_of_launcher()
     deeppart.comm._over_mpi = lambda comm, timeout: _over_sockets(path, comm, timeout)
+
+
+def store_of_launcher() -> Path:
+    """Where the ranks of one mpirun meet."""
+    return Path(tempfile.gettempdir()) / f"deeppart-test-store-{os.getuid()}-{os.getppid()}"
 
 
 def _over_sockets(path: Path, comm: Any, timeout: float) -> Any:

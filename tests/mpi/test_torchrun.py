@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,17 +16,12 @@ import pytest
 import deeppart
 from tests.mpi.launchers import ROOT, environment
 from tests.mpi.torchrun_job import equal, state
+from tests.ports import free_port
 
 SCRIPT = ROOT / "tests" / "mpi" / "torchrun_job.py"
 LIMIT_S = 200.0
 
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def finished(processes: list[subprocess.Popen[bytes]], log: Any, expect_rc: int | None) -> None:

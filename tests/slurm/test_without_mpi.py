@@ -10,8 +10,9 @@ import pytest
 
 import deeppart
 from tests.mpi.launchers import ROOT
-from tests.mpi.test_torchrun import SCRIPT, free_port
+from tests.mpi.test_torchrun import SCRIPT
 from tests.mpi.torchrun_job import equal, state
+from tests.ports import free_port
 from tests.slurm.rig import Rig
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]

@@ -15,10 +15,10 @@ from deeppart.errors import CommError
 
 Socket = zmq.Socket[bytes]
 
-#: Pieces of long messages that are on their way to one rank at a time, and messages that wait at their receiver.
+#: Pieces of long messages that are on their way to one rank at a time, and such that wait at their receiver.
 PIECES_AT_ONCE = 8
 #: Between two tries to connect.
-RETRY_MS = 100
+_RETRY_MS = 100
 _HEARTBEAT_MS = 5000
 #: Whoever has connected and has not been let in by then is cut off.
 _STRANGER_MS = 10_000
@@ -108,7 +108,7 @@ class Doors:
         socket.set(zmq.HEARTBEAT_TIMEOUT, self._silence_ms)
         socket.set(zmq.SNDHWM, 0)
         socket.set(zmq.BACKLOG, _BACKLOG)
-        socket.set(zmq.RECONNECT_IVL, RETRY_MS)
+        socket.set(zmq.RECONNECT_IVL, _RETRY_MS)
         return socket
 
     def close(self, linger_ms: int) -> None:
@@ -121,3 +121,8 @@ class Doors:
         ending = threading.Thread(target=self._context.term, name="deeppart-term", daemon=True)
         ending.start()
         ending.join(linger_ms / 1000 + 1.0)
+
+
+def has_something(socket: Socket) -> bool:
+    """Whether a message can be taken from a socket."""
+    return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)

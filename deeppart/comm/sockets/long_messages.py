@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from deeppart.comm.sockets.doors import PIECES_AT_ONCE, Socket
+from deeppart.comm.sockets.doors import PIECES_AT_ONCE, Socket, has_something
 from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
 
 PIECE_BYTES = 1 << 20
@@ -72,7 +72,7 @@ class Pieces:
         return bool(self.waiting or self.flying)
 
     def _hear_proof(self) -> bool:
-        if int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        if has_something(self.socket):
             header, found = self.socket.recv_multipart(zmq.NOBLOCK)
             expected = prove(self.proof_key, self._nonce)
             self._is_proved = unpacked(header)[0] == Kind.PROOF and hmac.compare_digest(found, expected)

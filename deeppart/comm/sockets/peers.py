@@ -9,7 +9,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from deeppart.comm.sockets.card import Card
-from deeppart.comm.sockets.doors import Doors, Socket
+from deeppart.comm.sockets.doors import Doors, Socket, has_something
 from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
 from deeppart.comm.sockets.long_messages import Pieces
 from deeppart.comm.sockets.trees import neighbours
@@ -93,14 +93,15 @@ class Peers:
             socket.connect(self.cards[rank].address)
         return peer
 
-    def need(self, rank: int) -> None:
-        """Something is waited for from a rank: notice if it goes away."""
-        self._peer(rank).is_needed = True
+    def need(self, rank: int) -> _Peer:
+        """Something is sent to a rank, or waited for from it: notice if it goes away."""
+        peer = self._peer(rank)
+        peer.is_needed = True
+        return peer
 
     def put(self, to: int, header: bytes, data: bytes = b"") -> None:
         """Send a message."""
-        self.need(to)
-        if not _sent(self._peer(to).messages, [header, data]):
+        if not _sent(self.need(to).messages, [header, data]):
             self._lose(to)
 
     def open_pieces(self, to: int, password: bytes, proof_key: bytes) -> Pieces:
@@ -191,8 +192,3 @@ def _sent(socket: Socket, frames: list[bytes]) -> bool:
     except zmq.Again:
         return False
     return True
-
-
-def has_something(socket: Socket) -> bool:
-    """Whether a message can be taken from a socket."""
-    return bool(int(socket.get(zmq.EVENTS)) & zmq.POLLIN)

@@ -28,11 +28,11 @@ from zmq.utils import z85
 
 from deeppart.comm.base import Int64s, Operation, immediately, rank_names
 from deeppart.comm.sockets.card import Card
-from deeppart.comm.sockets.doors import Doors, Socket
+from deeppart.comm.sockets.doors import Doors, Socket, has_something
 from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
 from deeppart.comm.sockets.long_messages import Outgoing, prove
 from deeppart.comm.sockets.peer_memory import read_memory
-from deeppart.comm.sockets.peers import Peers, has_something
+from deeppart.comm.sockets.peers import Peers
 from deeppart.comm.sockets.roll_call import RollCall
 from deeppart.errors import CommError, RanksDisagreeError
 

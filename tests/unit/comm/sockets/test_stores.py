@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,12 +13,7 @@ import torch.distributed as dist
 from deeppart.comm.sockets import stores
 from deeppart.config.job import Launch
 from deeppart.errors import CommError, LaunchError
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 @pytest.fixture
