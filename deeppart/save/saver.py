@@ -18,6 +18,7 @@ from deeppart.config import Config
 from deeppart.errors import CheckpointError, DeeppartError, RanksDisagreeError, StateError, StructureMismatchError
 from deeppart.model import LEVELS
 from deeppart.save.agreed import Agreed, Call, CapturedShare
+from deeppart.save.shard_holders import find_holders
 from deeppart.save.share_planning import plan_share
 from deeppart.save.transfer import Staged
 from deeppart.save.warnings import Warnings
@@ -31,7 +32,7 @@ from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.reconciling import reconcile
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
-from deeppart.state.document.part_document import Own, PartDocument
+from deeppart.state.document.part_document import Own, OwnShards, PartDocument
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.per_rank import WAYS
@@ -244,13 +245,14 @@ class Saver:
         flat, layout = agreed.flat, agreed.layout
         per_rank, per_rank_values = layout.per_rank.copy(), layout.per_rank_values.copy()
         own = None
-        if flat.apart:
+        anywhere = self._has_own_cuts() or bool(flat.shared_sharded)
+        if flat.apart or flat.sharded:
             per_rank[flat.shared[0] : flat.common[0]] = False
             per_rank_values[flat.shared[1] : flat.common[1]] = False
             here = _count_rank0(flat)
             shift = agreed.rank0[0] - here[0], agreed.rank0[1] - here[1]
             rank0 = [encode_path(each.path) for each in flat.apart if not each.mine and each.node is not None]
-            own = Own(encode_own(flat, shift), flat.common, shift, rank0, self._has_own_cuts())
+            own = Own(encode_own(flat, shift), flat.common, shift, rank0, anywhere)
         elif self._has_own_cuts() or any(agreed.rank0):
             own = Own([], flat.common, (0, 0), [], self._has_own_cuts())
         return PartDocument(
@@ -263,6 +265,7 @@ class Saver:
             values=self._classifier.values,
             with_structure=self._comm.rank == 0,
             compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
+            sharded=_own_shards(flat),
         )
 
     def _renew(self, call: Call, flat: FlatState, rank0: tuple[int, int], *, fresh: bool) -> tuple[Divergence, ...]:
@@ -278,8 +281,14 @@ class Saver:
             self._put_on_record(call, found.diverged)
         self._warnings.patterns(self._comm, self._classifier.replication, *within)
         layout = self._classifier.known
-        all_tell = self._has_own_cuts() or any(rank0)
-        self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell)
+        holders = None
+        if flat.shared_sharded or self._has_own_cuts():
+            holders = find_holders(self._comm, flat, layout, within)
+            layout.untie(holders.untied)
+        all_tell = self._has_own_cuts() or any(rank0) or holders is not None
+        self._share = plan_share(
+            self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders
+        )
         if self._lazy is not None and isinstance(self._share, ShareLayout):
             self._lazy.look_after(self._share, layout.types)
         self._pinned = any(data.is_cuda for data in flat.data if isinstance(data, torch.Tensor))
@@ -338,3 +347,13 @@ def _count_rank0(flat: FlatState) -> tuple[int, int]:
     """How many arrays and values of this rank stand for all ranks."""
     shared, common = flat.shared, flat.common
     return common[0] - shared[0], common[1] - shared[1]
+
+
+def _own_shards(flat: FlatState) -> OwnShards | None:
+    """What this rank has of sharded tensors."""
+    if not flat.sharded:
+        return None
+    shards = [
+        [(number, box.offset) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)] for leaf in flat.sharded
+    ]
+    return OwnShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from deeppart.model import LeafSpec
 from deeppart.part import SPAN_DTYPE
 from deeppart.state.tree.leaves import LeafType
 
@@ -54,15 +53,10 @@ class ShareLayout:
     nbytes: int
 
 
-def leaf_specs(types: Sequence[LeafType], paths: Sequence[str], numbers: Iterable[int]) -> list[LeafSpec]:
-    """The input of the partitioner: the replicated leaves that have bytes."""
-    return [LeafSpec(paths[i], types[i].nbytes, types[i].itemsize) for i in numbers]
-
-
 def lay_out(
     types: Sequence[LeafType],
     shared: Sequence[tuple[int, int, int]],
-    own: Sequence[int],
+    own: Sequence[tuple[int, int, int]],
     trained: Collection[int] = (),
 ) -> ShareLayout:
     """Lay a share's spans end to end.
@@ -70,11 +64,12 @@ def lay_out(
     Args:
         types: type of every leaf, by leaf number.
         shared: (leaf, start, length) of what the plan gives this rank of the replicated leaves.
-        own: numbers of the per-rank leaves with bytes; this rank saves all of its own.
+        own: the same of leaves that not all ranks share: all of what this rank alone has, and what the plan gives it of
+            shards that other ranks hold, too.
         trained: numbers of leaves that are known to change at every step.
     """
     rows = [(SHARED, *span) for span in shared]
-    rows += [(OWN, leaf, 0, types[leaf].nbytes) for leaf in own]
+    rows += [(OWN, *span) for span in own]
 
     def order(row: tuple[int, int, int, int]) -> tuple[object, ...]:
         table, leaf, start, _ = row

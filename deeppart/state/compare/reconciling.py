@@ -17,7 +17,7 @@ from deeppart.errors import StructureMismatchError
 from deeppart.state.document.decoding import decode_path
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.structure import DICTS
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ValueLeaf
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.naming import name_kind
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
 from deeppart.state.tree.replication import ALL, NONE, Replication
@@ -27,6 +27,7 @@ from deeppart.state.tree.values import encode_key
 #: Kinds of what is described for other ranks, besides those of containers: [kind, items].
 _ARRAY, _VALUE, _NONE, _APART = "array", "value", "none", "apart"
 _RUN = "run of values in a "
+_SHARDED = "sharded tensor "
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,13 @@ class Difference:
         path: its path.
         allowed: true if it may be saved per rank.
         text: the difference, for people.
+        expected: true if nobody need be told of it: some ranks have a part of the model that others have not.
     """
 
     path: Path
     allowed: bool
     text: str
+    expected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,10 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
     mine = _describe(root)
     reference = json.loads(finish(comm, comm.broadcast(json.dumps(mine).encode()), what, timeout))
     found = list(_differences(reference, mine, (), replication))
-    texts = [[encode_path(each.path), each.allowed, each.text] for each in found]
+    texts = [[encode_path(each.path), each.allowed, each.text, each.expected] for each in found]
     everyone = [json.loads(text) for text in finish(comm, comm.allgather(json.dumps(texts).encode()), what, timeout)]
     refused = [
-        f"rank {rank} {text}" for rank, entries in enumerate(everyone) for _, allowed, text in entries if not allowed
+        f"rank {rank} {text}" for rank, entries in enumerate(everyone) for _, allowed, text, _ in entries if not allowed
     ]
     if refused:
         raise StructureMismatchError(
@@ -85,7 +88,10 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
         )
     paths = {exact(path): path for entries in everyone for path in (decode_path(each[0], what) for each in entries)}
     cuts = {key: path for key, path in paths.items() if not any(key[:end] in paths for end in range(len(key)))}
-    noticed = tuple(readable(path) for path in cuts.values() if replication.mode(path) != NONE)
+    expected = {exact(decode_path(each[0], what)) for entries in everyone for each in entries if each[3]}
+    noticed = tuple(
+        readable(path) for key, path in cuts.items() if replication.mode(path) != NONE and key not in expected
+    )
     return Reconciled(frozenset(cuts), noticed)
 
 
@@ -98,6 +104,8 @@ def _describe(node: Node) -> list[Any]:
         return [_NONE if node.value is None else _VALUE] if kind is None else [_RUN + kind]
     if isinstance(node, Apart):
         return [_APART]
+    if isinstance(node, ShardedLeaf):
+        return [f"{_SHARDED}{node.kind}"]
     if node.kind == "object":
         return _describe(node.children[0])
     if node.kind in ("list", "tuple"):
@@ -148,7 +156,8 @@ def _key_differences(
             yield from _differences(theirs[text][1], ours[text][1], inner, replication)
         elif item[0] != _APART:
             verb = "has" if text in ours else "lacks"
-            yield Difference(inner, replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}")
+            shards, told = _holds_shards(item), f"{verb} {_name(item)} at {readable(inner)}"
+            yield Difference(inner, shards or replication.mode(inner) == NONE, told, shards)
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
@@ -180,8 +189,18 @@ def _is_plain(described: list[Any]) -> bool:
     return kind in (_VALUE, _NONE) or kind.startswith(_RUN) or _holds_values(described)
 
 
+def _holds_shards(described: list[Any]) -> bool:
+    """True if there is a sharded tensor in it: pipeline stages have other layers on other ranks."""
+    kind = described[0]
+    if kind in ("list", "tuple"):
+        return any(map(_holds_shards, described[1]))
+    return kind.startswith(_SHARDED) or (len(described) == 2 and any(_holds_shards(item) for _, item in described[1]))
+
+
 def _name(described: list[Any]) -> str:
     kind = described[0]
+    if kind.startswith(_SHARDED):
+        return f"a {kind}"
     if len(described) == 2:
         return f"{name_kind(kind)} of {len(described[1])}"
     if kind.startswith(_RUN):

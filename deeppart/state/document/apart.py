@@ -6,8 +6,8 @@ part's document says what its rank has there. A rank's state is both together (:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,18 @@ import numpy as np
 from deeppart.errors import CorruptFileError
 from deeppart.state.document.decoding import check_nesting, decode_path, decode_tree
 from deeppart.state.document.encoding import encode_path, encode_tree
-from deeppart.state.document.structure import DICTS, Alias, SavedApart, SavedBranch, SavedNode, Structure
+from deeppart.model.boxes import Box
+from deeppart.state.document.structure import (
+    DICTS,
+    Alias,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedShard,
+    Structure,
+    walk_tree,
+)
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Path, id_key, readable
@@ -36,6 +47,63 @@ class OwnTree:
     node: SavedNode
 
 
+@dataclass(frozen=True, slots=True)
+class OwnSharded:
+    """What a part's document says of sharded tensors.
+
+    Attributes:
+        whole: number -> whole type, of those that stand in the part's own trees.
+        shards: number -> the rank's leaves that are shards of it, and where each begins.
+    """
+
+    whole: dict[int, LeafType] = field(default_factory=dict)
+    shards: dict[int, tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=dict)
+
+    def in_row(self, first: int) -> list[LeafType]:
+        """The whole types, which are numbered from ``first`` on.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if sorted(self.whole) != list(range(first, first + len(self.whole))):
+            raise ValueError("sharded tensors that stand apart are not numbered in a row")
+        return [self.whole[number] for number in sorted(self.whole)]
+
+    def placed(
+        self, whole: Sequence[LeafType], types: dict[int, LeafType], first: int, trees: Sequence[OwnTree]
+    ) -> dict[int, tuple[SavedShard, ...]]:
+        """The shards with their boxes.
+
+        Args:
+            whole: type of each sharded tensor.
+            types: of the rank's own leaves.
+            first: shards are numbered from here on.
+            trees: the rank's own, whose leaves are no shards.
+
+        Raises:
+            ValueError, KeyError, IndexError: a shard does not fit its tensor, or a leaf is two things.
+        """
+        found: dict[int, tuple[SavedShard, ...]] = {}
+        used = [leaf for tree in trees for leaf in leaves_of(tree.node)]
+        for number, shards in self.shards.items():
+            tensor, placed = whole[number], []
+            for leaf, offset in shards:
+                kind, box = types[leaf], Box(offset, types[leaf].shape)
+                if leaf < first or kind.dtype != tensor.dtype or kind.kind != tensor.kind or not box.fits(tensor.shape):
+                    raise ValueError(f"leaf {leaf}, {kind} from {offset} on, is no shard of {tensor}")
+                placed.append(SavedShard(leaf, box))
+                used.append(leaf)
+            found[number] = tuple(placed)
+        if len(set(used)) != len(used) or set(used) != {leaf for leaf in types if leaf >= first}:
+            raise ValueError("a leaf that stands apart is no shard and in no tree, or twice")
+        return found
+
+
+def leaves_of(node: SavedNode) -> Iterator[int]:
+    """Numbers of the arrays in a tree."""
+    return (leaf.index for _, leaf in walk_tree(node, ()) if isinstance(leaf, SavedArray))
+
+
 def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
     """The JSON form of what stands apart on this rank.
 
@@ -49,28 +117,31 @@ def encode_own(flat: FlatState, first: tuple[int, int]) -> list[Any]:
     ]
 
 
-def decode_own(documents: Sequence[Any], leaves: set[int], values: set[int], where: str) -> tuple[OwnTree, ...]:
+def decode_own(
+    documents: Sequence[Any], leaves: set[int], values: set[int], sharded: set[int], where: str
+) -> tuple[OwnTree, ...]:
     """Inverse of :func:`encode_own`.
 
     Args:
-        leaves, values: numbers that the part's document describes.
+        leaves, values, sharded: numbers that the part's document describes, of shards only in ``sharded``.
 
     Raises:
         ValueError, KeyError, TypeError, IndexError, CorruptFileError: not one of its encodings.
     """
     trees = []
     most = max(values, default=-1) + 1
-    named: tuple[list[int], list[int]] = ([], [])
+    named: tuple[list[int], list[int], list[int]] = ([], [], [])
     if type(documents) is not list:
         raise TypeError("no list of trees")
     for path, place, document in documents:
-        node, in_arrays, in_values = decode_tree(document, most, where)
+        node, seen = decode_tree(document, most, where)
         if place is not None and (type(place) is not int or place < 0):
             raise ValueError(f"place {place!r:.80}")
         trees.append(OwnTree(decode_path(path, where), place, node))
-        named[0].extend(in_arrays)
-        named[1].extend(in_values)
-    for numbers, known in zip(named, (leaves, values), strict=True):
+        named[0].extend(seen.arrays)
+        named[1].extend(seen.values)
+        named[2].extend(seen.sharded)
+    for numbers, known in zip(named, (leaves, values, sharded), strict=True):
         if len(set(numbers)) != len(numbers) or not known.issuperset(numbers):
             raise ValueError("a tree names a leaf twice, or one that is not described")
     return tuple(trees)
@@ -82,6 +153,7 @@ def of_rank(
     types: dict[int, LeafType],
     values: Iterable[int],
     aliases: dict[int, Alias],
+    sharded: OwnSharded,
     where: str,
 ) -> Structure:
     """The structure of one rank's state.
@@ -92,6 +164,7 @@ def of_rank(
         types: of the rank's own leaves; those of ``trees`` follow the shared ones in number.
         values: numbers of the rank's own values, likewise.
         aliases: leaves of ``trees`` that share memory.
+        sharded: the rank's shards, and the sharded tensors of ``trees``.
 
     Raises:
         CorruptFileError: the two do not fit.
@@ -106,6 +179,8 @@ def of_rank(
             raise ValueError("leaves that stand apart are not numbered in a row")
         if added_values != list(range(shared_values, shared_values + len(added_values))):
             raise ValueError("values that stand apart are not numbered in a row")
+        whole = [*structure.sharded, *sharded.in_row(len(structure.sharded))]
+        shards = sharded.placed(whole, types, shared, trees)
         tree = insert(structure.tree, trees, whole=True)
         check_nesting(tree)
     except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -121,6 +196,8 @@ def of_rank(
         values=structure.values + (None,) * len(added_values),
         per_rank_values=np.append(structure.per_rank_values, np.ones(len(added_values), dtype=np.bool_)),
         shared=shared,
+        sharded=tuple(whole),
+        shards=shards,
     )
 
 

@@ -22,6 +22,7 @@ from deeppart.state.document.structure import (
     SavedArray,
     SavedBranch,
     SavedNode,
+    SavedSharded,
     SavedValue,
     Structure,
 )
@@ -32,7 +33,7 @@ from deeppart.state.tree.values import Encoded, decode_value
 
 _KINDS = {code: kind for kind, code in CODES.items()}
 #: What follows the code of a node, by number.
-_NODE_ITEMS = {"a": 1, "v": 1, "r": 0, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
+_NODE_ITEMS = {"a": 1, "v": 1, "h": 1, "r": 0, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
 #: Of the paths of all leaves together.
 MOST_PATH_CHARACTERS = 1 << 30
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -84,7 +85,7 @@ def _decode_structure(document: Any, where: str) -> Structure:
     values = tuple(_list(document["values"]))
     own_values = np.zeros(len(values), dtype=np.bool_)
     own_values[[_count(index) for index in _list(document["per_rank_values"])]] = True
-    seen = _Numbers(len(values))
+    seen = Numbers(len(values))
     tree = _decode_node(document["tree"], seen, where)
     if sorted(seen.arrays) != list(range(len(types))) or sorted(seen.values) != list(range(len(values))):
         raise ValueError("the tree does not name every leaf and value exactly once")
@@ -93,22 +94,28 @@ def _decode_structure(document: Any, where: str) -> Structure:
     has_apart = document.get("apart", False)
     if type(has_apart) is not bool:
         raise ValueError(f"apart: {short(has_apart)}")
-    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart)
+    sharded = tuple([decode_type(each, where) for each in _list(document.get("sharded", []))])
+    if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and (version < 4 or not has_apart)):
+        raise ValueError("the tree does not name every sharded tensor exactly once")
+    structure = Structure(
+        tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart, sharded=sharded
+    )
     check_aliases(types, aliases)
     return structure
 
 
 @dataclass(slots=True)
-class _Numbers:
+class Numbers:
     """Numbers of leaves and values that a tree has named; ``count`` values may be."""
 
     count: int
     arrays: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
+    sharded: list[int] = field(default_factory=list)
 
 
-def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, list[int], list[int]]:
-    """Read a tree that stands apart; returns it and the numbers of the arrays and the values that it names.
+def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
+    """Read a tree that stands apart; returns it and the numbers of the leaves that it names.
 
     Args:
         values: value numbers are below this.
@@ -116,11 +123,11 @@ def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, list
     Raises:
         ValueError, KeyError, TypeError, IndexError: not one that :func:`encode_tree` makes.
     """
-    seen = _Numbers(values)
-    return _decode_node(document, seen, where), seen.arrays, seen.values
+    seen = Numbers(values)
+    return _decode_node(document, seen, where), seen
 
 
-def _decode_node(document: Any, seen: _Numbers, where: str) -> SavedNode:
+def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
     code, *rest = _list(document)
     if len(rest) != _NODE_ITEMS[code]:
         raise ValueError(f"a node {code!r} with {len(rest)} items behind it")
@@ -130,6 +137,9 @@ def _decode_node(document: Any, seen: _Numbers, where: str) -> SavedNode:
     if code == "v":
         seen.values.append(_count(rest[0]))
         return SavedValue(rest[0])
+    if code == "h":
+        seen.sharded.append(_count(rest[0]))
+        return SavedSharded(rest[0])
     if code == "r":
         return SavedApart()
     kind = _KINDS[code]
@@ -160,7 +170,7 @@ def _decode_node(document: Any, seen: _Numbers, where: str) -> SavedNode:
     raise ValueError(f"node {code!r}")
 
 
-def _decode_items(documents: list[Any], seen: _Numbers, where: str) -> tuple[SavedNode, ...]:
+def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[SavedNode, ...]:
     items: list[SavedNode] = []
     for document in documents:
         if len(_list(document)) == 3 and document[0] == "v":
@@ -173,6 +183,28 @@ def _decode_items(documents: list[Any], seen: _Numbers, where: str) -> tuple[Sav
         else:
             items.append(_decode_node(document, seen, where))
     return tuple(items)
+
+
+def decode_type(encoded: Any, where: str) -> LeafType:
+    """Read ``[kind, dtype, shape]``.
+
+    Raises:
+        ValueError, TypeError: it is none. CorruptFileError: of a type that this library does not know.
+    """
+    kind, dtype, shape = _list(encoded)
+    found = LeafType(kind, dtype, tuple(_list(shape)))
+    found.check(where)
+    return found
+
+
+def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Read ``[[leaf, offset], ...]``: which leaf a shard is, and where it begins in its tensor.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    pairs = [_list(each) for each in _list(encoded)]
+    return tuple([(_count(leaf), tuple(map(_count, _list(offset)))) for leaf, offset in pairs])
 
 
 def decode_alias(encoded: Any) -> Alias:

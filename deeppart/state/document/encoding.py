@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.state.document.structure import DICTS, Alias
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ValueLeaf
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Path, id_key
 from deeppart.state.tree.runs import LEAST_ITEMS
 from deeppart.state.tree.values import Encoded, encode_key, encode_value
 
-STRUCTURE_VERSION = 3
+#: 4 has sharded tensors; what has none is written as 3, which older libraries read.
+STRUCTURE_VERSION, _WITHOUT_SHARDS = 4, 3
 #: Code of each kind of branch.
 CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 
@@ -27,12 +28,14 @@ def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
     """The JSON form of a live tree.
 
     Args:
-        first: to be added to the numbers of arrays and of values.
+        first: to be added to the numbers of arrays and of values; sharded tensors have the same number in files.
     """
     if isinstance(root, ArrayLeaf):
         return ["a", root.index + first[0]]
     if isinstance(root, ValueLeaf):
         return ["v", root.index + first[1]]
+    if isinstance(root, ShardedLeaf):
+        return ["h", root.index]
     if isinstance(root, Apart):
         return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
     code = CODES[root.kind]
@@ -93,8 +96,13 @@ def encode_structure(
     per_rank_values: npt.NDArray[np.bool_],
     rank0: list[Any],
     has_apart: bool,
+    sharded: list[LeafType],
 ) -> dict[str, Any]:
-    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`."""
+    """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
+
+    Args:
+        sharded: whole type of each sharded tensor that all ranks share.
+    """
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
         entry: list[Any] = [kind.kind, kind.dtype, list(kind.shape), int(own)]
@@ -103,8 +111,10 @@ def encode_structure(
             entry.append([alias.owner, alias.offset, list(alias.strides)])
         leaves.append(entry)
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
+    with_shards = {"sharded": [encode_type(kind) for kind in sharded]} if sharded else {}
     return {
-        "version": STRUCTURE_VERSION,
+        "version": STRUCTURE_VERSION if sharded else _WITHOUT_SHARDS,
+        **with_shards,
         "tree": tree,
         "leaves": leaves,
         "values": shared,
@@ -112,6 +122,11 @@ def encode_structure(
         "rank0": rank0,
         "apart": has_apart,
     }
+
+
+def encode_type(kind: LeafType) -> list[Any]:
+    """A leaf's type without its bytes."""
+    return [kind.kind, kind.dtype, list(kind.shape)]
 
 
 def encode_path(path: Path) -> list[Encoded]:

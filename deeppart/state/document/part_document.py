@@ -21,9 +21,15 @@ from deeppart.model import ComparedEarlier
 from deeppart.part import OWN_TABLE
 from deeppart.part.format import short
 from deeppart.part.json_text import parse_json
-from deeppart.state.document.apart import OwnTree, decode_own, of_rank
-from deeppart.state.document.decoding import check_aliases, decode_alias, decode_structure
-from deeppart.state.document.encoding import encode_structure
+from deeppart.state.document.apart import OwnSharded, OwnTree, decode_own, of_rank
+from deeppart.state.document.decoding import (
+    check_aliases,
+    decode_alias,
+    decode_shards,
+    decode_structure,
+    decode_type,
+)
+from deeppart.state.document.encoding import encode_structure, encode_type
 from deeppart.state.document.structure import Alias, Structure
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import decode_leaf_value
@@ -52,6 +58,21 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnShards:
+    """What one rank has of the sharded tensors.
+
+    Attributes:
+        whole: type of each whole tensor, by number.
+        shared: how many of them are in the structure that all ranks share.
+        shards: of each, the numbers of the leaves that are this rank's shards, and where these begin.
+    """
+
+    whole: list[LeafType]
+    shared: int
+    shards: list[list[tuple[int, tuple[int, ...]]]]
+
+
+@dataclass(frozen=True, slots=True)
 class PartDocument:
     """The document of one rank's part, without its bytes.
 
@@ -64,6 +85,7 @@ class PartDocument:
         with_structure: true if this is rank 0, which carries the structure.
         compared: for the manifest, the replicated leaves that were last compared in full before this step.
         own: the items that are apart on this rank.
+        sharded: what it has of sharded tensors.
     """
 
     tree: Any
@@ -75,6 +97,7 @@ class PartDocument:
     with_structure: bool
     compared: tuple[ComparedEarlier, ...] = ()
     own: Own | None = None
+    sharded: OwnShards | None = None
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
@@ -88,6 +111,7 @@ class PartDocument:
             self.per_rank_values[:values],
             [] if self.own is None else self.own.rank0,
             self.own is not None and self.own.anywhere,
+            [] if self.sharded is None else self.sharded.whole[: self.sharded.shared],
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -112,9 +136,20 @@ class PartDocument:
         }
         if self.own is not None and self.own.anywhere:
             document["trees"] = self.own.trees
+        if self.sharded is not None:
+            document |= self._sharded(self.sharded)
         if self.with_structure:
             document["structure"] = self.structure()
         return json.dumps(document, separators=(",", ":")).encode()
+
+    def _sharded(self, sharded: OwnShards) -> dict[str, Any]:
+        shards = {
+            str(number): [[self._number(leaf, 0), list(offset)] for leaf, offset in each]
+            for number, each in enumerate(sharded.shards)
+            if each
+        }
+        apart = range(sharded.shared, len(sharded.whole))
+        return {"shards": shards, "sharded": {str(number): encode_type(sharded.whole[number]) for number in apart}}
 
     def _number(self, index: int, which: int) -> int:
         """The number in files of an array (0) or a value (1)."""
@@ -141,6 +176,7 @@ class OwnDocument:
         structure: the structure, in rank 0's part.
         trees: the trees that are apart on this rank.
         aliases: leaves of ``trees`` that share memory.
+        sharded: its shards of tensors.
     """
 
     types: dict[int, LeafType]
@@ -148,6 +184,7 @@ class OwnDocument:
     structure: Structure | None = field(default=None)
     trees: tuple[OwnTree, ...] = ()
     aliases: dict[int, Alias] = field(default_factory=dict)
+    sharded: OwnSharded = field(default_factory=OwnSharded)
 
     def check(self, structure: Structure, where: str) -> None:
         """Refuse a document that names other leaves or values than the structure calls per rank.
@@ -168,7 +205,8 @@ class OwnDocument:
             ) from error
         found = {index for index in self.types if index < shared or not structure.has_apart}
         found_values = {index for index in self.values if index < shared_values or not structure.has_apart}
-        if found != leaves or found_values != values or (self.trees and not structure.has_apart):
+        strange = (self.trees or self.sharded.shards or self.sharded.whole) and not structure.has_apart
+        if found != leaves or found_values != values or strange:
             raise CorruptFileError(
                 "a part's document does not fit the structure document",
                 expected=f"per-rank leaves {sorted(leaves)[:8]}, values {sorted(values)[:8]}",
@@ -183,7 +221,7 @@ class OwnDocument:
         Raises:
             CorruptFileError: the two do not fit.
         """
-        return of_rank(structure, self.trees, self.types, self.values, self.aliases, where)
+        return of_rank(structure, self.trees, self.types, self.values, self.aliases, self.sharded, where)
 
     def all_types(self, structure: Structure) -> list[LeafType]:
         """Type of every leaf as this rank saved it."""
@@ -216,14 +254,19 @@ def _decode_meta(meta: bytes, where: str, with_structure: bool) -> OwnDocument:
             if alias:
                 aliases[number] = decode_alias(alias[0])
         values = {_number(index): decode_leaf_value(value, where) for index, value in document["values"].items()}
-        trees = decode_own(document.get("trees", []), set(types), set(values), where)
+        sharded = OwnSharded(
+            {_number(index): decode_type(each, where) for index, each in document.get("sharded", {}).items()},
+            {_number(index): decode_shards(each) for index, each in document.get("shards", {}).items()},
+        )
+        trees = decode_own(document.get("trees", []), set(types), set(values), set(sharded.whole), where)
         structure = document.get("structure") if with_structure else None
         check_aliases(types, aliases)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CorruptFileError(
             "a part's document cannot be read", found=f"{type(error).__name__}: {error}", where=where
         ) from error
-    return OwnDocument(types, values, None if structure is None else decode_structure(structure, where), trees, aliases)
+    decoded = None if structure is None else decode_structure(structure, where)
+    return OwnDocument(types, values, decoded, trees, aliases, sharded)
 
 
 def _number(text: str) -> int:

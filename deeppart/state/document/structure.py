@@ -9,13 +9,14 @@ same on every rank; the document keeps the insertion order of rank 0's dicts for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from deeppart.model.boxes import Box
 from deeppart.state.tree.flat import DICT_KINDS
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, Key, Path, exact
@@ -55,6 +56,26 @@ class SavedValue:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedSharded:
+    """Place of a sharded tensor in the tree."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedShard:
+    """A shard of a tensor that one rank had.
+
+    Attributes:
+        leaf: number of the leaf, of this rank, that has its elements in C order.
+        box: the part of the tensor that it is.
+    """
+
+    leaf: int
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
 class SavedApart:
     """Place of something that each rank has saved for itself; its part's document says what (``apart.py``)."""
 
@@ -77,7 +98,9 @@ class SavedBranch:
     metadata: Any = None
 
 
-SavedNode = SavedBranch | SavedArray | SavedValue | SavedApart
+SavedNode = SavedBranch | SavedArray | SavedValue | SavedSharded | SavedApart
+#: What is in the tree, and no container.
+SavedLeaf = SavedArray | SavedValue | SavedSharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +117,8 @@ class Structure:
         rank0: paths of what is rank 0's, whatever the others held.
         has_apart: true if ranks have saved anything outside the structure that they share.
         shared: number of leaves before those that stand apart on one rank, if this is the structure of its state.
+        sharded: type of each whole sharded tensor.
+        shards: number of a sharded tensor -> what one rank had of it, if this is the structure of its state.
     """
 
     tree: SavedNode
@@ -105,8 +130,10 @@ class Structure:
     rank0: frozenset[ExactPath] = frozenset()
     has_apart: bool = False
     shared: int | None = None
+    sharded: tuple[LeafType, ...] = ()
+    shards: Mapping[int, tuple[SavedShard, ...]] = field(default_factory=dict)
 
-    def walk(self) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+    def walk(self) -> Iterator[tuple[Path, SavedLeaf]]:
         """Every leaf and value with its path, in the order of the tree."""
         yield from walk_tree(self.tree, ())
 
@@ -121,15 +148,22 @@ class Structure:
         return found
 
     def array_paths(self) -> list[Path]:
-        """Path of each leaf, by leaf number."""
+        """Path of each leaf, by leaf number; that of a shard is its tensor's."""
         paths: list[Path] = [()] * len(self.types)
         for path, node in self.walk():
             if isinstance(node, SavedArray):
                 paths[node.index] = path
+            elif isinstance(node, SavedSharded):
+                for shard in self.shards.get(node.index, ()):
+                    paths[shard.leaf] = path
         return paths
 
+    def shard_leaves(self) -> frozenset[int]:
+        """Numbers of the leaves that are one rank's shards of tensors."""
+        return frozenset(shard.leaf for shards in self.shards.values() for shard in shards)
 
-def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedArray | SavedValue]]:
+
+def walk_tree(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedLeaf]]:
     """Every leaf and value of a tree that stands at a path; what stands apart is not among them."""
     if isinstance(node, SavedApart):
         return

@@ -25,17 +25,23 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
 
     Of equal leaves the flat one with the lowest number owns the bytes. What stands apart from the structure that all
     ranks share is not tied to it, nor what is rank 0's to what is each rank's own. Nor are arrays to tensors, though
-    they may share memory.
+    they may share memory. A shard of a tensor is tied to another shard if it is all of that, and to nothing else.
     """
-    if not flat.apart:
+    if not flat.apart and not flat.sharded:
         return _find_ties(flat, types)
     aliases: dict[int, Alias] = {}
-    limits = sorted({0, flat.shared[0], flat.common[0], len(types)})
+    limits = sorted({0, flat.shared[0], flat.common[0], flat.before_shards, len(types)})
     for start, stop in pairwise(limits):
         part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
         for index, alias in _find_ties(part, types[start:stop]).items():
-            aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
+            if start < flat.before_shards or _is_all_of(types[index + start], alias, types[alias.owner + start]):
+                aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
     return aliases
+
+
+def _is_all_of(kind: LeafType, alias: Alias, owner: LeafType) -> bool:
+    """True if a leaf is the same elements in the same order as the one whose memory it shares."""
+    return kind == owner and alias.offset == 0 and alias.strides == contiguous_strides(kind.shape)
 
 
 def memory_groups(flat: FlatState, types: list[LeafType]) -> npt.NDArray[np.int64]:

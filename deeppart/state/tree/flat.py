@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory
+from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import ExactPath, Key, Path
 
 # Markers among the tokens; tuples, so that no string key can equal one.
 ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
+SHARDED = ("sharded",)
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
 
@@ -34,6 +37,34 @@ class ValueLeaf:
     path: Path
     value: Any
     index: int
+
+
+@dataclass(slots=True)
+class ShardedLeaf:
+    """A tensor of which every rank has shards; those of this rank are leaves with bytes behind all others.
+
+    Attributes:
+        path: its path.
+        index: its number among the sharded tensors of the state.
+        kind: dtype and shape of the whole tensor.
+        item: the live tensor.
+        boxes: of this rank's shards.
+        first: number of the first of their arrays; the others follow.
+        layout: as of :class:`~deeppart.state.tree.sharded.Shards`.
+    """
+
+    path: Path
+    index: int
+    kind: LeafType
+    item: Any
+    boxes: tuple[Box, ...]
+    first: int
+    layout: Any
+
+    @property
+    def numbers(self) -> range:
+        """Of the arrays of its shards."""
+        return range(self.first, self.first + len(self.boxes))
 
 
 @dataclass(slots=True)
@@ -72,7 +103,7 @@ class Apart:
     place: int | None = None
 
 
-Node = Branch | ArrayLeaf | ValueLeaf | Apart
+Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | Apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +150,9 @@ class FlatState:
             leaves follow those of the shared structure, in this order.
         shared: how many arrays, values and tokens are in the structure that all ranks share.
         common: how many arrays and values are there or rank 0's.
+        sharded: the sharded tensors, in canonical order, those of ``apart`` last.
+        shared_sharded: how many of them are in the structure that all ranks share.
+        before_shards: how many arrays are none of their shards.
     """
 
     root: Node
@@ -136,6 +170,9 @@ class FlatState:
     apart: list[Apart] = field(default_factory=list)
     shared: tuple[int, int, int] = (0, 0, 0)
     common: tuple[int, int] = (0, 0)
+    sharded: list[ShardedLeaf] = field(default_factory=list)
+    shared_sharded: int = 0
+    before_shards: int = 0
     _objects: list[Branch] | None = None
 
     @property

@@ -24,6 +24,7 @@ from deeppart.state.tree.flat import (
     DICT_KINDS,
     NUMPY,
     OBJECT,
+    SHARDED,
     VALUE,
     Apart,
     ApartRules,
@@ -31,11 +32,13 @@ from deeppart.state.tree.flat import (
     Branch,
     FlatState,
     Node,
+    ShardedLeaf,
     ValueLeaf,
 )
-from deeppart.state.tree.leaves import STORABLE_DTYPES, check_array, check_tensor
+from deeppart.state.tree.leaves import STORABLE_DTYPES, LeafType, check_array, check_tensor, dtype_name
 from deeppart.state.tree.paths import Key, Path, canonical_order, exact, readable
 from deeppart.state.tree.runs import run_levels
+from deeppart.state.tree.sharded import Shards, is_sharded, read_shards
 from deeppart.state.tree.state_dicts import state_dict_of
 from deeppart.state.tree.values import encode_key, encode_value, is_value
 
@@ -102,6 +105,8 @@ class _Walk:
         self._open: set[int] = set()
         self._cuts = cuts
         self._later: list[tuple[Apart, Any, set[int]]] = []
+        self._shards: list[tuple[ShardedLeaf, Shards]] = []
+        self._in_rank0 = False
 
     def node(self, item: Any, path: Path) -> Node:
         apart = None if self._cuts is None else self._cut(self._cuts, path, item)
@@ -109,7 +114,7 @@ class _Walk:
             self.flat.tokens.append(APART)
             return self._set_apart(apart, item)
         kind = type(item)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if (kind is torch.Tensor or kind is torch.nn.Parameter) and not hasattr(item, "global_offsets"):
             return self._tensor(item, path)
         levels = run_levels(item)
         if levels and (self._cuts is None or self._cuts.may_be_run(path, levels)):
@@ -121,7 +126,7 @@ class _Walk:
         if is_value(item):
             return self._value(item, path)
         if isinstance(item, torch.Tensor):
-            return self._tensor(item, path)
+            return self._sharded(item, path) if is_sharded(item) else self._tensor(item, path)
         if isinstance(item, np.ndarray):
             return self._array(item, path)
         if isinstance(item, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
@@ -136,7 +141,7 @@ class _Walk:
     def finish(self) -> None:
         """Take apart what was set apart: rank 0's, then this rank's own."""
         flat = self.flat
-        flat.shared = flat.sizes()
+        flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
         leads = self._cuts is not None and self._cuts.leads
         self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits)
         for mine in (False, True):
@@ -146,10 +151,13 @@ class _Walk:
                 flat.apart.append(apart)
                 flat.tokens += (APART, apart.path)
                 if mine or leads:
-                    self._open = set(opened)
+                    self._open, self._in_rank0 = set(opened), not mine
                     apart.node = self.node(item, apart.path)
             if not mine:
                 flat.common = len(flat.arrays), len(flat.values)
+        flat.before_shards = len(flat.arrays)
+        for leaf, shards in self._shards:
+            note_shards(flat, leaf, shards, live=self._live)
 
     def _cut(self, cuts: ApartRules, path: Path, item: Any) -> Apart | None:
         if cuts.mine and exact(path) in cuts.mine:
@@ -169,6 +177,22 @@ class _Walk:
     def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
         note_array(self.flat, found, path)
         return self._leaf(found, path)
+
+    def _sharded(self, tensor: torch.Tensor, path: Path) -> ShardedLeaf:
+        found = read_shards(tensor, readable(path))
+        if self._in_rank0:
+            raise UnsupportedLeafError(
+                "a sharded tensor stands where only rank 0's is saved",
+                found=f"a {type(tensor).__name__}, of which rank 0 has a part",
+                where=f"path {readable(path)}",
+                todo='leave it out of what `replicated` calls "rank0"',
+            )
+        kind = LeafType("torch", dtype_name(found.dtype, readable(path)), found.shape)
+        leaf = ShardedLeaf(path, len(self.flat.sharded), kind, tensor, found.boxes, -1, found.layout)
+        self.flat.tokens += (SHARDED, str(kind))
+        self.flat.sharded.append(leaf)
+        self._shards.append((leaf, found))
+        return leaf
 
     def _leaf(self, data: Any, path: Path) -> ArrayLeaf:
         self.flat.tokens.append(ARRAY)
@@ -290,6 +314,19 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
     flat.types += (tensor.dtype, tensor.shape, tensor.device, tensor.is_contiguous() or tensor.stride())
     flat.pointers.append(tensor.data_ptr())
     return tensor
+
+
+def note_shards(flat: FlatState, leaf: ShardedLeaf, shards: Shards, *, live: bool) -> None:
+    """Add what this rank has of a sharded tensor to a flat state, behind all that is there.
+
+    Raises:
+        UnsupportedLeafError: a local tensor cannot be stored.
+    """
+    leaf.first = len(flat.arrays)
+    for box, tensor in zip(shards.boxes, shards.tensors, strict=True):
+        flat.tokens += (SHARDED, str(box))
+        flat.data.append(note_tensor(flat, tensor, leaf.path, live=live))
+        flat.arrays.append(ArrayLeaf(leaf.path, len(flat.arrays)))
 
 
 def note_array(flat: FlatState, found: np.ndarray[Any, Any], path: Path) -> None:

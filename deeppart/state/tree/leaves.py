@@ -140,6 +140,21 @@ def _torch_type(dtype: torch.dtype, shape: torch.Size) -> LeafType:
     return LeafType("torch", _NAMES[dtype], tuple(shape))
 
 
+def dtype_name(dtype: torch.dtype, where: str) -> str:
+    """The name by which files call a dtype.
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored.
+    """
+    if dtype not in _NAMES:
+        raise UnsupportedLeafError(
+            f"the state holds a tensor of dtype {dtype}, which this version cannot store",
+            where=f"path {where}",
+            todo="save its bytes under another dtype",
+        )
+    return _NAMES[dtype]
+
+
 def has_type(data: Array, kind: LeafType) -> bool:
     """True if a storable tensor or array is of a type; the same as ``leaf_type(data) == kind``, in less time."""
     if isinstance(data, torch.Tensor):

@@ -17,10 +17,22 @@ import numpy as np
 import torch
 
 from deeppart.state.memory.held import HeldMemory
-from deeppart.state.tree.flat import DICT_KINDS, NUMPY, Apart, ApartRules, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
+from deeppart.state.tree.flat import (
+    DICT_KINDS,
+    NUMPY,
+    Apart,
+    ApartRules,
+    ArrayLeaf,
+    Branch,
+    FlatState,
+    Node,
+    ShardedLeaf,
+    ValueLeaf,
+)
 from deeppart.state.tree.flatten import PLAIN_TENSORS, flatten, hold_memory
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.runs import LEAST_ROWS, RUN_KINDS, run_levels
+from deeppart.state.tree.sharded import shards_again
 from deeppart.state.tree.state_dicts import state_dict_of
 from deeppart.state.tree.values import is_value
 
@@ -40,6 +52,7 @@ class Template:
         self._state_dicts: dict[int, Any] = {}
         self._data: list[Any] = []
         self._later: list[tuple[int, _Filler, Any]] = []
+        self._shards: list[tuple[int, Sequence[torch.Tensor], Sequence[_TensorKind | None]]] = []
         self.cuts: ApartRules | None = None
 
     def flatten(self, state: Any) -> FlatState:
@@ -52,13 +65,13 @@ class Template:
         """
         try:
             if self._fill is not None and self._flat is not None:
-                self._data, self._later = [], []
+                self._data, self._later, self._shards = [], [], []
                 if self._fill(state) and self._fill_later() and self._hold(self._flat):
                     return self._flat
             # state_dict() may be a collective call: what was already called is not called again
             flat = flatten(state, state_dicts=self._state_dicts, cuts=self.cuts)
         finally:
-            self._state_dicts, self._data, self._later = {}, [], []
+            self._state_dicts, self._data, self._later, self._shards = {}, [], [], []
         self._take(flat)
         return flat
 
@@ -82,8 +95,12 @@ class Template:
         self._fill = self._filler(flat.root, {})
 
     def _fill_later(self) -> bool:
-        """The items that are apart, in the order of their leaves."""
-        return all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0]))
+        """The items that are apart, in the order of their leaves; then the shards of tensors."""
+        if not all(fill(item) for _, fill, item in sorted(self._later, key=lambda entry: entry[0])):
+            return False
+        # In order as it is, unless some of the tensors are apart.
+        self._shards.sort(key=lambda entry: entry[0])
+        return all(self._take_tensors(tensors, kinds) for _, tensors, kinds in self._shards)
 
     def _hold(self, flat: FlatState) -> bool:
         """Give the flat state its leaves; False if one of them has no memory of its own kind."""
@@ -102,6 +119,8 @@ class Template:
                 value.value = None
             for branch in self._branches:
                 branch.container = None
+            for leaf in self._flat.sharded:
+                leaf.item = None
 
     def _filler(self, node: Node, kinds: dict[Any, Any]) -> _Filler:
         """``kinds`` holds equal kinds once: thousands of leaves have a handful of kinds."""
@@ -111,6 +130,8 @@ class Template:
             return _value_filler(node, self.cuts)
         if isinstance(node, Apart):
             return self._apart_filler(node, kinds)
+        if isinstance(node, ShardedLeaf):
+            return self._sharded_filler(node, kinds)
         self._branches.append(node)
         if node.kind == "object":
             return self._object_filler(node, self._filler(node.children[0], kinds))
@@ -182,6 +203,20 @@ class Template:
 
         return fill
 
+    def _sharded_filler(self, leaf: ShardedLeaf, kinds: dict[Any, Any]) -> _Filler:
+        kind, wanted = type(leaf.item), [self._tensor_kind(ArrayLeaf(leaf.path, n), kinds) for n in leaf.numbers]
+        index, boxes, layout = leaf.index, leaf.boxes, leaf.layout
+
+        def fill(item: Any) -> bool:
+            tensors = shards_again(item, boxes, layout) if type(item) is kind else None
+            if tensors is None:
+                return False
+            leaf.item = item
+            self._shards.append((index, tensors, wanted))
+            return True
+
+        return fill
+
     def _object_filler(self, branch: Branch, fill_state_dict: _Filler) -> _Filler:
         kind = type(branch.container)
 
@@ -198,6 +233,8 @@ class Template:
 
 def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
     """The live item of a node; notes the results of objects' ``state_dict()``."""
+    if isinstance(node, ShardedLeaf):
+        return node.item
     if isinstance(node, ArrayLeaf):
         return flat.data[node.index]
     if isinstance(node, ValueLeaf):

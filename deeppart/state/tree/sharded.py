@@ -1,0 +1,270 @@
+"""Tensors of which each rank has shards: read through what they say about themselves, whoever made them.
+
+Nothing of ``torch.distributed`` is imported. A tensor is sharded if it has one of these:
+
+* ``device_mesh`` and ``placements``: DTensor. Its boxes are computed from its mesh and placements
+  (:mod:`deeppart.plan.shards.placing`), because its own ``__create_chunk_list__`` names one box even where strided
+  shards have left several.
+* torch's protocol for checkpoints (``__create_write_items__``, ``__create_chunk_list__``, ``__get_tensor_shard__``;
+  torch/distributed/_checkpointable.py): TorchRec's LocalShardsWrapper, Megatron-core's and Megatron-FSDP's tensors,
+  also as the local tensor of a DTensor.
+* ``local_shards()`` and ``metadata()``: ShardedTensor.
+* ``global_shape``, ``global_offsets``, ``local_offsets``, ``local_sizes``: torch_checkpointing's CheckpointableTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from deeppart.errors import DeeppartError, UnsupportedLeafError
+from deeppart.model.boxes import Box
+from deeppart.plan.shards import Placed, Split, place_boxes
+
+_FLAT_GEOMETRY = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """What one rank has of a sharded tensor.
+
+    Attributes:
+        dtype: of its elements.
+        shape: of the whole tensor.
+        boxes: of this rank's shards; none is empty.
+        tensors: their plain local tensors, in the same order, of the same sizes.
+        layout: what the boxes follow from; equal for two tensors that are split in the same way. None if that is not
+            known, so that the boxes must be asked for again.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    tensors: tuple[torch.Tensor, ...]
+    layout: Any = None
+
+
+class _Index(NamedTuple):
+    """As torch.distributed.checkpoint.MetadataIndex: names a shard by where it begins, and by its place in the list."""
+
+    fqn: str
+    offset: Any
+    index: int
+
+
+def is_sharded(item: Any) -> bool:
+    """True if :func:`read_shards` can tell what this rank has of a tensor."""
+    return _is_dtensor(item) or _has_protocol(item) or _is_sharded_tensor(item) or _is_described(item)
+
+
+def read_shards(item: Any, path: str) -> Shards:
+    """What this rank has of a tensor that :func:`is_sharded`.
+
+    Args:
+        path: where it stands in the state, for errors.
+
+    Raises:
+        UnsupportedLeafError: its ranks hold partial sums, or it says of itself what cannot be.
+    """
+    try:
+        if _is_dtensor(item):
+            found = _of_dtensor(item, path)
+        elif _has_protocol(item):
+            found = _by_protocol(item, item, path)
+        elif _is_sharded_tensor(item):
+            found = _of_sharded_tensor(item)
+        else:
+            found = _of_described(item)
+    except DeeppartError:
+        raise
+    except Exception as error:  # of the caller's object
+        raise UnsupportedLeafError(
+            f"a {type(item).__name__} does not tell what this rank has of it",
+            found=f"{type(error).__name__}: {error}",
+            where=f"path {path}",
+            todo="save its local plain tensor",
+        ) from error
+    _check(item, found, path)
+    return found
+
+
+def shards_again(item: Any, boxes: Sequence[Box], layout: Any) -> tuple[torch.Tensor, ...] | None:
+    """The local tensors of a sharded tensor that takes the place of another; None if it is split in another way.
+
+    Args:
+        boxes, layout: of the other one.
+    """
+    if layout is not None:
+        if layout_of(item) != layout:
+            return None
+        local = item._local_tensor
+        if type(local) is torch.Tensor and len(boxes) == 1 and local.shape == boxes[0].sizes:
+            return (local,)
+    try:
+        found = read_shards(item, "")
+    except DeeppartError:
+        return None
+    return found.tensors if found.boxes == tuple(boxes) else None
+
+
+def layout_of(item: Any) -> Any:
+    """What the boxes of a tensor follow from, without reading them; None if it is not known."""
+    if not _is_dtensor(item) or _has_protocol(item._local_tensor):
+        return None
+    order = getattr(getattr(item, "_spec", None), "shard_order", None)
+    return item.device_mesh, item.placements, item.shape, item.dtype, order
+
+
+def local_tensors(item: Any) -> list[torch.Tensor]:
+    """The plain tensors in which lies what this rank has of a sharded tensor."""
+    if _is_dtensor(item):
+        inner = item._local_tensor
+        return local_tensors(inner) if is_sharded(inner) else [inner]
+    if _has_protocol(item) or _is_sharded_tensor(item):
+        return list(read_shards(item, "").tensors)
+    return [item.detach()]
+
+
+def cut_local(local: torch.Tensor, placed: Sequence[Placed]) -> tuple[torch.Tensor, ...]:
+    """The pieces of a local tensor that hold its boxes, as views."""
+    local = local.detach()
+    if len(placed) == 1 and placed[0].local.sizes == tuple(local.shape):
+        return (local,)
+    return tuple(local[each.local.slices()] for each in placed)
+
+
+def placed_boxes(item: Any) -> list[Placed]:
+    """The boxes of a DTensor, computed from its mesh and placements; [] on a rank that is not in the mesh."""
+    place = item.device_mesh.get_coordinate()
+    if place is None:
+        return []
+    lengths, placements = item.device_mesh.shape, item.placements
+    order = getattr(getattr(item, "_spec", None), "shard_order", None)
+    splits: list[list[Split]] = []
+    for dimension in range(item.ndim):
+        along = [at for at, each in enumerate(placements) if _split_dimension(each, item.ndim) == dimension]
+        for entry in order or ():
+            if entry[0] == dimension:
+                along = [*entry[1]]
+        splits.append([Split(lengths[at], place[at], _strides(placements[at])) for at in along])
+    return place_boxes(tuple(item.shape), splits)
+
+
+def _split_dimension(placement: Any, dimensions: int) -> int | None:
+    """The dimension of the tensor that a placement splits; None for Replicate."""
+    if placement.is_replicate():
+        return None
+    dimension: int = placement.dim
+    return dimension + dimensions if dimension < 0 else dimension
+
+
+def _strides(placement: Any) -> int:
+    return int(getattr(placement, "split_factor", 1))
+
+
+def _is_dtensor(item: Any) -> bool:
+    return hasattr(item, "placements") and hasattr(item, "device_mesh") and hasattr(item, "_local_tensor")
+
+
+def _has_protocol(item: Any) -> bool:
+    return hasattr(item, "__create_chunk_list__") and hasattr(item, "__get_tensor_shard__")
+
+
+def _is_sharded_tensor(item: Any) -> bool:
+    return callable(getattr(item, "local_shards", None)) and callable(getattr(item, "metadata", None))
+
+
+def _is_described(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and all(hasattr(item, name) for name in _FLAT_GEOMETRY)
+
+
+def _of_dtensor(item: Any, path: str) -> Shards:
+    strange = [each for each in item.placements if not (each.is_replicate() or hasattr(each, "dim"))]
+    if strange or any(each.is_partial() for each in item.placements):
+        names = ", ".join(map(str, item.placements))
+        raise UnsupportedLeafError(
+            f"the state holds a DTensor whose ranks have partial sums of it, or shares of an unknown kind ({names})",
+            expected="placements of Shard and Replicate",
+            where=f"path {path}",
+            todo="redistribute it first: x.redistribute(placements=[Replicate(), ...])",
+        )
+    local = item._local_tensor
+    if _has_protocol(local):
+        return _by_protocol(local, item, path)
+    if _is_described(local):
+        return _of_described(local)
+    if hasattr(local, "trigger_wait"):  # the result of a collective that may be under way
+        local = local.trigger_wait()
+    placed = placed_boxes(item)
+    lengths = [sum(each.local.sizes[d] for each in _first_along(placed, d)) for d in range(item.ndim)]
+    if placed and tuple(lengths) != tuple(local.shape):
+        raise UnsupportedLeafError(
+            "a DTensor's local tensor has another shape than its placements give it",
+            expected=f"shape {lengths} for {list(item.shape)}, {item.placements} on a mesh of {item.device_mesh.shape}",
+            found=f"shape {list(local.shape)}",
+            where=f"path {path}",
+            todo="make it with distribute_tensor, or with from_local and the right shape and stride",
+        )
+    tensors = cut_local(local, placed)
+    return Shards(item.dtype, tuple(item.shape), tuple(each.box for each in placed), tensors, layout_of(item))
+
+
+def _first_along(placed: Sequence[Placed], dimension: int) -> Iterator[Placed]:
+    """Of the boxes, those that begin the local tensor in every dimension but one."""
+    for each in placed:
+        if not any(at for other, at in enumerate(each.local.offset) if other != dimension):
+            yield each
+
+
+def _by_protocol(item: Any, outer: Any, path: str) -> Shards:
+    """By torch's protocol; the whole shape is that of the write items, where there are any."""
+    chunks = list(item.__create_chunk_list__())
+    writes = list(item.__create_write_items__(path, outer)) if chunks else []
+    described = [each.tensor_data for each in writes if getattr(each, "tensor_data", None) is not None]
+    shape = tuple(described[0].size) if described else tuple(outer.shape)
+    boxes, tensors = [], []
+    for place, chunk in enumerate(chunks):
+        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+        if box.elements and len(box.offset) == len(box.sizes):
+            boxes.append(box)
+            tensors.append(item.__get_tensor_shard__(_Index(path, chunk.offsets, place)).detach())
+    dtype = tensors[0].dtype if tensors else outer.dtype
+    return Shards(dtype, shape, tuple(boxes), tuple(tensors))
+
+
+def _of_sharded_tensor(item: Any) -> Shards:
+    metadata, boxes, tensors = item.metadata(), [], []
+    for shard in item.local_shards():
+        box = Box(tuple(shard.metadata.shard_offsets), tuple(shard.metadata.shard_sizes))
+        if box.elements:
+            boxes.append(box)
+            tensors.append(shard.tensor.detach())
+    return Shards(metadata.tensor_properties.dtype, tuple(metadata.size), tuple(boxes), tuple(tensors))
+
+
+def _of_described(item: Any) -> Shards:
+    placed = [
+        Placed(Box(tuple(begin), tuple(sizes)), Box(tuple(local), tuple(sizes)))
+        for begin, local, sizes in zip(item.global_offsets, item.local_offsets, item.local_sizes, strict=True)
+    ]
+    placed = [each for each in placed if each.box.elements]
+    plain = item.detach().as_subclass(torch.Tensor)
+    return Shards(
+        item.dtype, tuple(item.global_shape), tuple(each.box for each in placed), cut_local(plain, placed)
+    )
+
+
+def _check(item: Any, found: Shards, path: str) -> None:
+    """What a tensor says of itself must fit together."""
+    for box, tensor in zip(found.boxes, found.tensors, strict=True):
+        if not box.fits(found.shape) or box.sizes != tuple(tensor.shape) or tensor.dtype != found.dtype:
+            raise UnsupportedLeafError(
+                f"a {type(item).__name__} says of itself what cannot be",
+                expected=f"a shard {box} of {found.dtype}{list(found.shape)}",
+                found=f"a local tensor of {tensor.dtype}{list(tensor.shape)}",
+                where=f"path {path}",
+                todo="save its local plain tensor",
+            )
