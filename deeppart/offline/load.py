@@ -19,6 +19,8 @@ from deeppart.part import SHARED_TABLE, FileSource, PartReader, Signing
 from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
+from deeppart.state.document.whole import gather_wholes, with_wholes
+from deeppart.state.restore.boxes import BoxScatter, LiveBox, check_bytes
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
@@ -120,14 +122,19 @@ class OpenCheckpoint:
             decode_meta(reader.meta, f"{self._where}, part {number}", with_structure=False)
             for number, reader in enumerate(self._readers)
         ]
-        shared = self.structure
+        shared, of_ranks = self.structure, list[Structure]()
         for number, reader in enumerate(self._readers):
             where = f"{self._where}, part {number}"
             own[number].check(shared, where)
+            of_ranks.append(own[number].complete(shared, where))
             places = reader.spans, reader.raw_starts, reader.marked_per_rank
-            check_places(own[number].complete(shared, where), own[number].types, *places, where)
-        self.structure = own[rank].complete(shared, self._where)
+            check_places(of_ranks[number], own[number].types, *places, where)
+        self._wholes = gather_wholes(of_ranks, self._where)
+        self._wholes.check(self._where)
+        self.structure = with_wholes(of_ranks[rank], [tree for each in own for tree in each.trees], self._wholes)
         self.target = _target(self.structure, own[rank], self._where)
+        #: Number of a leaf -> the sharded tensor that it is.
+        self._sharded = dict(enumerate(self._wholes.tensors.values(), start=len(of_ranks[rank].types)))
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 
@@ -146,6 +153,9 @@ class OpenCheckpoint:
             CorruptFileError: they do not.
         """
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
+        for leaf in leaves & self._sharded.keys():
+            check_bytes(self._sharded[leaf], [reader.spans for reader in self._readers], self._where)
+        leaves -= self._sharded.keys()
         own = set(np.flatnonzero(self.structure.per_rank).tolist())
         shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in self._readers]
         check_cover(self.target.types, leaves - own, shared, self._where)
@@ -165,13 +175,20 @@ class OpenCheckpoint:
         """
         self.target.dropped = frozenset(set(range(len(self.structure.types))) - self._with_owners(leaves))
         arrays = self.target.arrays()
-        scatter = Scatter(arrays)
+        scatter = Scatter({leaf: array for leaf, array in arrays.items() if leaf not in self._sharded})
+        joined = BoxScatter(
+            {leaf: (self._sharded[leaf], [LiveBox.whole(array)]) for leaf, array in arrays.items() if leaf in self._sharded}
+        )
         per_rank = self.structure.per_rank
         for number, reader in enumerate(self._readers):
-            mine = {leaf for leaf in arrays if number == self.rank or not per_rank[leaf]}
-            for chunk in sorted({chunk for leaf in mine for chunk in self._chunks[number].get(leaf, ())}):
-                good = [piece for piece in self._pieces[number][chunk] if piece.leaf in mine]
-                scatter.write(good, np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8))
+            mine = {leaf for leaf in arrays if leaf not in self._sharded and (number == self.rank or not per_rank[leaf])}
+            shards = joined.leaves(number)
+            for chunk in sorted({chunk for leaf in mine | shards for chunk in self._chunks[number].get(leaf, ())}):
+                data = np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8)
+                scatter.write([piece for piece in self._pieces[number][chunk] if piece.leaf in mine], data)
+                for piece in self._pieces[number][chunk]:
+                    if piece.leaf in shards:
+                        joined.write(number, piece, data)
         tie(self.target, arrays)
         return arrays
 

@@ -16,7 +16,7 @@ from deeppart.state.tree.runs import make_run, run_items, run_kind
 def select(structure: Structure, values: list[Any], patterns: Sequence[str] | None) -> tuple[SavedNode, set[int]]:
     """The part of the tree that the globs cover, and the leaf numbers in it; cuts runs to the items that they cover."""
     if patterns is None:
-        return structure.tree, set(range(len(structure.types)))
+        return structure.tree, set(_arrays(structure.tree))
     kept: set[int] = set()
 
     def prune(node: SavedNode, path: tuple[Any, ...]) -> SavedNode | None:

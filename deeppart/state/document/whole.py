@@ -1,0 +1,242 @@
+"""Sharded tensors as whole leaves: what any rank had of them, brought together from the documents of all parts.
+
+To whom a checkpoint is restored, a tensor is an array like others, wherever its shards came from. So the structure of
+a step is taken for what it would be with whole tensors in place of sharded ones; these are numbered behind all other
+leaves, and for each is known which leaf of which part has which box of it. What only some ranks had, as pipeline
+stages have other layers than others, is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from deeppart.errors import CorruptFileError
+from deeppart.model.boxes import Box
+from deeppart.plan.shards import fault_of_cover
+from deeppart.state.document.apart import OwnTree, insert
+from deeppart.state.document.structure import (
+    Alias,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedShard,
+    SavedSharded,
+    Structure,
+    walk_tree,
+)
+from deeppart.state.document.ties import contiguous_strides
+from deeppart.state.tree.leaves import LeafType
+from deeppart.state.tree.paths import ExactPath, exact, readable
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSource:
+    """A leaf of one part that has elements of a whole tensor.
+
+    Attributes:
+        part: number of the part.
+        leaf: number of the leaf there.
+        box: the elements, all of the leaf in C order.
+    """
+
+    part: int
+    leaf: int
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTensor:
+    """A sharded tensor, as all parts together have it.
+
+    Attributes:
+        kind: its type.
+        name: its path, for people.
+        sources: of different boxes, or of parts of the bytes of one box: of equal shards each part has some.
+        tied_to: the tensor whose memory all of its shards share, if there is one.
+    """
+
+    kind: LeafType
+    name: str
+    sources: tuple[ShardSource, ...]
+    tied_to: ExactPath | None
+
+    def boxes(self) -> list[Box]:
+        """The different boxes, in order."""
+        return sorted({source.box for source in self.sources})
+
+
+@dataclass(frozen=True, slots=True)
+class Wholes:
+    """All sharded tensors of a step.
+
+    Attributes:
+        tensors: by path; the order is that of their numbers.
+    """
+
+    tensors: Mapping[ExactPath, WholeTensor]
+
+    def check(self, where: str) -> None:
+        """See that the shards of each tensor are all of it, and do not overlap.
+
+        Raises:
+            CorruptFileError: they are not.
+        """
+        for tensor in self.tensors.values():
+            if fault := fault_of_cover([box for box in tensor.boxes() if box.elements], tensor.kind.shape):
+                raise CorruptFileError(
+                    "the parts do not hold every element of a sharded tensor exactly once",
+                    expected=f"all of {tensor.name}, {tensor.kind}",
+                    found=fault,
+                    where=where,
+                    todo="the checkpoint was not written by a sound library: restore an earlier step",
+                )
+
+
+def gather_wholes(of_ranks: Sequence[Structure], where: str) -> Wholes:
+    """Bring the shards of all parts together.
+
+    Args:
+        of_ranks: the structure of each part's rank.
+
+    Raises:
+        CorruptFileError: parts call tensors of different types by one path.
+    """
+    gathering = _Gathering(where)
+    for part, structure in enumerate(of_ranks):
+        gathering.take(part, structure)
+    return gathering.wholes()
+
+
+class _Gathering:
+    """Shards being brought together, part after part."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._kinds: dict[ExactPath, tuple[LeafType, str]] = {}
+        #: Of each box of each tensor, who has bytes of it; and of those tied to another, the tensor and box of that.
+        self._saved: dict[ExactPath, dict[Box, list[ShardSource]]] = {}
+        self._tied: dict[ExactPath, dict[Box, tuple[ExactPath, Box]]] = {}
+
+    def take(self, part: int, structure: Structure) -> None:
+        """Take in what one rank had."""
+        places: dict[int, tuple[ExactPath, Box]] = {}
+        found: list[tuple[ExactPath, SavedShard]] = []
+        for path, node in structure.walk():
+            if isinstance(node, SavedSharded):
+                key, kind = exact(path), structure.sharded[node.index]
+                known, name = self._kinds.setdefault(key, (kind, readable(path)))
+                if known != kind:
+                    raise CorruptFileError(
+                        "parts hold shards of different tensors at one path",
+                        expected=str(known),
+                        found=str(kind),
+                        where=f"{self._where}, part {part}, path {name}",
+                    )
+                shards = structure.shards.get(node.index, ())
+                found += [(key, shard) for shard in shards]
+                places |= {shard.leaf: (key, shard.box) for shard in shards}
+        for key, shard in found:
+            alias = structure.aliases.get(shard.leaf)
+            if alias is None:
+                source = ShardSource(part, shard.leaf, shard.box)
+                self._saved.setdefault(key, {}).setdefault(shard.box, []).append(source)
+            elif alias.owner in places and places[alias.owner][1].sizes == shard.box.sizes:
+                self._tied.setdefault(key, {})[shard.box] = places[alias.owner]
+            else:
+                raise CorruptFileError(
+                    "a shard shares its memory with what is no shard of its size", where=f"{self._where}, part {part}"
+                )
+
+    def wholes(self) -> Wholes:
+        """All tensors."""
+        return Wholes({key: self._whole(key, kind, name) for key, (kind, name) in self._kinds.items()})
+
+    def _whole(self, key: ExactPath, kind: LeafType, name: str) -> WholeTensor:
+        saved, tied = self._saved.get(key, {}), self._tied.get(key, {})
+        sources = [source for found in saved.values() for source in found]
+        for box, (owner, owners_box) in tied.items():
+            if box not in saved:
+                # Each of those who hold the owner's box may have saved some of its bytes.
+                theirs = self._saved.get(owner, {}).get(owners_box, [])
+                sources += [ShardSource(each.part, each.leaf, box) for each in theirs]
+        owners = {owner for owner, _ in tied.values()}
+        return WholeTensor(kind, name, tuple(sources), next(iter(owners)) if not saved and len(owners) == 1 else None)
+
+
+def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:
+    """A structure with whole tensors in place of sharded ones.
+
+    Args:
+        base: what one rank had, or what all ranks share.
+        others: trees of other ranks; those of which ``base`` has nothing, and which hold sharded tensors only, are
+            part of it.
+        wholes: all sharded tensors; numbered behind the leaves of ``base``.
+    """
+    if not wholes.tensors:
+        return base
+    first = len(base.types)
+    numbers = {key: first + place for place, key in enumerate(wholes.tensors)}
+    tree = _insert_missing(base.tree, others)
+    tree = _replaced(tree, (), numbers)
+    tensors = list(wholes.tensors.values())
+    aliases = dict(base.aliases)
+    for number, tensor in enumerate(tensors, start=first):
+        owner = None if tensor.tied_to is None else wholes.tensors.get(tensor.tied_to)
+        if owner is not None and owner.kind == tensor.kind and tensor.tied_to is not None and owner.tied_to is None:
+            aliases[number] = Alias(numbers[tensor.tied_to], 0, contiguous_strides(tensor.kind.shape))
+    return replace(
+        base,
+        tree=tree,
+        types=base.types + tuple(tensor.kind for tensor in tensors),
+        per_rank=np.append(base.per_rank, np.zeros(len(tensors), dtype=np.bool_)),
+        aliases=aliases,
+        sharded=(),
+        shards={},
+    )
+
+
+def only_sharded(node: SavedNode) -> bool:
+    """True if a tree has no leaves but sharded tensors."""
+    leaves = [leaf for _, leaf in walk_tree(node, ())]
+    return bool(leaves) and all(isinstance(leaf, SavedSharded) for leaf in leaves)
+
+
+def _insert_missing(tree: SavedNode, others: Sequence[OwnTree]) -> SavedNode:
+    """Put the trees of other ranks where nothing stands."""
+    added: dict[ExactPath, OwnTree] = {}
+    for each in others:
+        if each.place is not None and only_sharded(each.node) and not _stands(tree, each):
+            added.setdefault(exact(each.path), each)
+    return insert(tree, list(added.values()), whole=False) if added else tree
+
+
+def _stands(tree: SavedNode, own: OwnTree) -> bool:
+    """True if there is something at the path of a tree."""
+    node: Any = tree
+    for key in own.path:
+        while isinstance(node, SavedBranch) and node.kind == "object":
+            node = node.children[0]
+        if not isinstance(node, SavedBranch):
+            return False
+        places = {exact((each,)): child for each, child in zip(node.keys, node.children, strict=True)}
+        if exact((key,)) not in places:
+            return False
+        node = places[exact((key,))]
+    return True
+
+
+def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> SavedNode:
+    if isinstance(node, SavedSharded):
+        return SavedArray(numbers[exact(path)])
+    if not isinstance(node, SavedBranch):
+        return node
+    children = tuple(
+        _replaced(child, path if node.kind == "object" else (*path, key), numbers)
+        for key, child in zip(node.keys, node.children, strict=True)
+    )
+    return replace(node, children=children)
+
