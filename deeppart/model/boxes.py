@@ -30,7 +30,9 @@ class Box(NamedTuple):
     def common(self, other: Box) -> Box | None:
         """What two boxes of one tensor have in common; None if nothing."""
         offset = tuple(map(max, self.offset, other.offset))
-        ends = (min(a + m, b + n) for a, m, b, n in zip(self.offset, self.sizes, other.offset, other.sizes, strict=True))
+        ends = (
+            min(a + m, b + n) for a, m, b, n in zip(self.offset, self.sizes, other.offset, other.sizes, strict=True)
+        )
         sizes = tuple(end - begin for begin, end in zip(offset, ends, strict=True))
         return Box(offset, sizes) if all(length > 0 for length in sizes) else None
 

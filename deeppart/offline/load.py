@@ -177,11 +177,17 @@ class OpenCheckpoint:
         arrays = self.target.arrays()
         scatter = Scatter({leaf: array for leaf, array in arrays.items() if leaf not in self._sharded})
         joined = BoxScatter(
-            {leaf: (self._sharded[leaf], [LiveBox.whole(array)]) for leaf, array in arrays.items() if leaf in self._sharded}
+            {
+                leaf: (self._sharded[leaf], [LiveBox.whole(array)])
+                for leaf, array in arrays.items()
+                if leaf in self._sharded
+            }
         )
         per_rank = self.structure.per_rank
         for number, reader in enumerate(self._readers):
-            mine = {leaf for leaf in arrays if leaf not in self._sharded and (number == self.rank or not per_rank[leaf])}
+            mine = {
+                leaf for leaf in arrays if leaf not in self._sharded and (number == self.rank or not per_rank[leaf])
+            }
             shards = joined.leaves(number)
             for chunk in sorted({chunk for leaf in mine | shards for chunk in self._chunks[number].get(leaf, ())}):
                 data = np.frombuffer(reader.read_chunk(chunk), dtype=np.uint8)

@@ -16,18 +16,21 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.comm.agreement import raise_together, together
 from deeppart.errors import DeeppartWarning
+from deeppart.recovery.box_delivery import BoxDelivery
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
-from deeppart.recovery.matching import Matched, match, notices, refused_ties
+from deeppart.recovery.live import flatten_live
+from deeppart.recovery.matching import Matched, find_places, match, notices, refused_ties
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered
-from deeppart.recovery.saved import saved_step
+from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import Tables, share_tables
 from deeppart.state.restore.merge import put, tie
 from deeppart.state.restore.overlaps import assign
 from deeppart.state.restore.scatter import Scatter
+from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import Array
 from deeppart.state.tree.per_rank import PerRank
 
@@ -71,19 +74,37 @@ class _Restoring:
         self._comm, self._timeout = ranks.comm, ranks.timeout
         self._distributor = Distributor(ranks, recovered, tables)
         self._what = f"restore of step {recovered.attempt.step}"
+        self._boxes = False
 
     def match(self, documents: Documents, state: Any) -> tuple[Matched, OldLeaves]:
         """Match the live state; and memory for what old ranks had, where it is asked for."""
         comm, attempt = self._comm, self._recovered.attempt
 
+        def looked() -> tuple[SavedStep, FlatState]:
+            return saved_step(attempt, documents, comm.rank, comm.size), flatten_live(state)
+
+        saved, flat = self._together(looked, _MATCHING)
+        places = find_places(saved, flat, self._ranks, self._what)
+
         def matched() -> tuple[Matched, OldLeaves]:
-            saved = saved_step(attempt, documents, comm.rank, comm.size)
-            found = match(saved, self._tables.indexes, state, self._per_rank, comm.rank, comm.size)
+            world = comm.rank, comm.size
+            found = match(saved, self._tables.indexes, flat, places, self._per_rank, world)
             return found, memory_for_old_leaves(saved, found.way)
 
         found, old = self._together(matched, _MATCHING)
+        self._agree_on_boxes(found)
         raise_together(comm, refused_ties(found, comm, self._what, self._timeout), self._what, self._timeout)
         return found, old
+
+    def _agree_on_boxes(self, matched: Matched) -> None:
+        """What any rank has shards of goes to all ranks box by box: none of it is sent to those who have others."""
+        found = np.zeros(len(matched.saved.documents.structure.types) + 1, dtype=np.int64)
+        split = [index for index in (*matched.target.sharded, *matched.target.created) if index < len(found) - 1]
+        found[split] = 1
+        found[-1] = bool(matched.target.boxed)
+        everywhere = self._ranks.finish(self._comm.maximum(found), self._what)
+        self._boxes = bool(everywhere.any())
+        matched.target.boxed |= set(np.flatnonzero(everywhere[:-1]).tolist())
 
     def map_old_ranks(self, matched: Matched, old: OldLeaves) -> Mapped:
         """Take rank 0's per-rank values, or ask the caller's function for this rank's."""
@@ -116,6 +137,9 @@ class _Restoring:
     def write(self, matched: Matched, mapped: Mapped, to_fill: ToFill) -> None:
         """Fill the arrays, tie what was tied, hand everything to its containers. The live state changes here."""
         failure = self._bring(to_fill.arrays, matched, mapped)
+        if self._boxes:
+            delivery = BoxDelivery(self._ranks, self._recovered, self._tables)
+            failure = delivery.bring(to_fill.boxes) or failure
 
         def hand_over() -> None:
             _raise_any(failure)
@@ -135,7 +159,7 @@ class _Restoring:
         shared = {index: array for index, array in arrays.items() if index not in own}
         failure = self._distributor.shared(Scatter(shared))
         if matched.saved.same_world:  # this rank may have to send what others own, though it owns nothing
-            failure = self._distributor.own(Scatter(own)) or failure
+            failure = self._distributor.own(Scatter(own), matched.saved.shard_leaves) or failure
         return failure
 
     def _together(self, do: Callable[[], T], failed: str, todo: str | None = None) -> T:
@@ -151,8 +175,9 @@ class _Restoring:
         for changed in changes:
             if changed is not None:
                 raise changed
-        tie(matched.target, to_fill.arrays)
-        put(matched.target, to_fill.arrays, matched.flat)
+        arrays = to_fill.arrays | to_fill.boxed
+        tie(matched.target, arrays)
+        put(matched.target, arrays, matched.flat)
 
 
 def _raise_any(failure: Exception | None) -> None:

@@ -86,9 +86,17 @@ class Distributor:
         items = (_Item(*each, scatter) for each in self._in_turns(per_rank=False))
         return self._deliver((item for item in items if item.is_wanted), self._hop_to_all)
 
-    def own(self, scatter: Scatter) -> Exception | None:
-        """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save."""
-        items = (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
+    def own(self, scatter: Scatter, skipped: Callable[[int], frozenset[int]]) -> Exception | None:
+        """Give every rank the per-rank leaves of the part it saved itself; the world is as large as at the save.
+
+        Args:
+            skipped: number of a part -> leaves of it that nobody gets in this way; the same on all ranks.
+        """
+        items = (
+            item
+            for item in (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
+            if any(piece.leaf not in skipped(item.index.part) for piece in item.pieces)
+        )
         return self._deliver(items, self._hop_to_owner, only_owner=True)
 
     def all_own(self, parts: Iterable[int], scatters: Callable[[int], Scatter]) -> Exception | None:
@@ -122,8 +130,8 @@ class Distributor:
         self, items: Iterator[_Item], hop_of: Callable[[_Item, int], Hop | None], *, only_owner: bool = False
     ) -> Exception | None:
         what = f"restore of step {self._recovered.attempt.step}, distributing"
-        attempts = _Attempts()
-        with _copiers(self._ranks.threads) as copy:
+        attempts = Attempts()
+        with copiers(self._ranks.threads) as copy:
             self._ranks.finish(self._delivering(items, hop_of, attempts, copy, only_owner), what)
         return attempts.failure
 
@@ -131,7 +139,7 @@ class Distributor:
         self,
         items: Iterator[_Item],
         hop_of: Callable[[_Item, int], Hop | None],
-        attempts: _Attempts,
+        attempts: Attempts,
         copy: Callable[[Callable[[], None]], object],
         only_owner: bool,
     ) -> Operation[None]:
@@ -156,7 +164,7 @@ class Distributor:
         part = item.index.part
         if part in self._recovered.mine:
             loaded = self._recovered.mine[part]
-            return lambda: _in_memory(loaded, item.chunk)
+            return lambda: chunk_in_memory(loaded, item.chunk)
         if part in self._tables.copies.mine:
             found = self._tables.copies.mine[part]
             start = item.index.starts[item.chunk]
@@ -192,7 +200,7 @@ class Distributor:
         return Hop(None, (owner,)) if rank == reader else Hop(reader, ())
 
     def _start(
-        self, item: _Item, hop: Hop, here: Callable[[], Bytes] | None, tag: int, attempts: _Attempts
+        self, item: _Item, hop: Hop, here: Callable[[], Bytes] | None, tag: int, attempts: Attempts
     ) -> tuple[Operation[None], Callable[[], None]]:
         """Begin to receive a chunk, or to send what is here; and what is to be done when that is over."""
         nbytes = item.index.lengths[item.chunk]
@@ -213,7 +221,7 @@ class Distributor:
         return interleaved([self._ranks.comm.send(data, target, tag) for target in hop.targets])
 
 
-class _Attempts:
+class Attempts:
     """What one rank does for itself while others wait for what it passes on: nothing is raised before the end.
 
     Attributes:
@@ -237,7 +245,7 @@ class _Attempts:
         return None
 
 
-def _in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
+def chunk_in_memory(loaded: LoadedPart, chunk: int) -> Bytes:
     """A chunk that this rank has read; of a file that was cut since, an error where an access would end the process."""
     data = loaded.chunk(chunk)
     if loaded.place is not None:
@@ -269,7 +277,7 @@ def _nothing() -> None:
 
 
 @contextmanager
-def _copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
+def copiers(threads: int) -> Iterator[Callable[[Callable[[], None]], object]]:
     """Gives a function that makes copies: in the calling thread, or in several, which have made them all at the end."""
     if threads < 2:
         yield lambda make: make()

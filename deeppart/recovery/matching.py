@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +16,8 @@ from deeppart.errors import (
     PerRankNotice,
     StructureMismatchError,
 )
-from deeppart.recovery.live import check_writable, flatten_live
+from deeppart.recovery.live import check_writable
+from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.structure import Structure
@@ -30,6 +30,8 @@ from deeppart.state.restore.advice import (
     unreached_notice,
     unreached_optimizers,
 )
+from deeppart.state.restore.creating import create_sharded
+from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
@@ -54,24 +56,67 @@ class Matched:
     way: str
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which leaves of a step have a place in the live states of the ranks.
+
+    Attributes:
+        elsewhere: numbers of the leaves that have none here, but on another rank.
+        split: numbers of the shared leaves that have none on some rank: not all ranks are to get them.
+    """
+
+    elsewhere: frozenset[int] = frozenset()
+    split: frozenset[int] = frozenset()
+
+
+def find_places(saved: SavedStep, flat: FlatState, ranks: Ranks, what: str) -> Places:
+    """Find out who has a place for what (collective)."""
+    shared, tensors = len(saved.documents.structure.types), len(saved.wholes.tensors)
+    numbers = np.concatenate([np.arange(shared), np.arange(saved.first_whole, saved.first_whole + tensors)])
+    lacking = np.isin(numbers, list(lacking_leaves(saved.structure.tree, flat.root)))
+    told = np.concatenate([lacking, ~lacking]).astype(np.int64)
+    most = ranks.finish(ranks.comm.maximum(told), what).astype(np.bool_)
+    anywhere_lacking, anywhere = most[: len(numbers)], most[len(numbers) :]
+    return Places(
+        frozenset(numbers[lacking & anywhere].tolist()),
+        frozenset(np.flatnonzero(anywhere_lacking[:shared] & anywhere[:shared]).tolist()),
+    )
+
+
 def match(
-    saved: SavedStep, indexes: Sequence[PartIndexView], state: Any, per_rank: PerRank, rank: int, size: int
+    saved: SavedStep,
+    indexes: Sequence[PartIndexView],
+    flat: FlatState,
+    places: Places,
+    per_rank: PerRank,
+    world: tuple[int, int],
 ) -> Matched:
     """Match the live state of a rank; touches nothing.
+
+    Args:
+        flat: the live state, taken apart.
+        places: as of :func:`find_places`.
+        world: this rank, and how many there are.
 
     Raises:
         StateError: the state does not match the checkpoint, or cannot be written to.
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
         CorruptFileError: the parts' tables do not fit the structure.
     """
-    way = way_of(per_rank)
+    way, (rank, size) = way_of(per_rank), world
     if way == STRICT and not saved.same_world and saved.any_own:
         raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
     check_spans(saved, indexes)
-    flat = flatten_live(state)
     matched = Matched(saved, flat, _target(saved, way, rank), way)
+    target = matched.target
+    if places.elsewhere:
+        tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
+        target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone
+    target.boxed |= places.split | saved.tensors().keys()
     try:
-        find_targets(matched.target, flat)
+        find_targets(target, flat)
+        create_sharded(target, flat, frozenset(saved.tensors()))
+        target.untie_shards()
     except (StructureMismatchError, LeafMismatchError) as error:
         _advise(error, saved.structure, flat)
         raise

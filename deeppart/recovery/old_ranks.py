@@ -51,7 +51,7 @@ def memory_for_old_leaves(saved: SavedStep, way: str) -> OldLeaves:
     return [
         {
             index: new_array(document.types[index])
-            for index in np.flatnonzero(structure.per_rank).tolist()
+            for index in sorted(set(np.flatnonzero(structure.per_rank).tolist()) - structure.shard_leaves())
             if index not in structure.aliases
         }
         for document, structure in zip(own[:ranks], saved.of_ranks[:ranks], strict=True)
@@ -132,7 +132,7 @@ class _Mapping:
             made = flatten(self._ask(tree.path, contents))
             first = len(self._target.types), len(self._target.values)
             most = first[1] + len(made.values)
-            node, _, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
+            node, _ = decode_tree(encode_tree(made.root, first), most, "a per_rank function")
             trees.append(OwnTree(tree.path, tree.place, node))
             self._target.types += [leaf_type(data) for data in made.data]
             self._target.values += [leaf.value for leaf in made.values]
@@ -142,7 +142,7 @@ class _Mapping:
         if trees:
             count = len(self._target.types)
             self._target.structure = replace(
-                self._saved.documents.structure,
+                self._saved.structure,
                 tree=insert(self._saved.structure.tree, trees, whole=False),
                 types=tuple(self._target.types),
                 per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from deeppart.errors import StructureMismatchError
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
+from deeppart.state.document.ties import address
+from deeppart.state.document.whole import WholeTensor
+from deeppart.state.restore.boxes import BoxScatter, LiveBox
 from deeppart.state.restore.overlaps import conflicting, overlapping
 from deeppart.state.tree.leaves import Array, new_array
 from deeppart.state.tree.paths import readable
+from deeppart.state.tree.sharded import read_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +27,14 @@ class ToFill:
     Attributes:
         arrays: by leaf number.
         alone: memory for those that share some with another, to be brought alone first.
+        boxed: arrays of leaves that are filled box by box.
+        boxes: fills these, and the shards of live sharded tensors.
     """
 
     arrays: dict[int, Array]
     alone: dict[int, Array]
+    boxed: dict[int, Array]
+    boxes: BoxScatter
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
@@ -43,7 +52,64 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     alone = {index: new_array(target.types[index]) for index in found if index not in untied}
     if wrong := [index for index in found if index in untied]:
         raise _overlap_error(matched, wrong, found)
-    return ToFill(arrays, alone)
+    boxed = target.boxed_arrays()
+    wanted = live_boxes(matched, boxed)
+    _check_boxes(matched, wanted, arrays)
+    return ToFill(arrays, alone, boxed | dict(target.created), BoxScatter(wanted))
+
+
+def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[WholeTensor, list[LiveBox]]]:
+    """For each leaf that is filled box by box, its tensor, and the arrays of this rank that hold boxes of it."""
+    target, tensors = matched.target, matched.saved.tensors()
+    found: dict[int, list[LiveBox]] = {index: [LiveBox.whole(array)] for index, array in boxed.items()}
+    for index, leaf in target.sharded.items():
+        arrays = [matched.flat.data[number] for number in leaf.numbers]
+        found[index] = [LiveBox(*each) for each in zip(arrays, leaf.boxes, strict=True)]
+    for index, tensor in target.created.items():
+        shards = read_shards(tensor, "a created leaf")
+        found[index] = [LiveBox(*each) for each in zip(shards.tensors, shards.boxes, strict=True)]
+    return {
+        index: (tensors[index] if index in tensors else matched.saved.plain_tensor(index), boxes)
+        for index, boxes in found.items()
+    }
+
+
+def _check_boxes(
+    matched: Matched, wanted: Mapping[int, tuple[WholeTensor, list[LiveBox]]], arrays: Mapping[int, Array]
+) -> None:
+    """Refuse live shards that share memory with anything that is to get other bytes."""
+    places = [(index, tensor, box) for index, (tensor, boxes) in wanted.items() for box in boxes]
+    live = {~number: array for number, array in arrays.items() if number in matched.target.live}
+    found = overlapping(live | {place: box.array for place, (_, _, box) in enumerate(places)})
+    if not found or _are_twins([places[place] for place in found if place >= 0], len(found)):
+        return
+    paths = matched.target.structure.array_paths()
+    names = [readable(paths[~place if place < 0 else places[place][0]]) for place in found]
+    raise StructureMismatchError(
+        "live shards share memory with other live leaves, but were saved with memory of their own",
+        found=", ".join(names[:8]),
+        where=f"path {names[0]}",
+        todo="build the live state so that they have their own memory, as when it was saved",
+    )
+
+
+def _are_twins(found: list[tuple[int, WholeTensor, LiveBox]], expected: int) -> bool:
+    """True if arrays that share memory are the very same ones, and get the same bytes: tied parameters."""
+    groups: dict[tuple[object, ...], list[tuple[WholeTensor, LiveBox]]] = {}
+    for _, tensor, box in found:
+        groups.setdefault(_identity(box), []).append((tensor, box))
+    alike = [
+        len(group) > 1 and len({(tensor.sources, box.box) for tensor, box in group}) == 1 for group in groups.values()
+    ]
+    firsts = {place: group[0][1].array for place, group in enumerate(groups.values())}
+    return len(found) == expected and all(alike) and not overlapping(firsts)
+
+
+def _identity(box: LiveBox) -> tuple[object, ...]:
+    """What two arrays have in common that are the same elements in the same order."""
+    array = box.array
+    strides = array.stride() if isinstance(array, torch.Tensor) else array.strides
+    return address(array), tuple(array.shape), tuple(strides), str(array.dtype)
 
 
 def marks(matched: Matched, to_fill: ToFill, own_leaves: Set[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from deeppart.model import Attempt
+from deeppart.model.boxes import Box
 from deeppart.part import SHARED_TABLE
 from deeppart.recovery.documents import Documents, apart_paths
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedValue, Structure
+from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
+from deeppart.state.restore.boxes import check_bytes
 from deeppart.state.restore.scatter import check_cover, check_places
 from deeppart.state.tree.paths import Path, readable
 
@@ -30,6 +33,8 @@ class SavedStep:
         structure: the structure that this rank restores.
         own_leaves: numbers of the leaves that are per rank.
         own_values: numbers of the values that are per rank.
+        wholes: the sharded tensors, which are leaves of ``structure`` behind all others.
+        first_whole: number of the first of them there.
     """
 
     attempt: Attempt
@@ -40,6 +45,27 @@ class SavedStep:
     structure: Structure
     own_leaves: frozenset[int]
     own_values: frozenset[int]
+    wholes: Wholes
+    first_whole: int
+
+    def tensors(self) -> dict[int, WholeTensor]:
+        """The sharded tensors by leaf number."""
+        return dict(enumerate(self.wholes.tensors.values(), start=self.first_whole))
+
+    def is_everywhere(self, tensor: WholeTensor) -> bool:
+        """True if every rank of the save had a sharded tensor, if only to say that it has no shard of it."""
+        return tensor.known_to == len(self.of_ranks)
+
+    def shard_leaves(self, part: int) -> frozenset[int]:
+        """Numbers of the leaves of a part that are shards of tensors."""
+        return self.of_ranks[part].shard_leaves() if self.wholes.tensors else frozenset()
+
+    def plain_tensor(self, index: int) -> WholeTensor:
+        """A leaf that all ranks share, as a tensor of which each part may have some bytes."""
+        kind = self.documents.structure.types[index]
+        parts = range(self.attempt.world_size)
+        sources = tuple(ShardSource(part, index, Box.whole(kind.shape)) for part in parts)
+        return WholeTensor(kind, f"leaf {index}", sources, None, self.attempt.world_size)
 
     @property
     def any_own(self) -> bool:
@@ -66,12 +92,25 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     """The step, for one of ``size`` ranks."""
     shared, where = documents.structure, f"step {attempt.step}"
     of_ranks = tuple(own.complete(shared, where) for own in documents.own)
+    wholes = gather_wholes(of_ranks, where)
     apart = apart_paths(documents.own)
     same_world = attempt.world_size == size
-    structure = of_ranks[min(rank, len(of_ranks) - 1)] if same_world else without_apart(shared, apart)
-    own_leaves = frozenset(np.flatnonzero(structure.per_rank).tolist())
-    own_values = frozenset(np.flatnonzero(structure.per_rank_values).tolist())
-    return SavedStep(attempt, documents, of_ranks, tuple(apart), same_world, structure, own_leaves, own_values)
+    base = of_ranks[min(rank, len(of_ranks) - 1)] if same_world else without_apart(shared, apart)
+    own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist()) - base.shard_leaves()
+    own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
+    structure = with_wholes(base, [tree for own in documents.own for tree in own.trees], wholes)
+    return SavedStep(
+        attempt,
+        documents,
+        of_ranks,
+        tuple(apart),
+        same_world,
+        structure,
+        own_leaves,
+        own_values,
+        wholes,
+        len(base.types),
+    )
 
 
 def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
@@ -84,7 +123,7 @@ def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
     spans = [index.spans[index.spans["table"] == SHARED_TABLE] for index in indexes]
     wanted = {i for i in range(len(shared.types)) if i not in shared.aliases}
     for index in indexes:
-        part = index.part if saved.any_own else 0
+        part = index.part if len(saved.of_ranks) > 1 else 0
         raw_starts = np.zeros(len(index.lengths) + 1, dtype=np.uint64)
         np.cumsum(np.array(index.lengths, dtype=np.uint64), out=raw_starts[1:])
         marked = np.array(index.per_rank, dtype=np.bool_)
@@ -92,8 +131,12 @@ def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
         check_places(saved.of_ranks[part], saved.documents.own[part].types, *places, f"{where}, part {index.part}")
     replicated = wanted - set(np.flatnonzero(shared.per_rank).tolist())
     check_cover(list(shared.types), replicated, spans, where)
+    saved.wholes.check(where)
+    for tensor in saved.wholes.tensors.values():
+        check_bytes(tensor, [index.spans for index in indexes], where)
     if saved.any_own:
         for document, structure, index in zip(saved.documents.own, saved.of_ranks, indexes, strict=True):
             own = index.spans[index.spans["table"] != SHARED_TABLE]
             leaves = set(np.flatnonzero(structure.per_rank).tolist()) - structure.aliases.keys()
+            leaves -= structure.shard_leaves()
             check_cover(document.all_types(structure), leaves, [own], f"{where}, part {index.part}")

@@ -286,9 +286,7 @@ class Saver:
             holders = find_holders(self._comm, flat, layout, within)
             layout.untie(holders.untied)
         all_tell = self._has_own_cuts() or any(rank0) or holders is not None
-        self._share = plan_share(
-            self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders
-        )
+        self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders)
         if self._lazy is not None and isinstance(self._share, ShareLayout):
             self._lazy.look_after(self._share, layout.types)
         self._pinned = any(data.is_cuda for data in flat.data if isinstance(data, torch.Tensor))

@@ -123,9 +123,7 @@ class _Planning:
         #: Of each shard, what brings those of one tensor into one order on all ranks.
         self._offsets = {n: box for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
 
-    def of_sets(
-        self, sets: dict[tuple[int, ...], list[int]], carried: npt.NDArray[np.int64]
-    ) -> list[_Span]:
+    def of_sets(self, sets: dict[tuple[int, ...], list[int]], carried: npt.NDArray[np.int64]) -> list[_Span]:
         """This rank's spans of shards that some ranks hold."""
         found: list[_Span] = []
         for ranks, held in sorted(sets.items()):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from deeppart.errors import CorruptFileError
+from deeppart.model.boxes import Box
 from deeppart.state.document.decoding import check_nesting, decode_path, decode_tree
 from deeppart.state.document.encoding import encode_path, encode_tree
-from deeppart.model.boxes import Box
 from deeppart.state.document.structure import (
     DICTS,
     Alias,

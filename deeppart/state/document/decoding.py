@@ -97,9 +97,7 @@ def _decode_structure(document: Any, where: str) -> Structure:
     sharded = tuple([decode_type(each, where) for each in _list(document.get("sharded", []))])
     if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and (version < 4 or not has_apart)):
         raise ValueError("the tree does not name every sharded tensor exactly once")
-    structure = Structure(
-        tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart, sharded=sharded
-    )
+    structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart, sharded=sharded)
     check_aliases(types, aliases)
     return structure
 

@@ -8,6 +8,7 @@ stages have other layers than others, is part of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,12 +58,14 @@ class WholeTensor:
         name: its path, for people.
         sources: of different boxes, or of parts of the bytes of one box: of equal shards each part has some.
         tied_to: the tensor whose memory all of its shards share, if there is one.
+        known_to: how many ranks have it in their state.
     """
 
     kind: LeafType
     name: str
     sources: tuple[ShardSource, ...]
     tied_to: ExactPath | None
+    known_to: int
 
     def boxes(self) -> list[Box]:
         """The different boxes, in order."""
@@ -117,6 +120,7 @@ class _Gathering:
     def __init__(self, where: str) -> None:
         self._where = where
         self._kinds: dict[ExactPath, tuple[LeafType, str]] = {}
+        self._known_to: Counter[ExactPath] = Counter()
         #: Of each box of each tensor, who has bytes of it; and of those tied to another, the tensor and box of that.
         self._saved: dict[ExactPath, dict[Box, list[ShardSource]]] = {}
         self._tied: dict[ExactPath, dict[Box, tuple[ExactPath, Box]]] = {}
@@ -128,6 +132,7 @@ class _Gathering:
         for path, node in structure.walk():
             if isinstance(node, SavedSharded):
                 key, kind = exact(path), structure.sharded[node.index]
+                self._known_to[key] += 1
                 known, name = self._kinds.setdefault(key, (kind, readable(path)))
                 if known != kind:
                     raise CorruptFileError(
@@ -164,7 +169,8 @@ class _Gathering:
                 theirs = self._saved.get(owner, {}).get(owners_box, [])
                 sources += [ShardSource(each.part, each.leaf, box) for each in theirs]
         owners = {owner for owner, _ in tied.values()}
-        return WholeTensor(kind, name, tuple(sources), next(iter(owners)) if not saved and len(owners) == 1 else None)
+        tied_to = next(iter(owners)) if not saved and len(owners) == 1 else None
+        return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key])
 
 
 def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:
@@ -239,4 +245,3 @@ def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath
         for key, child in zip(node.keys, node.children, strict=True)
     )
     return replace(node, children=children)
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from deeppart.model.boxes import Box
 from deeppart.part import OWN_TABLE
 from deeppart.state.document.whole import ShardSource, WholeTensor
 from deeppart.state.memory.held import HeldMemory
-from deeppart.state.restore.patches import BoxWriter, Patch, cut_patch, patches
+from deeppart.state.restore.patches import BoxWriter, Patch, cut_patch, packed_patch, patch_bytes, patches
 from deeppart.state.restore.scatter import LeafPiece
 from deeppart.state.tree.leaves import Array, Bytes
 
@@ -30,47 +30,60 @@ class LiveBox(NamedTuple):
         return cls(array, Box.whole(tuple(array.shape)))
 
 
-class _Want(NamedTuple):
-    """A leaf of a part, the box that it is, and an array that wants some of it."""
+class Wanted(NamedTuple):
+    """What an array wants of a leaf of a part.
+
+    Attributes:
+        source: the leaf, and the box of the tensor that it is.
+        live: the array.
+        place: its number among the arrays of a :class:`BoxScatter`.
+        itemsize: bytes of an element.
+    """
 
     source: ShardSource
     live: LiveBox
     place: int
+    itemsize: int
+
+    def of(self, piece: LeafPiece) -> Iterator[Patch]:
+        """The patches that it wants of a piece of the leaf."""
+        return patches(self.source.box, piece.start, piece.length, self.itemsize, self.live.box)
+
+    def nbytes_of(self, piece: LeafPiece) -> int:
+        """How many bytes it wants of a piece."""
+        return sum(patch_bytes(patch, self.itemsize) for patch in self.of(piece))
 
 
 class BoxScatter:
-    """Writes what parts hold of sharded tensors into the boxes that are wanted of them.
+    """Writes what parts hold of tensors into the boxes that are wanted of them.
 
     Args:
         wanted: number of a leaf -> the tensor, and the arrays to fill with boxes of it.
     """
 
     def __init__(self, wanted: Mapping[int, tuple[WholeTensor, Sequence[LiveBox]]]) -> None:
-        self._wants: dict[tuple[int, int], list[_Want]] = {}
+        self._wants: dict[int, dict[int, list[Wanted]]] = {}
         self._writers: list[BoxWriter] = []
-        self._itemsizes: list[int] = []
         arrays: list[Array] = []
         for tensor, live in wanted.values():
             for each in live:
-                place = len(arrays)
-                arrays.append(each.array)
-                self._writers.append(BoxWriter(each.array, tensor.kind))
-                self._itemsizes.append(tensor.kind.itemsize)
+                if not each.box.elements:
+                    continue
                 for source in tensor.sources:
                     if source.box.common(each.box) is not None:
-                        self._wants.setdefault((source.part, source.leaf), []).append(_Want(source, each, place))
+                        want = Wanted(source, each, len(arrays), tensor.kind.itemsize)
+                        self._wants.setdefault(source.part, {}).setdefault(source.leaf, []).append(want)
+                arrays.append(each.array)
+                self._writers.append(BoxWriter(each.array, tensor.kind))
         self._memory = HeldMemory(arrays)
 
-    def leaves(self, part: int) -> set[int]:
+    def leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part of which anything is wanted."""
-        return {leaf for number, leaf in self._wants if number == part}
+        return frozenset(self._wants.get(part, ()))
 
-    def wanted(self, part: int, piece: LeafPiece) -> Iterator[tuple[int, Patch, int]]:
-        """What is wanted of a piece of a leaf: the place of the array, the patch, and bytes of an element."""
-        for want in self._wants.get((part, piece.leaf), ()):
-            itemsize = self._itemsizes[want.place]
-            for patch in patches(want.source.box, piece.start, piece.length, itemsize, want.live.box):
-                yield want.place, patch, itemsize
+    def wants_of(self, part: int, piece: LeafPiece) -> list[Wanted]:
+        """Those that want something of a piece of a leaf."""
+        return [want for want in self._wants.get(part, {}).get(piece.leaf, ()) if want.nbytes_of(piece)]
 
     def write(self, part: int, piece: LeafPiece, data: Bytes) -> None:
         """Put what a chunk holds of a leaf where it is wanted.
@@ -81,16 +94,37 @@ class BoxScatter:
         Raises:
             FreedMemoryError: memory was freed or replaced since this was made.
         """
-        held = data[piece.at : piece.at + piece.length]
-        for place, patch, itemsize in self.wanted(part, piece):
-            self.put(place, patch, cut_patch(held, patch, itemsize))
+        for want in self.wants_of(part, piece):
+            self.fill(want, piece, data[piece.at : piece.at + piece.length])
 
-    def put(self, place: int, patch: Patch, elements: npt.NDArray[Any]) -> None:
-        """Put the elements of a patch into an array.
+    def fill(self, want: Wanted, piece: LeafPiece, held: Bytes) -> None:
+        """Put what one array wants of a piece into it.
+
+        Args:
+            held: the bytes of the piece.
 
         Raises:
-            FreedMemoryError: its memory was freed or replaced since this was made.
+            FreedMemoryError: memory was freed or replaced since this was made.
         """
+        self._check_place(want.place)
+        for patch in want.of(piece):
+            self._writers[want.place].write(patch, cut_patch(held, patch, want.itemsize))
+
+    def fill_packed(self, want: Wanted, piece: LeafPiece, data: Bytes, at: int) -> int:
+        """The same from elements that were packed one patch after the other, from byte ``at`` on; returns where those
+        end.
+
+        Raises:
+            FreedMemoryError: memory was freed or replaced since this was made.
+        """
+        self._check_place(want.place)
+        for patch in want.of(piece):
+            length = patch_bytes(patch, want.itemsize)
+            self._writers[want.place].write(patch, packed_patch(data[at : at + length], patch, want.itemsize))
+            at += length
+        return at
+
+    def _check_place(self, place: int) -> None:
         if self._memory.moved([place]):
             raise FreedMemoryError(
                 "memory of the live state was freed or replaced while it was being restored",
@@ -98,7 +132,6 @@ class BoxScatter:
                 found="another address or length of a tensor's storage",
                 todo="parts of the live state already hold the checkpoint's bytes: restore again",
             )
-        self._writers[place].write(patch, elements)
 
 
 def check_bytes(tensor: WholeTensor, spans: Sequence[npt.NDArray[np.void]], where: str) -> None:

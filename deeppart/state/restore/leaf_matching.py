@@ -17,7 +17,7 @@ from deeppart.state.restore.filling import places, same_where_fixed
 from deeppart.state.restore.live_objects import check_object, some
 from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
-from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ValueLeaf
+from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.leaves import has_type, leaf_type
 from deeppart.state.tree.naming import name_kind
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
@@ -40,6 +40,7 @@ def find_targets(target: Target, flat: FlatState) -> None:
     matching = _Matching(target, flat)
     with collection_paused():
         matching.node(target.structure.tree, flat.root, (), fixed=True)
+    target.untie_shards()
     check_ties(target, flat, matching.places)
     for index, path in target.structure.rank0_leaves().items() if target.replaced else ():
         if path in target.replaced:
@@ -91,6 +92,9 @@ class _Matching:
                 raise self._kind_error(saved, live, path)
             self._branch(saved, live, path, fixed)
         elif isinstance(saved, SavedArray):
+            if isinstance(live, ShardedLeaf):
+                self._sharded(saved, live, path)
+                return
             if not isinstance(live, ArrayLeaf):
                 raise self._kind_error(saved, live, path)
             self._array(saved.index, live, path)
@@ -138,6 +142,27 @@ class _Matching:
             )
         self._target.live[index] = data
         self.places[live.index] = index
+
+    def _sharded(self, saved: SavedArray, live: ShardedLeaf, path: Path) -> None:
+        """A live tensor of which this rank has shards gets a leaf of the same type, if all ranks had the same bytes."""
+        expected = self._target.types[saved.index]
+        if self._target.structure.per_rank[saved.index]:
+            raise LeafMismatchError(
+                f"the live state has shards of a leaf that each rank had saved for itself: {readable(path)}",
+                expected=f"{expected}, one for each rank (checkpoint)",
+                found=f"a {type(live.item).__name__} of {live.kind} (live)",
+                where=f"path {readable(path)}",
+                todo="build the state as it was when it was saved",
+            )
+        if expected != live.kind:
+            raise LeafMismatchError(
+                f"a leaf differs between the checkpoint and the live state: {readable(path)}",
+                expected=f"{expected} (checkpoint)",
+                found=f"{live.kind}, of which this rank has {len(live.boxes)} shards (live)",
+                where=f"path {readable(path)}",
+                todo="build the state as it was when it was saved, or convert what deeppart.load gives",
+            )
+        self._target.sharded[saved.index] = live
 
     def _branch(self, saved: SavedBranch, live: Branch, path: Path, fixed: bool) -> None:
         fixed = fixed and saved.kind in ("tuple", "namedtuple")
@@ -222,7 +247,7 @@ class _Matching:
         return make_run(saved.kind, saved.keys, items)
 
     def _kind_error(self, saved: SavedNode, live: Node, path: Path) -> StateError:
-        leaves = (SavedArray, SavedValue, ArrayLeaf, ValueLeaf)
+        leaves = (SavedArray, SavedValue, ArrayLeaf, ShardedLeaf, ValueLeaf)
         kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
         value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
         name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else ""
@@ -260,6 +285,8 @@ def _describe(node: SavedNode | Node, value: Any) -> str:
         return f"{name_kind(node.kind)} of {len(node.children)}"
     if isinstance(node, (SavedArray, ArrayLeaf)):
         return "an array"
+    if isinstance(node, ShardedLeaf):
+        return f"a sharded tensor of {node.kind}"
     kind = run_kind(value)
     if kind is not None:
         return f"{name_kind(kind)} of {len(value)}"

@@ -11,11 +11,19 @@ import numpy as np
 import torch
 
 from deeppart.errors import StateError
-from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.structure import (
+    DICTS,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedSharded,
+    SavedValue,
+)
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ValueLeaf
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
 
@@ -80,8 +88,8 @@ def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
         return DROPPED if node.index in target.dropped else arrays[node.index]
     if isinstance(node, SavedValue):
         return target.values[node.index]
-    if isinstance(node, SavedApart):
-        return DROPPED
+    if isinstance(node, (SavedApart, SavedSharded)):
+        return DROPPED  # sharded ones are arrays by now, but for those of another rank's own tree
     children = [build(target, arrays, child) for child in node.children]
     if children and all(child is DROPPED for child in children):
         return DROPPED
@@ -139,8 +147,8 @@ class _Putting:
             return self._live_item(live) if created is DROPPED else created
         saved, live = meet(saved, live, self._target.values)
         if isinstance(saved, SavedArray):
-            assert isinstance(live, ArrayLeaf)
-            return self._flat.data[live.index]
+            assert isinstance(live, (ArrayLeaf, ShardedLeaf))
+            return self._live_item(live)
         if isinstance(saved, SavedValue):
             value = self._target.values[saved.index]
             if value is DROPPED:
@@ -172,6 +180,8 @@ class _Putting:
     def _live_item(self, live: Node) -> Any:
         if isinstance(live, ArrayLeaf):
             return self._flat.data[live.index]
+        if isinstance(live, ShardedLeaf):
+            return live.item
         assert not isinstance(live, Apart)
         return live.value if isinstance(live, ValueLeaf) else live.container
 

@@ -68,6 +68,11 @@ def cut_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
     return data[patch.at : patch.at + count].view(_RAW[itemsize]).reshape(patch.shape)[patch.source]
 
 
+def packed_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
+    """The elements of a patch, from bytes that hold nothing else."""
+    return data.view(_RAW[itemsize]).reshape([each.stop - each.start for each in patch.source])
+
+
 def patch_bytes(patch: Patch, itemsize: int) -> int:
     """How many bytes a patch has."""
     count = itemsize

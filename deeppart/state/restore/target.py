@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import Alias, Structure
 from deeppart.state.document.ties import contiguous_strides
+from deeppart.state.tree.flat import ShardedLeaf
 from deeppart.state.tree.leaves import Array, LeafType, new_array
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.runs import decode_leaf_value
@@ -35,6 +38,10 @@ class Target:
         dropped: leaf numbers that are not restored.
         replaced: paths of rank 0's items that do not fit the live state there: they are created again.
         with_objects: paths of what is rank 0's and, in the live state, has objects with a ``state_dict()``.
+        sharded: leaf number -> the live sharded tensor of which this rank's shards are written.
+        boxed: numbers of the leaves that are filled box by box, from what ranks had of them or into what they have:
+            the sharded ones of the step, and those of ``sharded`` of any rank.
+        created: leaf number -> a sharded tensor that was made for it, where the live state lacks it.
     """
 
     structure: Structure
@@ -46,14 +53,39 @@ class Target:
     dropped: frozenset[int] = frozenset()
     replaced: set[ExactPath] = field(default_factory=set)
     with_objects: set[ExactPath] = field(default_factory=set)
+    sharded: dict[int, ShardedLeaf] = field(default_factory=dict)
+    boxed: set[int] = field(default_factory=set)
+    created: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def arrays(self) -> dict[int, Array]:
-        """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed."""
-        arrays: dict[int, Array] = {}
-        for index, kind in enumerate(self.types):
-            if index not in self.structure.aliases and index not in self.dropped:
-                arrays[index] = self.live[index] if index in self.live else new_array(kind)
-        return arrays
+        """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed, nor
+        what is filled box by box.
+        """
+        return {index: self.array(index) for index in self._numbers() if index not in self.boxed}
+
+    def boxed_arrays(self) -> dict[int, Array]:
+        """The same for those filled box by box, less those of which the live state has shards."""
+        return {
+            index: self.array(index)
+            for index in self._numbers()
+            if index in self.boxed and index not in self.sharded and index not in self.created
+        }
+
+    def array(self, index: int) -> Array:
+        """The live array of a leaf, or a new one."""
+        return self.live[index] if index in self.live else new_array(self.types[index])
+
+    def _numbers(self) -> list[int]:
+        aliases, dropped = self.structure.aliases, self.dropped
+        return [index for index in range(len(self.types)) if index not in aliases and index not in dropped]
+
+    def untie_shards(self) -> None:
+        """What the live state has shards of is no view of another leaf, nor one of it: each is filled for itself."""
+        apart = self.sharded.keys() | self.created.keys()
+        aliases = self.structure.aliases
+        kept = {index: alias for index, alias in aliases.items() if index not in apart and alias.owner not in apart}
+        if len(kept) != len(aliases):
+            self.structure = replace(self.structure, aliases=kept)
 
 
 def place_of(target: Target, index: int) -> Alias:

@@ -252,9 +252,7 @@ def _of_described(item: Any) -> Shards:
     ]
     placed = [each for each in placed if each.box.elements]
     plain = item.detach().as_subclass(torch.Tensor)
-    return Shards(
-        item.dtype, tuple(item.global_shape), tuple(each.box for each in placed), cut_local(plain, placed)
-    )
+    return Shards(item.dtype, tuple(item.global_shape), tuple(each.box for each in placed), cut_local(plain, placed))
 
 
 def _check(item: Any, found: Shards, path: str) -> None:
