@@ -86,7 +86,8 @@ def _totals(contents: Contents) -> dict[str, int]:
     return {
         "leaves": len(leaves),
         "values": sum(1 for leaf in contents.leaves() if isinstance(leaf, Value)),
-        "replicated_bytes": sum(leaf.stored_bytes for leaf in leaves if leaf.per_rank is None),
+        "replicated_bytes": sum(leaf.stored_bytes for leaf in leaves if leaf.per_rank is None and leaf.shards is None),
+        "sharded_bytes": sum(leaf.stored_bytes for leaf in leaves if leaf.shards is not None),
         "per_rank_bytes": sum(leaf.stored_bytes for leaf in leaves if leaf.per_rank is not None),
         "file_bytes": contents.manifest.nbytes,
         "referenced_bytes": contents.manifest.referenced_bytes,
@@ -105,6 +106,7 @@ def _leaf_document(leaf: Leaf) -> dict[str, Any]:
         "per_rank": kinds is not None,
         "compared_at_step": leaf.compared,
         "alias_of": leaf.alias_of,
+        "shards": None if leaf.shards is None else [{"offset": box.offset, "sizes": box.sizes} for box in leaf.shards],
         "parts": [{"part": held.rank, "start": held.start, "bytes": held.length} for held in leaf.holdings],
         "ranks": None
         if kinds is None
@@ -181,6 +183,8 @@ def _print_end(contents: Contents) -> None:
     out, totals = console(), _totals(contents)
     text = f"{count(totals['leaves'], 'leaf')} and {count(totals['values'], 'value')}"
     text += f": {show_bytes(totals['replicated_bytes'])} replicated, {show_bytes(totals['per_rank_bytes'])} per rank"
+    if totals["sharded_bytes"]:
+        text += f", {show_bytes(totals['sharded_bytes'])} sharded"
     files = f"{count(contents.manifest.attempt.world_size, 'part file')}, {show_bytes(totals['file_bytes'])}"
     if totals["referenced_bytes"]:
         files += f", and {show_bytes(totals['referenced_bytes'])} unchanged in older files"
@@ -208,6 +212,8 @@ def _description(leaf: Leaf | Value) -> list[tuple[str, str]]:
         if len(shapes) > 1:
             pieces.append((f"  differing: {_cut(', '.join(shapes))}", "yellow"))
         return pieces
+    if leaf.shards is not None:
+        pieces.append((f"  {count(len(leaf.shards), 'shard')}", "green"))
     ranks = {held.rank for held in leaf.holdings}
     noun = "part" if len(ranks) == 1 else "parts"
     return [*pieces, (f"  {noun} {name_ranks(ranks)}" if ranks else "  no bytes" if not leaf.nbytes else "  ?", "dim")]

@@ -81,7 +81,7 @@ def _check_boxes(
     places = [(index, tensor, box) for index, (tensor, boxes) in wanted.items() for box in boxes]
     live = {~number: array for number, array in arrays.items() if number in matched.target.live}
     found = overlapping(live | {place: box.array for place, (_, _, box) in enumerate(places)})
-    if not found or _are_twins([places[place] for place in found if place >= 0], len(found)):
+    if all(place < 0 for place in found) or _are_twins([places[place] for place in found if place >= 0], len(found)):
         return
     paths = matched.target.structure.array_paths()
     names = [readable(paths[~place if place < 0 else places[place][0]]) for place in found]

@@ -123,8 +123,8 @@ def _fault(faults: list[str], what: str) -> StructureMismatchError | None:
     more = f" ... ({len(faults)} in all)" if len(faults) > _SHOWN else ""
     return StructureMismatchError(
         f"{what}: the ranks' shards of a tensor are not that tensor",
-        expected="each element in one shard, or in equal shards of several ranks; one dtype and whole shape on all ranks",
+        expected="each element in one shard, or in equal ones of several ranks; one dtype and whole shape on all ranks",
         found="; ".join(faults[:_SHOWN]) + more,
-        todo="give every rank that has a part of the tensor to checkpoint(), from meshes that hold all of it; nothing "
-        "was saved",
+        todo="give every rank that has a part of the tensor to checkpoint(), from meshes that hold all of it; "
+        "nothing was saved",
     )

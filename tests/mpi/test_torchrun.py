@@ -40,9 +40,13 @@ def finished(processes: list[subprocess.Popen[bytes]], log: Any, expect_rc: int 
 
 def torchrun(n: int, what: str, directory: Path, expect_rc: int | None = 0) -> list[dict[str, Any]]:
     """What the ranks told, in rank order."""
+    return told(n, [torchrun_command(n, [str(SCRIPT), what, str(directory)])], directory, {}, expect_rc)
+
+
+def torchrun_command(n: int, arguments: list[str]) -> list[str]:
+    """Starts ``n`` ranks of a script, or of a module after ``-m``."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), "--master-port"]
-    command += [str(free_port()), str(SCRIPT), what, str(directory)]
-    return told(n, [command], directory, {}, expect_rc)
+    return [*command, str(free_port()), *arguments]
 
 
 def told(

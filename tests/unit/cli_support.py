@@ -166,7 +166,7 @@ def forge(
         }
         flat = flatten(state)
         types = [leaf_type(data) for data in flat.data]
-        layout = lay_out(types, shares[rank], [2])
+        layout = lay_out(types, shares[rank], [(2, 0, types[2].nbytes)])
         data = np.zeros(layout.nbytes, dtype=np.uint8)
         for leaf, start, length, at in layout.spans[["leaf", "start", "length", "raw_offset"]].tolist():
             raw = flat_bytes(flat.data[leaf])[start : start + length]

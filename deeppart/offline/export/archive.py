@@ -19,7 +19,7 @@ from deeppart.model.version import VERSION
 from deeppart.offline.export.hdf5 import exact_key, link_name, type_name, write_array, write_value
 from deeppart.offline.find import Chosen, with_checkpoint
 from deeppart.offline.load import OpenCheckpoint
-from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedValue
+from deeppart.state.document.structure import SavedApart, SavedArray, SavedNode, SavedSharded, SavedValue
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.paths import readable
 from deeppart.storage.key_files import KeyFiles, read_key_files
@@ -210,7 +210,7 @@ class _Archive:
             self._values += 1
             self._per_rank += own
             _note(write_value(group, name, self._checkpoint.target.values[node.index]), key, own)
-        elif isinstance(node, SavedApart):
+        elif isinstance(node, (SavedApart, SavedSharded)):
             raise AssertionError("the structure of one rank has everything in its place")  # noqa: TRY004
         elif node.kind == "object":  # what its state_dict() has returned
             self._place(group, node.children[0], name, key)

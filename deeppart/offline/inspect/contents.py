@@ -16,15 +16,26 @@ import numpy.typing as npt
 
 from deeppart.errors import FormatError, StorageError, StructureMismatchError
 from deeppart.model import Manifest, SuspectLeaf
+from deeppart.model.boxes import Box
 from deeppart.offline.find import find_step
 from deeppart.offline.inspect.listing import require_directory
 from deeppart.offline.inspect.parts import StepFiles
 from deeppart.part import OWN_TABLE, Signing
 from deeppart.state.document.apart import OwnTree
 from deeppart.state.document.part_document import OwnDocument
-from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.document.structure import (
+    DICTS,
+    SavedApart,
+    SavedArray,
+    SavedBranch,
+    SavedNode,
+    SavedSharded,
+    SavedValue,
+    Structure,
+)
+from deeppart.state.document.whole import Wholes, gather_wholes, only_sharded
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ROOT, exact, readable
+from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
@@ -53,7 +64,9 @@ class Leaf:
         alias_of: path of the leaf whose bytes it shares, or None.
         holdings: which parts hold it, by rank; for a leaf per rank, each rank's whole copy.
         compared: the step at which all of it was last compared between the ranks; None if never, if that is not known,
-            or for a leaf per rank.
+            or for a leaf per rank or a sharded one.
+        shards: None if it is not sharded, otherwise the boxes that ranks had of it; ``holdings`` count the bytes of
+            each.
     """
 
     path: str
@@ -62,6 +75,7 @@ class Leaf:
     alias_of: str | None
     holdings: tuple[Holding, ...]
     compared: int | None = None
+    shards: tuple[Box, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -198,6 +212,14 @@ class _Describing:
             except (FormatError, StorageError) as error:
                 self.problems.append(one_line(error))
         self._holdings = self._sort_holdings(tables, ranks)
+        self._wholes = self._gather_wholes()
+
+    def _gather_wholes(self) -> Wholes:
+        """The sharded tensors, as far as parts could be read."""
+        of_ranks = {rank: own.complete(self._structure, self._where) for rank, own in self._own.items()}
+        last = max(of_ranks, default=-1)
+        nothing = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
+        return gather_wholes([of_ranks.get(rank, nothing) for rank in range(last + 1)], self._where)
 
     def _sort_holdings(
         self, tables: list[npt.NDArray[np.void]], ranks: list[npt.NDArray[np.int64]]
@@ -224,9 +246,10 @@ class _Describing:
         Args:
             covered: true if a container above it is.
         """
-        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedValue))
+        text, is_leaf = readable(path), isinstance(saved, (SavedArray, SavedSharded, SavedValue))
         if not covered and (is_leaf or path):
-            covered = covers(text, self._patterns, container=not isinstance(saved, SavedArray))
+            container = not isinstance(saved, (SavedArray, SavedSharded))
+            covered = covers(text, self._patterns, container=container)
         covered = covered or not self._patterns
         if isinstance(saved, SavedApart):
             trees = [(rank, tree) for rank, own in self._own.items() for tree in own.trees if tree.path == path]
@@ -236,6 +259,8 @@ class _Describing:
         if not isinstance(saved, SavedBranch):
             if isinstance(saved, SavedArray):
                 return self._leaf(saved, text) if covered else None
+            if isinstance(saved, SavedSharded):
+                return self._sharded(path) if covered else None
             value = self._value(saved, text)
             return value if covered or self._covers_items(text, value) else None
         children = []
@@ -246,17 +271,27 @@ class _Describing:
         for rank, tree in self._trees_below(path) if saved.kind in DICTS and self._rank is None else ():
             found = self._of_rank(rank, tree, covered)
             if found is not None:
-                children.append((f"{_name(tree.path[-1])} (rank {rank})", found))
+                of_whom = "" if only_sharded(tree.node) else f" (rank {rank})"
+                children.append((f"{_name(tree.path[-1])}{of_whom}", found))
         return Container(saved.kind, saved.name, tuple(children)) if children or covered else None
 
     def _trees_below(self, path: KeyPath) -> list[tuple[int, OwnTree]]:
         """The trees that ranks have under keys of a dict that the other ranks need not have."""
-        return [
+        found = [
             (rank, tree)
             for rank, own in self._own.items()
             for tree in own.trees
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
+        seen: set[ExactPath] = set()
+        kept = []
+        for rank, tree in found:
+            if not only_sharded(tree.node):
+                kept.append((rank, tree))
+            elif exact(tree.path) not in seen:  # it is one tensor, of which several ranks have shards
+                seen.add(exact(tree.path))
+                kept.append((rank, tree))
+        return kept
 
     def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
         """The trees that are apart on one rank."""
@@ -299,6 +334,13 @@ class _Describing:
             tuple(self._holdings.get(source, ())),
             self._last_compared(index) if kinds is None else None,
         )
+
+    def _sharded(self, path: KeyPath) -> Leaf:
+        whole = self._wholes.tensors[exact(path)]
+        owner = whole if whole.tied_to is None else self._wholes.tensors[whole.tied_to]
+        held = [each for source in whole.sources for each in self._own_holdings.get((source.part, source.leaf), ())]
+        alias = None if owner is whole else owner.name
+        return Leaf(readable(path), whole.kind, None, alias, tuple(held), shards=tuple(whole.boxes()))
 
     def _last_compared(self, leaf: int) -> int | None:
         if self._manifest.compared is None:

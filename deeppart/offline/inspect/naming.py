@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from deeppart.offline.inspect.cover import Fault
 from deeppart.state.document.part_document import OwnDocument
-from deeppart.state.document.structure import Alias, SavedArray, Structure
+from deeppart.state.document.structure import Alias, SavedValue, Structure
 from deeppart.state.tree.paths import readable
 
 
@@ -42,7 +42,7 @@ class LeafNames:
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
         self._paths = [readable(path) for path in structure.array_paths()]
-        self._values = {node.index: path for path, node in structure.walk() if not isinstance(node, SavedArray)}
+        self._values = {node.index: path for path, node in structure.walk() if isinstance(node, SavedValue)}
         self._tied: dict[int, list[tuple[str, int, int]]] = {}
         for index, alias in structure.aliases.items():
             extent = self._extent(index, alias)
@@ -60,10 +60,10 @@ class LeafNames:
         return alias.offset, alias.offset + (last + 1) * kind.itemsize
 
     def own_sizes(self, own: OwnDocument) -> npt.NDArray[np.uint64]:
-        """Bytes of each leaf that a rank saved for itself; 0 for the others."""
-        sizes = np.zeros(len(self._paths), dtype=np.uint64)
+        """Bytes of each leaf that a rank saved for itself; 0 for the others, and for shards of tensors."""
+        sizes, shards = np.zeros(len(self._paths), dtype=np.uint64), self._structure.shard_leaves()
         for index, kind in own.types.items():
-            if 0 <= index < len(sizes) and index not in self._structure.aliases:
+            if 0 <= index < len(sizes) and index not in self._structure.aliases and index not in shards:
                 sizes[index] = kind.nbytes
         return sizes
 

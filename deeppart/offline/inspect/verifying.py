@@ -23,6 +23,7 @@ from deeppart.offline.inspect.examining import DAMAGED, NEWER, UNFINISHED_STATE
 from deeppart.offline.inspect.listing import name_ranks
 from deeppart.offline.inspect.naming import DamagedLeaf, LeafNames
 from deeppart.offline.inspect.parts import OpenPart, StepFiles, own_spans, shared_spans
+from deeppart.offline.inspect.shard_cover import ShardCover
 from deeppart.part import HEADER_BYTES
 from deeppart.part.json_text import parse_json
 from deeppart.state.restore.scatter import check_places
@@ -167,6 +168,7 @@ class _Checking:
         self._names = LeafNames(files.structure)
         self._damage: list[Damage] = []
         self._shared: list[npt.NDArray[np.void]] = []
+        self._shards = ShardCover(str(files.directory))
         self._unreadable: dict[int, int] = {}  # rank -> place in self._damage
         self._buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
         self.nbytes = self.raw_bytes = 0
@@ -207,7 +209,10 @@ class _Checking:
             self._damage.append(Damage("digest", found, record.file, record.rank))
         self._shared.append(shared_spans(part.reader))
         names = self._names_of(part)
-        self._add_faults(find_faults(names.own_sizes(part.own), [own_spans(part.reader)]), record, names=names)
+        own = own_spans(part.reader)
+        shards = self._shards.of_part(part, self._files.structure)
+        own = own[~np.isin(own["leaf"], list(shards))] if shards else own
+        self._add_faults(find_faults(names.own_sizes(part.own), [own]), record, names=names)
 
     def _bases(self, part: OpenPart) -> set[int]:
         """Those of the part's bases that cannot be had at all; told once each, and not chunk by chunk."""
@@ -322,6 +327,8 @@ class _Checking:
             old = self._damage[at]
             leaves = (*self._names.of_faults(lost, None), *old.leaves)
             self._damage[at] = Damage(old.kind, old.message, old.file, old.rank, old.start, old.stop, leaves)
+        for name, message in self._shards.faults(len(self._files.manifest.parts)):
+            self._damage.append(Damage("cover", message, leaves=(DamagedLeaf(name, None, None, None),)))
 
     def _add_faults(
         self,

@@ -1,8 +1,8 @@
 """Which elements of a tensor a rank has, if the tensor is split over the dimensions of a mesh one after another.
 
-As ``torch.distributed.tensor`` splits: each mesh dimension takes what the ones before it have left on this rank, cuts it
-into ``count`` pieces of equal length, rounded up, and gives rank ``place`` its piece; the last pieces are shorter, or
-empty. A strided split (``_StridedShard``: FSDP over tensor parallelism) first cuts into ``strides`` such runs, takes
+As ``torch.distributed.tensor`` splits: each mesh dimension takes what the ones before it have left on this rank, cuts
+it into ``ranks`` pieces of equal length, rounded up, and gives rank ``place`` its piece; the last pieces are shorter,
+or empty. A strided split (``_StridedShard``: FSDP over tensor parallelism) first cuts into ``strides`` such runs, takes
 the rank's piece of each, and puts these one after the other. Where the lengths do not divide, these pieces are no
 neighbours in the tensor: a rank then has several boxes of it, though its local tensor is one.
 """
@@ -20,12 +20,12 @@ class Split(NamedTuple):
     """How one dimension of a mesh splits a dimension of a tensor.
 
     Attributes:
-        count: ranks along this dimension of the mesh.
+        ranks: how many there are along this dimension of the mesh.
         place: of this rank among them.
         strides: runs that are split one by one; 1 for an ordinary split.
     """
 
-    count: int
+    ranks: int
     place: int
     strides: int = 1
 
@@ -74,7 +74,7 @@ def _pieces(length: int, split: Split) -> Iterable[tuple[int, int]]:
     run = -(-length // split.strides)
     for stride in range(split.strides):
         first, last = min(length, stride * run), min(length, (stride + 1) * run)
-        piece = -(-(last - first) // split.count)
+        piece = -(-(last - first) // split.ranks)
         yield min(last, first + split.place * piece), min(last, first + (split.place + 1) * piece)
 
 

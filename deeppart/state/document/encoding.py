@@ -6,6 +6,7 @@ fields.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def encode_structure(
     per_rank_values: npt.NDArray[np.bool_],
     rank0: list[Any],
     has_apart: bool,
-    sharded: list[LeafType],
+    sharded: Sequence[LeafType] = (),
 ) -> dict[str, Any]:
     """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
 

@@ -65,12 +65,14 @@ def cut_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
     count = itemsize
     for each in patch.shape:
         count *= each
-    return data[patch.at : patch.at + count].view(_RAW[itemsize]).reshape(patch.shape)[patch.source]
+    rectangle: npt.NDArray[Any] = data[patch.at : patch.at + count].view(_RAW[itemsize]).reshape(patch.shape)
+    return rectangle[patch.source]
 
 
 def packed_patch(data: Bytes, patch: Patch, itemsize: int) -> npt.NDArray[Any]:
     """The elements of a patch, from bytes that hold nothing else."""
-    return data.view(_RAW[itemsize]).reshape([each.stop - each.start for each in patch.source])
+    elements: npt.NDArray[Any] = data.view(_RAW[itemsize])
+    return elements.reshape([each.stop - each.start for each in patch.source])
 
 
 def patch_bytes(patch: Patch, itemsize: int) -> int:

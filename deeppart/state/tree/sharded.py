@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -47,7 +47,8 @@ class Shards:
     layout: Any = None
 
 
-class _Index(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Index:
     """As torch.distributed.checkpoint.MetadataIndex: names a shard by where it begins, and by its place in the list."""
 
     fqn: str

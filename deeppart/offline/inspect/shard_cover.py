@@ -1,0 +1,60 @@
+"""Are the shards in all parts together the whole tensors?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from deeppart.errors import CorruptFileError, FormatError
+from deeppart.offline.inspect.parts import OpenPart, own_spans
+from deeppart.state.document.structure import SavedApart, Structure
+from deeppart.state.document.whole import Wholes, gather_wholes
+from deeppart.state.restore.boxes import check_bytes
+
+_NOTHING = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
+
+
+class ShardCover:
+    """Takes in part after part.
+
+    Args:
+        where: the step's directory, for errors.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._of_ranks: dict[int, Structure] = {}
+        self._spans: dict[int, npt.NDArray[np.void]] = {}
+
+    def of_part(self, part: OpenPart, structure: Structure) -> frozenset[int]:
+        """Take in a part; returns the numbers of the leaves in it that are shards."""
+        try:
+            found = part.own.complete(structure, self._where)
+        except FormatError:  # told where the document is checked
+            return frozenset()
+        self._of_ranks[part.record.rank] = found
+        self._spans[part.record.rank] = own_spans(part.reader)
+        return found.shard_leaves()
+
+    def faults(self, parts: int) -> Iterator[tuple[str, str]]:
+        """Name of each tensor that is not whole, and why.
+
+        Args:
+            parts: how many there should be; what the others held is not known.
+        """
+        ranks = range(parts)
+        empty = next(iter(self._spans.values()))[:0] if self._spans else np.zeros(0, dtype=[])
+        try:
+            wholes = gather_wholes([self._of_ranks.get(rank, _NOTHING) for rank in ranks], self._where)
+        except CorruptFileError as error:
+            yield "(sharded tensors)", f"{error.summary} ({error.found})"
+            return
+        spans = [self._spans.get(rank, empty) for rank in ranks]
+        for key, tensor in wholes.tensors.items():
+            try:
+                Wholes({key: tensor}).check(self._where)
+                check_bytes(tensor, spans, self._where)
+            except CorruptFileError as error:
+                yield tensor.name, f"{error.summary} ({error.found})"

@@ -1,0 +1,1 @@
+"""Sharded states: saved in one layout, restored in another; every rank is started by torchrun."""
