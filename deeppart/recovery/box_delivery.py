@@ -2,8 +2,8 @@
 
 Each rank works out what it wants of which chunk. What lies in its own memory, or in that of its node, it copies. For
 the rest it asks the ranks that have read it; these send the elements that were asked for, one message for a chunk.
-Pairs of ranks take turns: in turn k every rank sends to the one k further, and receives from the one k before. So no rank has
-more than a few chunks under way, however many others there are, and none waits for a rank that waits for it.
+Pairs of ranks take turns: in turn k every rank sends to the one k further, and receives from the one k before. So no
+rank has more than a few chunks under way, however many others there are, and none waits for a rank that waits for it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from deeppart.errors import (
     PerRankNotice,
     StructureMismatchError,
 )
+from deeppart.model.boxes import Box
 from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
@@ -36,7 +37,7 @@ from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.per_rank import DROP, STRICT, PerRank, dropped_notice, strict_error, way_of
+from deeppart.state.tree.per_rank import DROP, MAP, STRICT, PerRank, dropped_notice, strict_error, way_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class Matched:
         flat: the live state, taken apart.
         target: the leaves to fill, and from which saved leaf.
         way: how per-rank leaves are treated on another world size.
+        rank: this rank.
     """
 
     saved: SavedStep
     flat: FlatState
     target: Target
     way: str
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ def match(
     if way == STRICT and not saved.same_world and saved.any_own:
         raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
     check_spans(saved, indexes)
-    matched = Matched(saved, flat, _target(saved, way, rank), way)
+    matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target = matched.target
     if places.elsewhere:
         tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
@@ -121,7 +124,35 @@ def match(
         _advise(error, saved.structure, flat)
         raise
     check_writable(matched.target, saved.paths())
+    if torn := _torn_shards(matched):
+        if way not in (STRICT, MAP):
+            _choose(matched, torn, drop=way == DROP)
+        else:
+            names = [saved.tensors()[index].name for index in torn]
+            raise strict_error(names, saved.attempt.world_size, size, saved.attempt.step)
     return matched
+
+
+def _torn_shards(matched: Matched) -> list[int]:
+    """Numbers of the sharded tensors of which ranks had different bytes, and this rank's are not simply its own."""
+    saved, target, torn = matched.saved, matched.target, []
+    for index, tensor in saved.tensors().items():
+        if not tensor.own or index in target.dropped:
+            continue
+        mine = {source.box for source in tensor.own if source.part == matched.rank and saved.same_world}
+        theirs = {source.box for source in tensor.own}
+        live = target.sharded[index].boxes if index in target.sharded else (Box.whole(tensor.kind.shape),)
+        if any(box not in mine and any(box.common(other) is not None for other in theirs) for box in live):
+            torn.append(index)
+    return torn
+
+
+def _choose(matched: Matched, torn: Sequence[int], *, drop: bool) -> None:
+    """Take the lowest rank's bytes of these tensors, or leave the live ones alone."""
+    if drop:
+        matched.target.dropped |= frozenset(torn)
+        for index in torn:
+            matched.target.sharded.pop(index, None)
 
 
 def refused_ties(matched: Matched, comm: Comm, what: str, timeout: float) -> DeeppartError | None:

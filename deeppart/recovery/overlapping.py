@@ -61,6 +61,8 @@ def arrays_to_fill(matched: Matched) -> ToFill:
 def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[WholeTensor, list[LiveBox]]]:
     """For each leaf that is filled box by box, its tensor, and the arrays of this rank that hold boxes of it."""
     target, tensors = matched.target, matched.saved.tensors()
+    if matched.saved.same_world:
+        tensors = {index: tensor.for_rank(matched.rank) for index, tensor in tensors.items()}
     found: dict[int, list[LiveBox]] = {index: [LiveBox.whole(array)] for index, array in boxed.items()}
     for index, leaf in target.sharded.items():
         arrays = [matched.flat.data[number] for number in leaf.numbers]

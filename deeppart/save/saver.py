@@ -6,7 +6,7 @@ handed from step to step (:mod:`deeppart.save.agreed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from deeppart.config import Config
 from deeppart.errors import CheckpointError, DeeppartError, RanksDisagreeError, StateError, StructureMismatchError
 from deeppart.model import LEVELS
 from deeppart.save.agreed import Agreed, Call, CapturedShare
-from deeppart.save.shard_holders import find_holders
+from deeppart.save.shard_holders import Holders, find_holders
 from deeppart.save.share_planning import plan_share
 from deeppart.save.transfer import Staged
 from deeppart.save.warnings import Warnings
@@ -26,16 +26,18 @@ from deeppart.state.capture.copying import CapturePlan
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.capture.lazy import LazyCapture
 from deeppart.state.capture.staging import Staging, staging_bytes
-from deeppart.state.compare.classify import DIGESTS, Classifier
+from deeppart.state.compare.classify import DIGESTS, Classified, Classifier
 from deeppart.state.compare.comparing import UNREAD
 from deeppart.state.compare.divergence import Divergence
 from deeppart.state.compare.reconciling import reconcile
+from deeppart.state.compare.replica_sets import Differing, ReplicaSets
 from deeppart.state.document.apart import encode_own
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.part_document import Own, OwnShards, PartDocument
 from deeppart.state.tree.flat import ApartRules, FlatState
 from deeppart.state.tree.paths import ExactPath
 from deeppart.state.tree.per_rank import WAYS
+from deeppart.state.tree.replication import ALL
 from deeppart.state.tree.template import Template
 
 #: What a rank is in the middle of, as it tells the others.
@@ -77,6 +79,8 @@ class Saver:
         self._share: ShareLayout | str = ""
         self._capture: CapturePlan | None = None
         self._lazy = LazyCapture(config.timeout) if config.capture == "lazy" else None
+        self._holders: Holders | None = None
+        self._replicas: ReplicaSets | None = None
         self._pinned = False
         self._fresh = False
 
@@ -136,8 +140,12 @@ class Saver:
         fresh, flat = bool(agreed.flags["fresh"]), flattened
         if "structure" in agreed.differing or (fresh and self._has_own_cuts()):
             flat, fresh = self._recut(flat, what), True
-        if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"]:
-            diverged = self._renew(call, flat, rank0, fresh=fresh)
+        shards = Differing()
+        if not fresh and self._replicas is not None:
+            within = self._classifier.calls, (call.turn, call.step), self._classifier.watch, what
+            shards = self._replicas.compare(flat, *within)
+        if agreed.differing - {UNREAD} or fresh or agreed.flags["lacks"] or shards.diverged or shards.unlike:
+            diverged = self._renew(call, flat, rank0, shards, fresh=fresh)
             return Agreed(call, flat, self._classifier.known, rank0, owned, None, diverged)
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         trailing = self._classifier.alike(call.turn, flat, owned, unread_alike=UNREAD not in agreed.differing)
@@ -201,6 +209,8 @@ class Saver:
         """The staging memory was used for something else, and the state was written to, memory by memory."""
         self._capture = None
         self._classifier.forget_digests()
+        if self._replicas is not None:
+            self._replicas.forget_digests()
 
     def close(self) -> None:
         """Nothing is saved any more."""
@@ -265,26 +275,34 @@ class Saver:
             values=self._classifier.values,
             with_structure=self._comm.rank == 0,
             compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
-            sharded=_own_shards(flat),
+            sharded=_own_shards(flat, frozenset() if self._replicas is None else self._replicas.apart),
         )
 
-    def _renew(self, call: Call, flat: FlatState, rank0: tuple[int, int], *, fresh: bool) -> tuple[Divergence, ...]:
+    def _renew(
+        self, call: Call, flat: FlatState, rank0: tuple[int, int], shards: Differing, *, fresh: bool
+    ) -> tuple[Divergence, ...]:
         """Something about the state is new: classify again, and plan again. A call that is refused is no turn.
+
+        Args:
+            shards: those found to differ.
 
         Returns:
             Leaves that have come to differ between ranks.
         """
         what, within = call.name, (call.name, self._timeout)
         found = self._classifier.classify(flat, call.turn, call.step, fresh, what)
+        if fresh:
+            shards = self._find_holders(call, flat)
+        found = Classified(found.per_rank + shards.unlike, found.diverged + shards.diverged)
         self._classifier.note(call.turn, call.step, saved=bool(call.due))
         if any(each.interval is not None for each in found.diverged):
             self._put_on_record(call, found.diverged)
         self._warnings.patterns(self._comm, self._classifier.replication, *within)
         layout = self._classifier.known
         holders = None
-        if flat.shared_sharded or self._has_own_cuts():
-            holders = find_holders(self._comm, flat, layout, within)
-            layout.untie(holders.untied)
+        if self._holders is not None:
+            apart = frozenset() if self._replicas is None else self._replicas.apart
+            holders = self._holders.alone(apart, self._comm.rank)
         all_tell = self._has_own_cuts() or any(rank0) or holders is not None
         self._share = plan_share(self._comm, layout, flat, self._kappa, within, all_tell=all_tell, holders=holders)
         if self._lazy is not None and isinstance(self._share, ShareLayout):
@@ -297,6 +315,22 @@ class Saver:
             # Last: where warnings are errors, the others are not left waiting.
             self._warnings.differences(found, noticed, what)
         return found.diverged
+
+    def _find_holders(self, call: Call, flat: FlatState) -> Differing:
+        """Find out who else holds the shards of a new structure, and compare them (collective)."""
+        self._holders, self._replicas = None, None
+        if not flat.shared_sharded and not self._has_own_cuts():
+            return Differing()
+        classifier, what = self._classifier, call.name
+        self._holders = find_holders(self._comm, flat, classifier.known, (what, self._timeout))
+        classifier.known.untie(self._holders.untied)
+        replicas = ReplicaSets(self._comm, self._timeout)
+        held = self._holders.sets(flat, classifier.known)
+        replicas.agree(flat, classifier.known.types, held, classifier.replication, what)
+        if not replicas.any or classifier.replication.uniform == ALL:
+            return Differing()
+        self._replicas = replicas
+        return replicas.compare_all(flat, classifier.calls, (call.turn, call.step), what)
 
     def _put_on_record(self, call: Call, diverged: Sequence[Divergence]) -> None:
         """That earlier checkpoints are suspect, before any rank is told of it and may end the job (collective)."""
@@ -347,11 +381,16 @@ def _count_rank0(flat: FlatState) -> tuple[int, int]:
     return common[0] - shared[0], common[1] - shared[1]
 
 
-def _own_shards(flat: FlatState) -> OwnShards | None:
-    """What this rank has of sharded tensors."""
+def _own_shards(flat: FlatState, apart: Collection[int]) -> OwnShards | None:
+    """What this rank has of sharded tensors.
+
+    Args:
+        apart: shards that other ranks hold, too, but with other bytes.
+    """
     if not flat.sharded:
         return None
     shards = [
-        [(number, box.offset) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)] for leaf in flat.sharded
+        [(number, box.offset, number in apart) for number, box in zip(leaf.numbers, leaf.boxes, strict=True)]
+        for leaf in flat.sharded
     ]
     return OwnShards([leaf.kind for leaf in flat.sharded], flat.shared_sharded, shards)

@@ -7,7 +7,7 @@ Asked once for a structure. Each rank tells what it has of a tensor to the rank 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,20 @@ class Holders:
 
     ranks: dict[int, tuple[int, ...]]
     untied: tuple[int, ...]
+
+    def sets(self, flat: FlatState, layout: StateLayout) -> dict[tuple[int, ...], list[int]]:
+        """The ranks that hold shards alike, two at least -> this rank's leaves with bytes, in one order on all."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for leaf in flat.sharded:
+            for number in leaf.numbers:
+                if len(self.ranks[number]) > 1 and layout.types[number].nbytes and number not in layout.aliases:
+                    found.setdefault(self.ranks[number], []).append(number)
+        order = {n: (_key(leaf), box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
+        return {ranks: sorted(numbers, key=order.__getitem__) for ranks, numbers in found.items()}
+
+    def alone(self, leaves: Collection[int], rank: int) -> Holders:
+        """The same, if some shards of this rank are nobody else's."""
+        return Holders({**self.ranks, **dict.fromkeys(leaves, (rank,))}, self.untied)
 
 
 def find_holders(comm: Comm, flat: FlatState, layout: StateLayout, within: tuple[str, float]) -> Holders:

@@ -29,6 +29,7 @@ from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.memory.held import Holder, place_of, without_memory
 from deeppart.state.memory.safe_copy import copy_memory, gather_memory
 from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.sharded import is_sharded
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
 PIECE_BYTES = 8 << 20
@@ -286,7 +287,7 @@ def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
 def _without_memory(guard: Guard) -> Guard:
     """The same version counters, over no memory."""
     for alias in (guard.alias, guard.owner):
-        if alias is not None:
+        if alias is not None and not is_sharded(alias):  # of which the optimizer's own is held, until its step
             without_memory(alias)
     return replace(guard, holders=(), places=())
 

@@ -103,7 +103,8 @@ class LazyCapture:
             where: for messages.
             trailing: further reading to do in the background.
         """
-        guards = {leaf: _guard(flat, leaf, owner) for leaf, owner in later.items()}
+        counters = self._owners.counters
+        guards = {leaf: _guard(flat, leaf, owner, counters.get(flat.pointers[leaf])) for leaf, owner in later.items()}
         on_devices = tuple(leaf for leaf in sorted(later) if _is_on_device(flat.data[leaf]))[:_SAMPLED_ON_DEVICES]
         if on_devices != self._sampled:
             self._sampled, self._sampler = on_devices, Sampler(on_devices, flat.data)
@@ -149,8 +150,12 @@ class LazyCapture:
         )
 
 
-def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
-    """An object that holds a leaf's memory, and notices writes to it."""
+def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, counter: torch.Tensor | None) -> Guard:
+    """An object that holds a leaf's memory, and notices writes to it.
+
+    Args:
+        counter: the sharded tensor of which the owner is a shard: it alone counts writes that are made by way of it.
+    """
     data, memory = flat.data[leaf], flat.memory
     is_other = isinstance(data, torch.Tensor) and data is not owner
     alias = data.detach() if is_other else owner.detach()
@@ -158,7 +163,8 @@ def _guard(flat: FlatState, leaf: int, owner: torch.Tensor) -> Guard:
     if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
         holders.append(alias.untyped_storage())
         places.append(place_of(holders[1]))
-    other = (owner.detach(), owner._version) if is_other else (None, 0)
+    counts = counter if counter is not None else owner.detach() if is_other else None
+    other = (counts, 0 if counts is None else counts._version)
     return Guard(flat.arrays[leaf].path, alias, alias._version, tuple(holders), tuple(places), *other)
 
 

@@ -63,6 +63,10 @@ class Classifier:
         comm: channel of the training thread.
         setting: Config.replicated: "auto", "all", "none" or "verify", or glob -> one of them or "rank0".
         timeout: seconds for each exchange.
+
+    Attributes:
+        calls: the checkpoints of this session, as far as they were noted.
+        watch: knows which tensors are trained; None if nothing is compared in turn.
     """
 
     def __init__(self, comm: Comm, setting: str | Mapping[str, str], timeout: float) -> None:
@@ -71,8 +75,8 @@ class Classifier:
         self.replication = Replication(setting if comm.size > 1 else ALL)
         self._mode = self.replication.uniform
         self._compares = self._mode not in (ALL, NONE)
-        self._watch = TrainingWatch(SMALL_LEAF_BYTES) if self._compares and self._mode != VERIFY else None
-        self._calls = Calls()
+        self.watch = TrainingWatch(SMALL_LEAF_BYTES) if self._compares and self._mode != VERIFY else None
+        self.calls = Calls()
         self._earlier = EarlierLeaves()
         #: What the last checkpoint has left to compare, and the leaves compared in turn at it, with their orders.
         self._trailing: TrailingSlices | None = None
@@ -98,8 +102,8 @@ class Classifier:
 
     def close(self) -> None:
         """Watch the optimizers no more."""
-        if self._watch is not None:
-            self._watch.close()
+        if self.watch is not None:
+            self.watch.close()
 
     def forget_digests(self) -> None:
         """The state's memory has been written to in ways that torch does not count."""
@@ -143,14 +147,14 @@ class Classifier:
             own = (layout.per_rank_values | layout.trusted_values).tolist()
             values = [self._comparable(flat, index) for index, skip in enumerate(own) if not skip]
             fields["values"] = hash_json(values)
-            fields |= layout.comparison.digests(flat, turn, self._watch, owned)
+            fields |= layout.comparison.digests(flat, turn, self.watch, owned)
             if self._trailing is not None and not self._trailing.lacks:
                 fields[TRAILING] = self._trailing.digest
         return fields
 
     def note(self, turn: int, step: int, *, saved: bool) -> None:
         """The ranks agree to make a checkpoint; ``saved``: at some level."""
-        self._calls.note(turn, step, saved=saved)
+        self.calls.note(turn, step, saved=saved)
 
     def alike(
         self, turn: int, flat: FlatState, owned: Mapping[int, torch.Tensor], *, unread_alike: bool
@@ -197,7 +201,7 @@ class Classifier:
         if layout is None or self._comm.size == 1:
             return ()
         owners = layout.owners()
-        return compared_earlier(layout.record.turns[owners], layout.per_rank[owners], turn, self._calls)
+        return compared_earlier(layout.record.turns[owners], layout.per_rank[owners], turn, self.calls)
 
     def classify(self, flat: FlatState, turn: int, step: int, fresh: bool, what: str) -> Classified:
         """Find the leaves that differ between ranks (collective).
@@ -330,7 +334,7 @@ class Classifier:
         news = layout.per_rank & ~before[0]
         healed = np.zeros(len(news), dtype=np.bool_) if differed is None else differed & ~layout.per_rank
         news |= healed
-        intervals = suspect_intervals(layout, news, least, self._calls, now)
+        intervals = suspect_intervals(layout, news, least, self.calls, now)
         diverged = list(intervals)
         own = [flat.arrays[i].path for i in np.flatnonzero(news).tolist() if i not in intervals]
         own += [flat.values[i].path for i in np.flatnonzero(layout.per_rank_values & ~before[1])]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import repeat
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,6 @@ import torch
 from deeppart.state.compare.digest_cache import DigestCache
 from deeppart.state.compare.owners import holds_alone
 from deeppart.state.compare.trailing import TrailingSlices
-from deeppart.state.compare.training import TrainingWatch
 from deeppart.state.compare.turns import C_ORDER, Turns, memory_order
 from deeppart.state.tree.fingerprint import SMALL_LEAF_BYTES, SmallLeaves, device_digests, full_digest, hash63
 from deeppart.state.tree.flat import FlatState
@@ -43,6 +43,13 @@ TRAILING = "trailing"
 #: The way of a leaf: four times the order in which it lies in memory, 1 more if an optimizer trains it, and 2 more if
 #: it trails, too. Without an order, a leaf is read in full every time.
 _TRAINED, _TRAILS, _ORDERS = 1, 2, 4
+
+
+class KnowsTrained(Protocol):
+    """Says which leaves are trained: :class:`~deeppart.state.compare.training.TrainingWatch`."""
+
+    def trained(self) -> Mapping[int, int]:
+        """Address -> bytes, of the host tensors that an optimizer trains."""
 
 
 class Comparison:
@@ -81,7 +88,7 @@ class Comparison:
         self._go_by(np.zeros(len(self.large), dtype=np.int64))
 
     def digests(
-        self, flat: FlatState, turn: int, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor] | None = None
+        self, flat: FlatState, turn: int, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor] | None = None
     ) -> dict[str, int]:
         """One digest per name in :data:`COMPARED`, of all the leaves together, and one as :data:`UNREAD`.
 
@@ -166,7 +173,7 @@ class Comparison:
             self._small_leaves = SmallLeaves(self.small, flat.data, self._types)
         return self._small_leaves
 
-    def _ways_of(self, flat: FlatState, watch: TrainingWatch | None, owned: Mapping[int, torch.Tensor]) -> Digests:
+    def _ways_of(self, flat: FlatState, watch: KnowsTrained | None, owned: Mapping[int, torch.Tensor]) -> Digests:
         """The way of each large leaf, as far as this rank can tell."""
         trained = {} if watch is None else watch.trained()
         memory = flat.memory

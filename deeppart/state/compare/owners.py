@@ -19,7 +19,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from deeppart.errors import DeeppartError
 from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.flatten import PLAIN_TENSORS
+from deeppart.state.tree.sharded import is_sharded, local_tensors
 
 #: As ``torch.compiler.disable``, which would bring in all of the compiler at once: two seconds of processor time for
 #: each rank that starts. torch's own, which it decorates its optimizers with, does so when it is first called.
@@ -82,10 +85,13 @@ class OwnedTensors:
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
         self._found: weakref.WeakKeyDictionary[Optimizer, _Found] = weakref.WeakKeyDictionary()
+        #: Address of a shard -> the sharded tensor, which counts the writes to it. Of the last call.
+        self.counters: dict[int, torch.Tensor] = {}
 
     def of(self, flat: FlatState) -> dict[int, torch.Tensor]:
-        """Address -> tensor."""
+        """Address -> tensor; of a sharded one, that of this rank's shard."""
         owned: dict[int, torch.Tensor] = {}
+        self.counters = {}
         for optimizer in _known_optimizers(flat):
             if _gives_word(optimizer):
                 owned |= self._of(optimizer)
@@ -94,25 +100,27 @@ class OwnedTensors:
     def _of(self, optimizer: Optimizer) -> dict[int, torch.Tensor]:
         items = _items_of(optimizer)
         found = self._found.get(optimizer)
-        if found is not None:
-            large = found.among(items)
-            if large is not None:
-                return {tensor.data_ptr(): tensor for tensor in large}
-        large = [each for each in _plain(items) if each.numel() * each.element_size() > self._least_bytes]
-        self._found[optimizer] = _Found(items, large)
-        return {tensor.data_ptr(): tensor for tensor in large}
+        large = None if found is None else found.among(items)
+        if large is None:
+            large = [each for each in items if self._has_large(each)]
+            self._found[optimizer] = _Found(items, large)
+        self.counters |= {local.data_ptr(): each for each in large if _is_apart(each) for local in _plain((each,))}
+        return {tensor.data_ptr(): tensor for tensor in _plain(large)}
+
+    def _has_large(self, item: Any) -> bool:
+        return any(each.numel() * each.element_size() > self._least_bytes for each in _plain((item,)))
 
 
 class _Found:
-    """The large tensors of an optimizer. Keeps none of them alive."""
+    """The items of an optimizer that are, or hold, large tensors. Keeps none of them alive."""
 
-    def __init__(self, items: list[Any], large: list[torch.Tensor]) -> None:
+    def __init__(self, items: list[Any], large: list[Any]) -> None:
         places = {id(item): place for place, item in enumerate(items)}
         self._ids = list(map(id, items))
-        self._is_flat = all(id(tensor) in places for tensor in large)  # and none in a list among the items
+        self._is_flat = all(isinstance(item, torch.Tensor) for item in large)  # and none in a list among the items
         self._places = [places[id(tensor)] for tensor in large] if self._is_flat else []
 
-    def among(self, items: list[Any]) -> list[torch.Tensor] | None:
+    def among(self, items: list[Any]) -> list[Any] | None:
         """The large ones among the items; None if the items may be others than they were.
 
         Of something that is gone, another item may have got the id. It is the optimizer's as well; and if it is larger
@@ -120,7 +128,7 @@ class _Found:
         """
         if not self._is_flat or list(map(id, items)) != self._ids:
             return None
-        return list(_plain(items[place] for place in self._places))
+        return [items[place] for place in self._places]
 
 
 def holds_alone(owner: torch.Tensor | None, nbytes: int, held_bytes: int) -> bool:
@@ -138,8 +146,8 @@ def trained_leaves(flat: FlatState) -> frozenset[int]:
     """Numbers of the leaves that a known optimizer changes at every step: its state, and what it has gradients for."""
     addresses: set[int] = set()
     for optimizer in _known_optimizers(flat):
-        parameters = [each for group in optimizer.param_groups for each in _plain(group["params"])]
-        frozen = {each.data_ptr() for each in parameters if not each.requires_grad}
+        parameters = [each for group in optimizer.param_groups for each in group["params"] if not each.requires_grad]
+        frozen = {each.data_ptr() for each in _plain(parameters)}
         addresses |= {tensor.data_ptr() for tensor in _tensors_of(optimizer)} - frozen
     return frozenset(leaf for leaf, address in enumerate(flat.pointers) if address in addresses)
 
@@ -178,10 +186,28 @@ def _items_of(optimizer: Optimizer) -> list[Any]:
     return items
 
 
+def _is_apart(item: Any) -> bool:
+    """True for a sharded tensor."""
+    return isinstance(item, torch.Tensor) and type(item) not in PLAIN_TENSORS and is_sharded(item)
+
+
+def shards_here(item: Any) -> list[torch.Tensor]:
+    """The plain tensors of a sharded tensor on this rank; [] if it does not tell."""
+    try:
+        return local_tensors(item)
+    except DeeppartError:
+        return []
+
+
 def _plain(items: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Those of the items, and of lists among them, that are strided tensors with a version counter."""
+    """Those of the items, and of lists among them, that are strided tensors with a version counter.
+
+    Of a sharded tensor it is what lies on this rank: the tensor itself has no memory.
+    """
     for item in items:
-        if isinstance(item, torch.Tensor):
+        if _is_apart(item):
+            yield from _plain(shards_here(item))
+        elif isinstance(item, torch.Tensor):
             if item.layout is torch.strided and not item.is_inference() and not item.is_meta:
                 yield item
         elif isinstance(item, (list, tuple)):

@@ -24,8 +24,10 @@ from torch.optim.optimizer import (
 )
 
 from deeppart.state.compare.identity import TensorIdentity
-from deeppart.state.compare.owners import not_compiled
+from deeppart.state.compare.owners import not_compiled, shards_here
 from deeppart.state.tree.fingerprint import memory_over
+from deeppart.state.tree.flatten import PLAIN_TENSORS
+from deeppart.state.tree.sharded import is_sharded
 
 #: Words of a tensor that are looked at where its version counter does not tell.
 _LOOKED_AT = 8
@@ -134,12 +136,14 @@ class TrainingWatch:
                 grad, mine = parameter.grad, id(parameter)
                 if grad is None or grad.layout is not torch.strided or not parameter.requires_grad:
                     continue
-                if self._is_of_interest(parameter):
-                    yield _owned(parameter, mine, None), parameter
+                plain = _plain_of(parameter)
+                if plain is not None and self._is_of_interest(plain):
+                    yield _owned(plain, mine, None), plain
                 state = optimizer.state.get(parameter)
                 for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor) and self._is_of_interest(value):
-                        yield _owned(value, mine, key), value
+                    plain = _plain_of(value)
+                    if plain is not None and self._is_of_interest(plain):
+                        yield _owned(plain, mine, key), plain
 
     def _is_of_interest(self, tensor: torch.Tensor) -> bool:
         return (
@@ -178,8 +182,22 @@ def _still_owned(optimizer: Optimizer, seen: list[_Owned]) -> Iterator[tuple[_Ow
         if each.key is not None:
             values = states.get(each.parameter_id)
             tensor = values.get(each.key) if isinstance(values, dict) else None
-        if each.tensor.is_of(tensor) and tensor.data_ptr() == each.address:
+        tensor = _plain_of(tensor)
+        if tensor is not None and each.tensor.is_of(tensor) and tensor.data_ptr() == each.address:
             yield each, tensor
+
+
+def _plain_of(tensor: Any) -> torch.Tensor | None:
+    """A tensor, or of a sharded one the shard of this rank; None if it is no tensor, or has not one shard here.
+
+    A sharded tensor itself has no memory. Writes by way of it do not advance the counter of its shard.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    if type(tensor) in PLAIN_TENSORS or not is_sharded(tensor):
+        return tensor
+    found = shards_here(tensor)
+    return found[0] if len(found) == 1 and type(found[0]) in PLAIN_TENSORS else None
 
 
 def _words(tensors: list[torch.Tensor]) -> list[bytes | None]:

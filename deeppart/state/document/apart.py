@@ -53,11 +53,12 @@ class OwnSharded:
 
     Attributes:
         whole: number -> whole type, of those that stand in the part's own trees.
-        shards: number -> the rank's leaves that are shards of it, and where each begins.
+        shards: number -> the rank's leaves that are shards of it, where each begins, and whether other ranks had other
+            bytes for the same one.
     """
 
     whole: dict[int, LeafType] = field(default_factory=dict)
-    shards: dict[int, tuple[tuple[int, tuple[int, ...]], ...]] = field(default_factory=dict)
+    shards: dict[int, tuple[tuple[int, tuple[int, ...], bool], ...]] = field(default_factory=dict)
 
     def in_row(self, first: int) -> list[LeafType]:
         """The whole types, which are numbered from ``first`` on.
@@ -87,11 +88,11 @@ class OwnSharded:
         used = [leaf for tree in trees for leaf in leaves_of(tree.node)]
         for number, shards in self.shards.items():
             tensor, placed = whole[number], []
-            for leaf, offset in shards:
+            for leaf, offset, own in shards:
                 kind, box = types[leaf], Box(offset, types[leaf].shape)
                 if leaf < first or kind.dtype != tensor.dtype or kind.kind != tensor.kind or not box.fits(tensor.shape):
                     raise ValueError(f"leaf {leaf}, {kind} from {offset} on, is no shard of {tensor}")
-                placed.append(SavedShard(leaf, box))
+                placed.append(SavedShard(leaf, box, own))
                 used.append(leaf)
             found[number] = tuple(placed)
         if len(set(used)) != len(used) or set(used) != {leaf for leaf in types if leaf >= first}:

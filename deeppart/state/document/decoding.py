@@ -195,14 +195,19 @@ def decode_type(encoded: Any, where: str) -> LeafType:
     return found
 
 
-def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Read ``[[leaf, offset], ...]``: which leaf a shard is, and where it begins in its tensor.
+def decode_shards(encoded: Any) -> tuple[tuple[int, tuple[int, ...], bool], ...]:
+    """Read ``[[leaf, offset], ...]``: which leaf a shard is, and where it begins in its tensor; and behind these a 1 if
+    other ranks had other bytes for the same shard.
 
     Raises:
         ValueError, TypeError: it is none.
     """
-    pairs = [_list(each) for each in _list(encoded)]
-    return tuple([(_count(leaf), tuple(map(_count, _list(offset)))) for leaf, offset in pairs])
+    found = []
+    for leaf, offset, *own in map(_list, _list(encoded)):
+        if own not in ([], [1]):
+            raise ValueError(f"a shard with {short(own)} behind it")
+        found.append((_count(leaf), tuple(map(_count, _list(offset))), bool(own)))
+    return tuple(found)
 
 
 def decode_alias(encoded: Any) -> Alias:

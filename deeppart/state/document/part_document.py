@@ -64,12 +64,13 @@ class OwnShards:
     Attributes:
         whole: type of each whole tensor, by number.
         shared: how many of them are in the structure that all ranks share.
-        shards: of each, the numbers of the leaves that are this rank's shards, and where these begin.
+        shards: of each, the numbers of the leaves that are this rank's shards, where these begin, and whether another
+            rank has other bytes for the same one.
     """
 
     whole: list[LeafType]
     shared: int
-    shards: list[list[tuple[int, tuple[int, ...]]]]
+    shards: list[list[tuple[int, tuple[int, ...], bool]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class PartDocument:
 
     def _sharded(self, sharded: OwnShards) -> dict[str, Any]:
         shards = {
-            str(number): [[self._number(leaf, 0), list(offset)] for leaf, offset in each]
+            str(number): [[self._number(leaf, 0), list(offset), *([1] if own else [])] for leaf, offset, own in each]
             for number, each in enumerate(sharded.shards)
             if each
         }

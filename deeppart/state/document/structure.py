@@ -69,10 +69,12 @@ class SavedShard:
     Attributes:
         leaf: number of the leaf, of this rank, that has its elements in C order.
         box: the part of the tensor that it is.
+        own: other ranks had other bytes for the same box.
     """
 
     leaf: int
     box: Box
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

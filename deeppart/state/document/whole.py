@@ -56,9 +56,11 @@ class WholeTensor:
     Attributes:
         kind: its type.
         name: its path, for people.
-        sources: of different boxes, or of parts of the bytes of one box: of equal shards each part has some.
+        sources: of different boxes, or of parts of the bytes of one box: of equal shards each part has some. Of a box
+            of which ranks had different bytes, those of the lowest rank.
         tied_to: the tensor whose memory all of its shards share, if there is one.
         known_to: how many ranks have it in their state.
+        own: the shards of each rank of which other ranks had other bytes.
     """
 
     kind: LeafType
@@ -66,6 +68,15 @@ class WholeTensor:
     sources: tuple[ShardSource, ...]
     tied_to: ExactPath | None
     known_to: int
+    own: tuple[ShardSource, ...] = ()
+
+    def for_rank(self, part: int) -> WholeTensor:
+        """The same tensor, with the bytes that one rank had where ranks had different ones."""
+        mine = {source.box: source for source in self.own if source.part == part}
+        if not mine:
+            return self
+        kept = tuple(source for source in self.sources if source.box not in mine)
+        return replace(self, sources=kept + tuple(mine.values()))
 
     def boxes(self) -> list[Box]:
         """The different boxes, in order."""
@@ -123,6 +134,7 @@ class _Gathering:
         self._known_to: Counter[ExactPath] = Counter()
         #: Of each box of each tensor, who has bytes of it; and of those tied to another, the tensor and box of that.
         self._saved: dict[ExactPath, dict[Box, list[ShardSource]]] = {}
+        self._own: dict[ExactPath, list[ShardSource]] = {}
         self._tied: dict[ExactPath, dict[Box, tuple[ExactPath, Box]]] = {}
 
     def take(self, part: int, structure: Structure) -> None:
@@ -148,6 +160,10 @@ class _Gathering:
             alias = structure.aliases.get(shard.leaf)
             if alias is None:
                 source = ShardSource(part, shard.leaf, shard.box)
+                if shard.own:
+                    self._own.setdefault(key, []).append(source)
+                    if shard.box in self._saved.get(key, {}):
+                        continue
                 self._saved.setdefault(key, {}).setdefault(shard.box, []).append(source)
             elif alias.owner in places and places[alias.owner][1].sizes == shard.box.sizes:
                 self._tied.setdefault(key, {})[shard.box] = places[alias.owner]
@@ -170,7 +186,8 @@ class _Gathering:
                 sources += [ShardSource(each.part, each.leaf, box) for each in theirs]
         owners = {owner for owner, _ in tied.values()}
         tied_to = next(iter(owners)) if not saved and len(owners) == 1 else None
-        return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key])
+        own = tuple(self._own.get(key, ()))
+        return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key], own)
 
 
 def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:

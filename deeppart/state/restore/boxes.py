@@ -143,10 +143,11 @@ def check_bytes(tensor: WholeTensor, spans: Sequence[npt.NDArray[np.void]], wher
     Raises:
         CorruptFileError: they do not.
     """
-    by_box: dict[Box, list[ShardSource]] = {}
+    by_box: dict[tuple[Box, int], list[ShardSource]] = {}
     for source in tensor.sources:
-        by_box.setdefault(source.box, []).append(source)
-    for box, sources in by_box.items():
+        by_box.setdefault((source.box, -1), []).append(source)
+    by_box |= {(source.box, source.part): [source] for source in tensor.own}
+    for (box, _), sources in by_box.items():
         rows = []
         for source in sources:
             table = spans[source.part]

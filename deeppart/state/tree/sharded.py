@@ -14,6 +14,7 @@ Nothing of ``torch.distributed`` is imported. A tensor is sharded if it has one 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,15 +37,27 @@ class Shards:
         shape: of the whole tensor.
         boxes: of this rank's shards; none is empty.
         tensors: their plain local tensors, in the same order, of the same sizes.
-        layout: what the boxes follow from; equal for two tensors that are split in the same way. None if that is not
-            known, so that the boxes must be asked for again.
+        layout: as of :func:`layout_of`.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     tensors: tuple[torch.Tensor, ...]
-    layout: Any = None
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the boxes of a DTensor follow from: equal for two that are split in the same way.
+
+    Attributes:
+        spec: the object that a DTensor keeps all of it in; of one and the same DTensor it stays the same.
+        key: mesh, placements, shape, dtype, and the order in which mesh dimensions split.
+    """
+
+    spec: Any
+    key: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +105,20 @@ def read_shards(item: Any, path: str) -> Shards:
     return found
 
 
-def shards_again(item: Any, boxes: Sequence[Box], layout: Any) -> tuple[torch.Tensor, ...] | None:
+def shards_again(item: Any, boxes: Sequence[Box], layout: Layout | None) -> tuple[torch.Tensor, ...] | None:
     """The local tensors of a sharded tensor that takes the place of another; None if it is split in another way.
 
     Args:
+        item: of the same class as the other one.
         boxes, layout: of the other one.
     """
     if layout is not None:
-        if layout_of(item) != layout:
-            return None
         local = item._local_tensor
-        if type(local) is torch.Tensor and len(boxes) == 1 and local.shape == boxes[0].sizes:
-            return (local,)
+        if item._spec is layout.spec or _layout_key(item) == layout.key:
+            if type(local) is torch.Tensor and len(boxes) == 1 and local.shape == boxes[0].sizes:
+                return (local,)
+        else:
+            return None
     try:
         found = read_shards(item, "")
     except DeeppartError:
@@ -111,12 +126,20 @@ def shards_again(item: Any, boxes: Sequence[Box], layout: Any) -> tuple[torch.Te
     return found.tensors if found.boxes == tuple(boxes) else None
 
 
-def layout_of(item: Any) -> Any:
-    """What the boxes of a tensor follow from, without reading them; None if it is not known."""
-    if not _is_dtensor(item) or _has_protocol(item._local_tensor):
+def layout_of(item: Any) -> Layout | None:
+    """What the boxes of a tensor follow from; None if it is not known, so that they must be asked for again."""
+    if not hasattr(item, "_spec") or type(item._local_tensor) is not torch.Tensor:
         return None
-    order = getattr(getattr(item, "_spec", None), "shard_order", None)
-    return item.device_mesh, item.placements, item.shape, item.dtype, order
+    return Layout(item._spec, _layout_key(item))
+
+
+def _layout_key(item: Any) -> tuple[Any, ...]:
+    return item.device_mesh, item.placements, item.shape, item.dtype, _shard_order(item)
+
+
+def _shard_order(item: Any) -> Any:
+    """The order in which dimensions of the mesh split those of the tensor; None: as they stand."""
+    return getattr(getattr(item, "_spec", None), "shard_order", None)
 
 
 def local_tensors(item: Any) -> list[torch.Tensor]:
@@ -139,19 +162,32 @@ def cut_local(local: torch.Tensor, placed: Sequence[Placed]) -> tuple[torch.Tens
 
 def placed_boxes(item: Any) -> list[Placed]:
     """The boxes of a DTensor, computed from its mesh and placements; [] on a rank that is not in the mesh."""
-    place = item.device_mesh.get_coordinate()
+    mesh = item.device_mesh
+    place = mesh.get_coordinate()
     if place is None:
         return []
-    lengths, placements = item.device_mesh.shape, item.placements
-    order = getattr(getattr(item, "_spec", None), "shard_order", None)
-    splits: list[list[Split]] = []
-    for dimension in range(item.ndim):
-        along = [at for at, each in enumerate(placements) if _split_dimension(each, item.ndim) == dimension]
-        for entry in order or ():
-            if entry[0] == dimension:
-                along = [*entry[1]]
-        splits.append([Split(lengths[at], place[at], _strides(placements[at])) for at in along])
-    return place_boxes(tuple(item.shape), splits)
+    order = tuple((entry[0], tuple(entry[1])) for entry in _shard_order(item) or ())
+    return _placed(tuple(item.shape), tuple(mesh.shape), tuple(place), item.placements, order)
+
+
+@functools.lru_cache(maxsize=4096)
+def _placed(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    place: tuple[int, ...],
+    placements: tuple[Any, ...],
+    order: tuple[tuple[int, tuple[int, ...]], ...],
+) -> list[Placed]:
+    """Thousands of tensors have a handful of shapes and placements."""
+    along: list[list[int]] = [[] for _ in shape]
+    for at, each in enumerate(placements):
+        dimension = _split_dimension(each, len(shape))
+        if dimension is not None:
+            along[dimension].append(at)
+    for dimension, dimensions in order:
+        along[dimension] = list(dimensions)
+    splits = [[Split(mesh[at], place[at], _strides(placements[at])) for at in each] for each in along]
+    return place_boxes(shape, splits)
 
 
 def _split_dimension(placement: Any, dimensions: int) -> int | None:
@@ -183,8 +219,7 @@ def _is_described(item: Any) -> bool:
 
 
 def _of_dtensor(item: Any, path: str) -> Shards:
-    strange = [each for each in item.placements if not (each.is_replicate() or hasattr(each, "dim"))]
-    if strange or any(each.is_partial() for each in item.placements):
+    if any(each.is_partial() or not (each.is_replicate() or hasattr(each, "dim")) for each in item.placements):
         names = ", ".join(map(str, item.placements))
         raise UnsupportedLeafError(
             f"the state holds a DTensor whose ranks have partial sums of it, or shares of an unknown kind ({names})",
