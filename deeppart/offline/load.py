@@ -134,7 +134,8 @@ class OpenCheckpoint:
         self.structure = with_wholes(of_ranks[rank], [tree for each in own for tree in each.trees], self._wholes)
         self.target = _target(self.structure, own[rank], self._where)
         #: Number of a leaf -> the sharded tensor that it is.
-        self._sharded = dict(enumerate(self._wholes.tensors.values(), start=len(of_ranks[rank].types)))
+        tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
+        self._sharded = dict(enumerate(tensors, start=len(of_ranks[rank].types)))
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 

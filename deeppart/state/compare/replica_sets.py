@@ -26,7 +26,7 @@ from deeppart.state.tree.fingerprint import hash_json
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import readable
-from deeppart.state.tree.replication import ALL, VERIFY, Replication
+from deeppart.state.tree.replication import ALL, NONE, VERIFY, Replication
 
 _NOTHING = np.iinfo(np.int64).min
 _Numbers = npt.NDArray[np.int64]
@@ -120,8 +120,9 @@ class ReplicaSets:
 
     def _comparison(self, leaves: list[int], flat: FlatState) -> Comparison:
         modes = {leaf: self._replication.mode(flat.arrays[leaf].path) for leaf in leaves if leaf not in self.apart}
+        self.apart |= {leaf for leaf, mode in modes.items() if mode == NONE}
         verified = [leaf for leaf, mode in modes.items() if mode == VERIFY]
-        return Comparison([leaf for leaf, mode in modes.items() if mode != ALL], flat, self._types, verified)
+        return Comparison([leaf for leaf, mode in modes.items() if mode not in (ALL, NONE)], flat, self._types, verified)
 
     @property
     def any(self) -> bool:
