@@ -122,7 +122,8 @@ class ReplicaSets:
         modes = {leaf: self._replication.mode(flat.arrays[leaf].path) for leaf in leaves if leaf not in self.apart}
         self.apart |= {leaf for leaf, mode in modes.items() if mode == NONE}
         verified = [leaf for leaf, mode in modes.items() if mode == VERIFY]
-        return Comparison([leaf for leaf, mode in modes.items() if mode not in (ALL, NONE)], flat, self._types, verified)
+        compared = [leaf for leaf, mode in modes.items() if mode not in (ALL, NONE)]
+        return Comparison(compared, flat, self._types, verified)
 
     @property
     def any(self) -> bool:
