@@ -51,6 +51,7 @@ def locals_of(state: dict[str, Any]) -> list[torch.Tensor]:
 
 def main(what: str, directory: Path) -> None:
     alone = what == "alone"
+    os.environ["LOCAL_RANK"] = "0"  # one device for all ranks; a mesh goes by this
     if not alone:
         dist.init_process_group("gloo")
     mesh = None if alone else DeviceMesh("cuda", torch.arange(dist.get_world_size()))
