@@ -96,6 +96,14 @@ def apart_paths(documents: Sequence[OwnDocument]) -> list[OwnTree]:
     return list(found.values())
 
 
+def is_parameter_names(path: Path) -> bool:
+    """True at ``param_groups/NUMBER/params`` of an optimizer's state: names of the parameters that a rank has.
+
+    Ranks with other parts of the model have other ones, and on other ranks they are those of the live optimizer.
+    """
+    return len(path) >= 3 and path[-1] == "params" and path[-3] == "param_groups"
+
+
 def content_at(document: OwnDocument, structure: Structure, arrays: dict[int, Array], path: Path) -> Any:
     """The content that one rank had at a path that is apart; None if nothing."""
     tree = next((tree for tree in document.trees if exact(tree.path) == exact(path)), None)

@@ -10,7 +10,7 @@ import numpy as np
 from deeppart.model import Attempt
 from deeppart.model.boxes import Box
 from deeppart.part import SHARED_TABLE
-from deeppart.recovery.documents import Documents, apart_paths
+from deeppart.recovery.documents import Documents, apart_paths, is_parameter_names
 from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedValue, Structure
@@ -98,12 +98,15 @@ def saved_step(attempt: Attempt, documents: Documents, rank: int, size: int) -> 
     base = of_ranks[min(rank, len(of_ranks) - 1)] if same_world else without_apart(shared, apart)
     own_leaves = frozenset(np.flatnonzero(base.per_rank).tolist()) - base.shard_leaves()
     own_values = frozenset(np.flatnonzero(base.per_rank_values).tolist())
+    if own_values and not same_world:
+        named = [node.index for path, node in base.walk() if isinstance(node, SavedValue) and is_parameter_names(path)]
+        own_values -= frozenset(named)
     structure = with_wholes(base, [tree for own in documents.own for tree in own.trees], wholes)
     return SavedStep(
         attempt,
         documents,
         of_ranks,
-        tuple(apart),
+        tuple(tree for tree in apart if same_world or not is_parameter_names(tree.path)),
         same_world,
         structure,
         own_leaves,

@@ -216,13 +216,14 @@ class Saver:
         """Nothing is saved any more."""
         self._classifier.close()
 
-    def _cuts(self, mine: frozenset[ExactPath]) -> ApartRules | None:
+    def _cuts(self, mine: frozenset[ExactPath], parts: frozenset[ExactPath] = frozenset()) -> ApartRules | None:
         """The cuts of states: at ``mine``, where rank 0's holds for all, and where patterns treat items differently."""
         replication = self._classifier.replication
         if not mine and not replication.patterns:
             return None
         rank0 = replication.is_rank0 if replication.has_rank0 else None
-        return ApartRules(mine, rank0, self._comm.rank == 0, replication.splits if replication.patterns else None)
+        splits = replication.splits if replication.patterns else None
+        return ApartRules(mine, rank0, self._comm.rank == 0, splits, parts)
 
     def _has_own_cuts(self) -> bool:
         return self._template.cuts is not None and bool(self._template.cuts.mine)
@@ -238,7 +239,7 @@ class Saver:
         found = reconcile(self._comm, flat.root, self._classifier.replication, what, self._timeout)
         self._noticed = found.noticed
         if found.cuts:
-            flat = self._template.cut(self._cuts(found.cuts))
+            flat = self._template.cut(self._cuts(found.cuts, found.parts))
         self._classifier.prepare(flat)
         self._fresh = True
         digest = self._classifier.known.structure_digest

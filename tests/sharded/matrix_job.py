@@ -1,6 +1,6 @@
-"""What a rank of test_matrix.py does: saves in one layout, and restores in all.
+"""What a rank of test_matrix.py does: saves in several layouts, and restores each in all layouts.
 
-python matrix_job.py LAYOUT RANKS DIRECTORY NODE_SIZE
+python matrix_job.py DIRECTORY
 """
 
 from __future__ import annotations
@@ -8,54 +8,69 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 import deeppart
 from tests.sharded.layouts import LAYOUTS, build, clear, fill, group_of, mesh_of, wrong
 
-TIMEOUT_S = 60.0
+#: Layout, ranks, and ranks of a node: parts that are not in the memory of one's own node come as messages.
+SOURCES = [
+    ("fsdp", 4, 1),
+    ("fsdp", 3, 8),
+    ("hsdp", 4, 2),
+    ("tp", 2, 8),
+    ("tp-dp", 4, 1),
+    ("replicated", 2, 1),
+    ("replicated", 1, 8),
+]
 
 
-def main(layout: str, ranks: int, directory: Path, node_size: int) -> None:
+def settings(directory: Path, source: tuple[str, int, int], ranks: int) -> dict[str, Any]:
+    layout, count, node_size = source
+    local = directory / f"local-{layout}-{count}" / f"of-{ranks}" / "{rank}"
+    return {
+        "persistent_dir": str(directory / f"{layout}-{count}"),
+        "local_dir": str(local),
+        "node_size": node_size,
+        "every": {"partner": 0},
+        "timeout": 60.0,
+    }
+
+
+def main(directory: Path) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     groups = {count: group_of(count) for count in range(1, size + 1)}
-
-    def settings(count: int) -> dict[str, object]:
-        local = directory / f"local-{count}" / "{rank}"
-        return {
-            "persistent_dir": str(directory / "ckpt"),
-            "local_dir": str(local),
-            "node_size": node_size,
-            "every": {"partner": 0},
-            "timeout": TIMEOUT_S,
-        }
-
-    mesh = mesh_of(layout, ranks)
-    if rank < ranks:
-        state = build(layout, mesh)
-        with deeppart.Checkpointer(**settings(ranks), comm=groups[ranks]) as ck:  # type: ignore[arg-type]
-            for step in (1, 2):
-                fill(state, step)
-                assert not wrong(state, step), "the oracle does not agree with itself"
-                ck.checkpoint(state, step).wait("persistent")
-    dist.barrier()
+    for source in SOURCES:
+        layout, count, _ = source
+        mesh = mesh_of(layout, count)
+        if rank < count:
+            state = build(layout, mesh)
+            with deeppart.Checkpointer(**settings(directory, source, count), comm=groups[count]) as ck:
+                for step in (1, 2):
+                    fill(state, step)
+                    assert not wrong(state, step), "the oracle does not agree with itself"
+                    ck.checkpoint(state, step).wait("persistent")
     found = {}
-    for target, counts in LAYOUTS.items():
+    for layout, counts in LAYOUTS.items():
         for count in (each for each in counts if each <= size):
             dist.barrier()
-            mesh = mesh_of(target, count)
-            if rank < count:
-                state = build(target, mesh)
+            mesh = mesh_of(layout, count)
+            if rank >= count:
+                continue
+            state = build(layout, mesh)
+            for source in SOURCES:
                 clear(state)
-                with deeppart.Checkpointer(**settings(count), comm=groups[count]) as ck:  # type: ignore[arg-type]
+                with deeppart.Checkpointer(**settings(directory, source, count), comm=groups[count]) as ck:
                     restored = ck.restore(state)
-                found[f"{target} {count}"] = wrong(state, 2) if restored == 2 else [f"step {restored}"]
+                name = f"{source[0]} {source[1]} -> {layout} {count}"
+                found[name] = wrong(state, 2) if restored == 2 else [f"step {restored}"]
     (directory / f"told-{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]))

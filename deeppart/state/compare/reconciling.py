@@ -54,10 +54,12 @@ class Reconciled:
     Attributes:
         cuts: the places at which each rank saves its own.
         noticed: paths among them that nobody has said to be per rank.
+        parts: those at which some ranks have a part of the state that others have not.
     """
 
     cuts: frozenset[ExactPath]
     noticed: tuple[str, ...]
+    parts: frozenset[ExactPath] = frozenset()
 
 
 def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeout: float) -> Reconciled:
@@ -92,7 +94,7 @@ def reconcile(comm: Comm, root: Node, replication: Replication, what: str, timeo
     noticed = tuple(
         readable(path) for key, path in cuts.items() if replication.mode(path) != NONE and key not in expected
     )
-    return Reconciled(frozenset(cuts), noticed)
+    return Reconciled(frozenset(cuts), noticed, frozenset(expected & cuts.keys()))
 
 
 def _describe(node: Node) -> list[Any]:
@@ -149,6 +151,7 @@ def _key_differences(
 ) -> Iterator[Difference]:
     theirs = {json.dumps(key): (key, item) for key, item in reference}
     ours = {json.dumps(key): (key, item) for key, item in mine}
+    in_parts = any(_holds_shards(item) for _, item in (*reference, *mine))
     for text, (key, item) in {**theirs, **ours}.items():
         (decoded,) = decode_path([key], "a structure told by another rank")
         inner = (*path, decoded)
@@ -156,8 +159,8 @@ def _key_differences(
             yield from _differences(theirs[text][1], ours[text][1], inner, replication)
         elif item[0] != _APART:
             verb = "has" if text in ours else "lacks"
-            shards, told = _holds_shards(item), f"{verb} {_name(item)} at {readable(inner)}"
-            yield Difference(inner, shards or replication.mode(inner) == NONE, told, shards)
+            is_part, told = in_parts and _holds_tensors(item), f"{verb} {_name(item)} at {readable(inner)}"
+            yield Difference(inner, is_part or replication.mode(inner) == NONE, told, is_part)
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:
@@ -191,10 +194,25 @@ def _is_plain(described: list[Any]) -> bool:
 
 def _holds_shards(described: list[Any]) -> bool:
     """True if there is a sharded tensor in it: pipeline stages have other layers on other ranks."""
+    return any(kind.startswith(_SHARDED) for kind in _kinds(described))
+
+
+def _holds_tensors(described: list[Any]) -> bool:
+    """True if it is a tensor, or has one in it."""
+    return any(kind.startswith(_SHARDED) or kind == _ARRAY for kind in _kinds(described))
+
+
+def _kinds(described: list[Any]) -> Iterator[str]:
+    """The kind of each leaf."""
     kind = described[0]
     if kind in ("list", "tuple"):
-        return any(map(_holds_shards, described[1]))
-    return kind.startswith(_SHARDED) or (len(described) == 2 and any(_holds_shards(item) for _, item in described[1]))
+        for item in described[1]:
+            yield from _kinds(item)
+    elif len(described) == 2:
+        for _, item in described[1]:
+            yield from _kinds(item)
+    else:
+        yield kind
 
 
 def _name(described: list[Any]) -> str:

@@ -203,7 +203,9 @@ def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> S
         return base
     first = len(base.types)
     numbers = {key: first + place for place, key in enumerate(wholes.tensors)}
-    tree = _insert_missing(base.tree, others)
+    # What this rank has of them, too, so that dicts have the same order on all ranks.
+    moved = {exact(each.path) for each in others if each.place is not None and only_sharded(each.node)}
+    tree = _insert_missing(_without(base.tree, (), moved) if moved else base.tree, others)
     tree = _replaced(tree, (), numbers)
     tensors = list(wholes.tensors.values())
     aliases = dict(base.aliases)
@@ -235,6 +237,18 @@ def _insert_missing(tree: SavedNode, others: Sequence[OwnTree]) -> SavedNode:
         if each.place is not None and only_sharded(each.node) and not _stands(tree, each):
             added.setdefault(exact(each.path), each)
     return insert(tree, list(added.values()), whole=False) if added else tree
+
+
+def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> SavedNode:
+    """A tree without the sharded tensors at some paths, or the containers of them."""
+    if not isinstance(node, SavedBranch):
+        return node
+    kept = []
+    for key, child in zip(node.keys, node.children, strict=True):
+        inner = path if node.kind == "object" else (*path, key)
+        if node.kind == "object" or exact(inner) not in paths or not only_sharded(child):
+            kept.append((key, _without(child, inner, paths)))
+    return replace(node, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
 
 
 def _stands(tree: SavedNode, own: OwnTree) -> bool:

@@ -47,7 +47,7 @@ class ShardedLeaf:
         path: its path.
         index: its number among the sharded tensors of the state.
         kind: dtype and shape of the whole tensor.
-        item: the live tensor.
+        item: the live tensor; a plain one where other ranks have nothing.
         boxes: of this rank's shards.
         first: number of the first of their arrays; the others follow.
         layout: as of :class:`~deeppart.state.tree.sharded.Shards`.
@@ -115,12 +115,15 @@ class ApartRules:
         rank0: whether what is at a path, and all below it, is rank 0's; also told whether there is anything below.
         leads: true if this is rank 0.
         splits: true if the item at a path must be divided, because not all below it is treated alike.
+        parts: those of ``mine`` that are a part of one state, such as the layers of a pipeline stage: of tensors there,
+            all ranks that have them hold the same.
     """
 
     mine: frozenset[ExactPath] = frozenset()
     rank0: Callable[[Path, bool], bool] | None = None
     leads: bool = True
     splits: Callable[[Path], bool] | None = None
+    parts: frozenset[ExactPath] = frozenset()
 
     def may_be_run(self, path: Path, levels: int) -> bool:
         """True if a run of so many levels may stay in one piece at a path. A flat one always may."""

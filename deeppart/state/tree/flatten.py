@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from deeppart.errors import UnsupportedLeafError
+from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
 from deeppart.state.tree.flat import (
     APART,
@@ -106,7 +107,7 @@ class _Walk:
         self._cuts = cuts
         self._later: list[tuple[Apart, Any, set[int]]] = []
         self._shards: list[tuple[ShardedLeaf, Shards]] = []
-        self._in_rank0 = False
+        self._in_rank0 = self._in_part = False
 
     def node(self, item: Any, path: Path) -> Node:
         apart = None if self._cuts is None else self._cut(self._cuts, path, item)
@@ -143,6 +144,7 @@ class _Walk:
         flat = self.flat
         flat.shared, flat.shared_sharded = flat.sizes(), len(flat.sharded)
         leads = self._cuts is not None and self._cuts.leads
+        parts = frozenset() if self._cuts is None else self._cuts.parts
         self._cuts = None if self._cuts is None else ApartRules(splits=self._cuts.splits)
         for mine in (False, True):
             for apart, item, opened in self._later:
@@ -152,6 +154,7 @@ class _Walk:
                 flat.tokens += (APART, apart.path)
                 if mine or leads:
                     self._open, self._in_rank0 = set(opened), not mine
+                    self._in_part = exact(apart.path) in parts
                     apart.node = self.node(item, apart.path)
             if not mine:
                 flat.common = len(flat.arrays), len(flat.values)
@@ -171,15 +174,26 @@ class _Walk:
         self._later.append((apart, item, set(self._open)))
         return apart
 
-    def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf:
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf | ShardedLeaf:
+        if self._in_part and type(tensor) in PLAIN_TENSORS:
+            return self._whole(tensor, path)
         return self._leaf(note_tensor(self.flat, tensor, path, live=self._live), path)
 
     def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
         note_array(self.flat, found, path)
         return self._leaf(found, path)
 
+    def _whole(self, tensor: torch.Tensor, path: Path) -> ShardedLeaf:
+        """A tensor that some ranks have, and each of these all of it."""
+        boxes = (Box.whole(tuple(tensor.shape)),) if tensor.numel() else ()
+        return self._note_sharded(
+            tensor, Shards(tensor.dtype, tuple(tensor.shape), boxes, (tensor,) * len(boxes)), path
+        )
+
     def _sharded(self, tensor: torch.Tensor, path: Path) -> ShardedLeaf:
-        found = read_shards(tensor, readable(path))
+        return self._note_sharded(tensor, read_shards(tensor, readable(path)), path)
+
+    def _note_sharded(self, tensor: torch.Tensor, found: Shards, path: Path) -> ShardedLeaf:
         if self._in_rank0:
             raise UnsupportedLeafError(
                 "a sharded tensor stands where only rank 0's is saved",

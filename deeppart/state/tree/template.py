@@ -208,7 +208,10 @@ class Template:
         index, boxes, layout = leaf.index, leaf.boxes, leaf.layout
 
         def fill(item: Any) -> bool:
-            tensors = shards_again(item, boxes, layout) if type(item) is kind else None
+            tensors = None
+            if type(item) is kind:
+                is_plain = kind in PLAIN_TENSORS
+                tensors = (item,) * len(wanted) if is_plain else shards_again(item, boxes, layout)
             if tensors is None:
                 return False
             leaf.item = item

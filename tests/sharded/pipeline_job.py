@@ -1,0 +1,86 @@
+"""What a rank of test_pipeline.py does: two stages of two ranks, which have other layers; and back onto other layouts.
+
+python pipeline_job.py DIRECTORY
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+
+import deeppart
+from tests.sharded.layouts import Model, build, clear, fill, fully_shard, mesh_of, wrong
+
+
+def stage(which: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """The layers of a stage, sharded over its ranks; their names are those in the whole model."""
+    torch.manual_seed(1)
+    model = Model()
+    if which == 0:
+        del model.blocks[1], model.scale
+    else:
+        del model.embedding
+        model.blocks = nn.ModuleDict({"1": model.blocks[1]})  # type: ignore[assignment]
+    for block in model.blocks.values() if which else model.blocks:  # type: ignore[operator]
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    model_state = get_model_state_dict(model)
+    if which:  # a buffer that only this stage has
+        model_state["last"] = torch.zeros(7)
+    return {"model": model_state, "optimizer": get_optimizer_state_dict(model, optimizer), "step": 0}
+
+
+def main(directory: Path) -> None:
+    dist.init_process_group("gloo")
+    rank, told = dist.get_rank(), dict[str, Any]()
+    meshes = [DeviceMesh("cpu", torch.tensor(ranks)) for ranks in ([0, 1], [2, 3])]
+
+    def job(name: str) -> deeppart.Checkpointer:
+        return deeppart.Checkpointer(persistent_dir=str(directory / name), timeout=60, node_size=1)
+
+    state = stage(rank // 2, meshes[rank // 2])
+    with job("stages") as ck, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in (1, 2):
+            fill(state, step)
+            ck.checkpoint(state, step).wait("persistent")
+    told["notices"] = [str(each.message) for each in caught]
+    clear(state)
+    with job("stages") as ck:
+        told["same"] = [ck.restore(state), wrong(state, 2)]
+    exchanged = stage(1 - rank // 2, meshes[rank // 2])
+    clear(exchanged)
+    with job("stages") as ck:
+        told["exchanged"] = [ck.restore(exchanged), wrong(exchanged, 2)]
+    whole = build("fsdp", mesh_of("fsdp", 4))
+    whole["model"]["last"] = torch.zeros(7)
+    del whole["plain"]
+    clear(whole)
+    with job("stages") as ck:
+        told["fsdp"] = [ck.restore(whole), wrong(whole, 2)]
+    fill(whole, 5)
+    with job("whole") as ck:
+        ck.checkpoint(whole, 5).wait("persistent")
+    clear(state)
+    with job("whole") as ck:
+        told["back"] = [ck.restore(state), wrong(state, 5)]
+    (directory / f"told-{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
