@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import random
 import shutil
@@ -37,6 +38,8 @@ _READ_BYTES = 8 << 20
 _WARM_UPS = 2
 #: Metric -> value of one turn: seconds (name ends in ``_s``) or bytes (``_bytes``).
 Turn = dict[str, float]
+
+logging.disable(logging.INFO)  # DCP's process imports this module; it would tell of every save
 
 
 class Measurement:

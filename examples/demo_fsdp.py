@@ -190,7 +190,7 @@ def check_bits(demo: Demo, name: str) -> None:
     count = f"{len(found) - len(wrong)} of {len(found)}"
     text = f"losses of steps {min(found)} to {max(found)} are those of the uninterrupted run, [bold]bit for bit[/]"
     true = demo.claim(not wrong and max(found) == demo.plan.steps, f"{text}: {count}")
-    demo.row("losses after the restart", true, f"{count} bit for bit")
+    demo.row("losses after that", true, f"{count} equal")
     unequal, nbytes = differences(_load(demo.folder / "alone" / "end.pt"), demo.folder / name / "end.pt")
     true = demo.claim(not unequal, f"so are weights and moments at the end: {nbytes / 1e6:.1f} MB")
     demo.row("weights at the end", true, f"{nbytes / 1e6:.1f} MB equal")
@@ -211,12 +211,11 @@ def show_saves(demo: Demo, saves: list[Costs]) -> None:
     counted = saves[1:] or saves
 
     def of(name: str, event: str) -> str:
-        values = [save[name][event] for save in counted]
-        return f"{_s(statistics.median(values))} ({_s(min(values))}-{_s(max(values))})"
+        return _range([save[name][event] for save in counted])
 
-    for event, what in (("blocked", "save, training blocked"), ("safe", "save, until safe on disk")):
+    for event, what in (("blocked", "save, training blocked"), ("safe", "save, safe on disk after")):
         beside = f"save {of('dcp.save', event)}\nasync_save {of('dcp.async_save', event)}"
-        demo.row(what, None, f"median of {len(counted)}, in turn", of("deeppart", event), beside)
+        demo.row(what, None, f"median of {len(counted)}", of("deeppart", event), beside)
 
 
 def load_alone(demo: Demo, step: int) -> None:
@@ -264,7 +263,7 @@ def tell_story(demo: Demo) -> None:
 
 
 def show_table(demo: Demo) -> None:
-    table = Table(box=None, header_style="bold", padding=(0, 0, 0, 3))
+    table = Table(box=None, header_style="bold", padding=(0, 0, 0, 2))
     for column in ("", "result", "deeppart", "dcp"):
         table.add_column(column, no_wrap=True)
     for row in demo.rows:
@@ -286,6 +285,15 @@ def _floats(losses: dict[int, str]) -> dict[int, float]:
 
 def _s(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def _range(values: list[float]) -> str:
+    """The median and what they vary between, in one unit: "23 ms (6-26)"."""
+    unit, times, digits = ("ms", 1e3, 0) if max(values) < 0.9995 else ("s", 1.0, 2)
+    middle, least, most = (
+        f"{times * each:.{digits}f}" for each in (statistics.median(values), min(values), max(values))
+    )
+    return f"{middle} {unit} ({least}-{most})"
 
 
 def main() -> int:

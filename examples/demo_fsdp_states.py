@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def load_with_dcp(folder: Path) -> dict[str, Tensor]:
         for path, entry in entries.items()
         if isinstance(entry, dcp.TensorStorageMetadata)
     }
-    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it takes this to be a job without its ranks
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
     return state
 
 

@@ -137,7 +137,9 @@ class TorchJob(Job):
 
     def _command(self, start: list[str], arguments: list[str]) -> list[str]:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        return [*torchrun, "--no-python", *start, *arguments]
+        torchrun += ["--log-dir", str(self._folder / "torchrun")]  # or a temporary folder would be left
+        program = [each.replace("$", "$$") for each in (*start, *arguments)]  # it has variables of its own
+        return [*torchrun, "--no-python", *program]
 
 
 def run(ranks: int, arguments: list[str], folder: Path, timeout: float, kind: type[Job] = Job) -> str:
