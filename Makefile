@@ -27,7 +27,7 @@ test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
 test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo collect test test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo demo-fsdp collect test test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ $(STAMP): setup.cfg pyproject.toml Makefile
 
 demo: $(STAMP) ## train, kill, restart, compare: the main job, in one to four minutes
 	$(BIN)/python examples/demo.py
+
+demo-fsdp: $(STAMP) ## the same for a model that FSDP2 shards, on 4, 2 and 3 ranks, beside DCP: two minutes
+	$(BIN)/python examples/demo_fsdp.py $(ARGS)
 
 collect: $(STAMP) ## how many tests each file has, without those for ranks
 	$(BIN)/python -m pytest --collect-only -qq tests
@@ -97,6 +100,9 @@ bench: $(PEERS) ## everything beside its peers and limits, four hours; ARGS=--qu
 
 bench-interference: $(PEERS) ## what checkpoints cost training, beside peers: half an hour
 	$(BIN)/python benchmarks/interference.py $(ARGS)
+
+bench-fsdp: $(STAMP) ## sharded states on 4 ranks under torchrun, onto 4 and 3, beside DCP: twenty minutes
+	$(BIN)/python benchmarks/fsdp.py $(ARGS)
 
 bench-gpu: $(STAMP) ## the same for a state on a GPU, where there is one
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

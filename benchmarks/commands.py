@@ -18,11 +18,13 @@ from benchmarks.machine import Load, describe_machine
 T = TypeVar("T")
 
 
-def parser_for(description: str | None) -> argparse.ArgumentParser:
-    """A parser that knows ``--disk``, ``--tmpfs``, ``--bypass-caches`` and ``--json``."""
+def parser_for(description: str | None, *, local: bool = True) -> argparse.ArgumentParser:
+    """A parser that knows ``--disk``, ``--bypass-caches`` and ``--json``; and ``--tmpfs`` for a local level."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--disk", type=Path, default=Path.cwd(), help="where persistent files go (default: here)")
-    parser.add_argument("--tmpfs", type=Path, default=Path("/dev/shm"), help="where local files go (default /dev/shm)")
+    if local:
+        tmpfs = Path("/dev/shm")
+        parser.add_argument("--tmpfs", type=Path, default=tmpfs, help="where local files go (default /dev/shm)")
     add_bypass_caches(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     return parser
@@ -35,7 +37,7 @@ def run_command(
 
     Exit code: 0 measured, 1 malfunction, 2 cannot run here.
     """
-    machine = describe_machine({"disk": str(options.disk), "tmpfs": str(options.tmpfs)})
+    machine = describe_machine({name: str(vars(options)[name]) for name in ("disk", "tmpfs") if name in options})
     load = Load()
     try:
         found = measure()

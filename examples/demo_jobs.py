@@ -1,4 +1,4 @@
-"""Runs MPI jobs for the demo: starts them, watches them, kills one of their ranks, and leaves nothing behind."""
+"""Runs jobs for the demos, under mpirun or torchrun: starts them, watches them, kills a rank, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 #: What a launcher or the shell around the demo would tell the ranks, too.
-_FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_")
+_FOREIGN = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "SLURM_", "DEEPPART_", "TORCHELASTIC_")
 _FOREIGN_NAMES = ("MPIEXEC_TIMEOUT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 #: Open MPI, as root and on fewer cores than ranks.
 _OPEN_MPI = {
@@ -24,7 +24,7 @@ _OPEN_MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 #: Every rank leaves its process id and becomes the program.
-_START_RANK = 'echo $$ >"$0/rank-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$PMIX_RANK}}.pid"; exec "$@"'
+_START_RANK = 'echo $$ >"$0/rank-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-$RANK}}}.pid"; exec "$@"'
 
 
 class JobError(RuntimeError):
@@ -32,7 +32,7 @@ class JobError(RuntimeError):
 
 
 class Job:
-    """An MPI job of Python scripts; use as a context manager, which ends what is left of it.
+    """A job of Python scripts under mpirun; use as a context manager, which ends what is left of it.
 
     Args:
         ranks: how many.
@@ -46,13 +46,10 @@ class Job:
         self._folder = folder
         folder.mkdir(parents=True)
         self._deadline = time.monotonic() + timeout
-        launcher = mpirun()
-        program = ["/bin/sh", "-c", _START_RANK, str(folder), sys.executable, "-m", "mpi4py", *arguments]
-        # Never through a batch system that the demo happens to be started in.
-        options = ["-launcher", "fork"] if _is_hydra(launcher) else []
+        command = self._command(["/bin/sh", "-c", _START_RANK, str(folder), sys.executable], arguments)
         with (folder / "output").open("wb") as output:
             self._process = subprocess.Popen(
-                [str(launcher), *options, "-n", str(ranks), *program],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -60,6 +57,13 @@ class Job:
                 env=_environment(os.environ, timeout),
                 start_new_session=True,
             )
+
+    def _command(self, start: list[str], arguments: list[str]) -> list[str]:
+        """The launcher's command line: ``start`` is what starts Python as a rank."""
+        launcher = mpirun()
+        # Never through a batch system that the demo happens to be started in.
+        options = ["-launcher", "fork"] if _is_hydra(launcher) else []
+        return [str(launcher), *options, "-n", str(self.ranks), *start, "-m", "mpi4py", *arguments]
 
     @property
     def output(self) -> str:
@@ -87,7 +91,7 @@ class Job:
         os.kill(pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the end; returns mpirun's exit code.
+        """Wait for the end; returns the launcher's exit code.
 
         Raises:
             JobError: its time is up.
@@ -102,7 +106,7 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
-            self._process.terminate()  # mpirun ends its ranks
+            self._process.terminate()  # the launcher ends its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5.0)
         for pid in self._left():
@@ -128,13 +132,23 @@ class Job:
             return False
 
 
-def run(ranks: int, arguments: list[str], folder: Path, timeout: float) -> str:
+class TorchJob(Job):
+    """The same under torchrun: the arguments are those of Python."""
+
+    def _command(self, start: list[str], arguments: list[str]) -> list[str]:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        torchrun += ["--log-dir", str(self._folder / "torchrun")]  # or a temporary folder would be left
+        program = [each.replace("$", "$$") for each in (*start, *arguments)]  # it has variables of its own
+        return [*torchrun, "--no-python", *program]
+
+
+def run(ranks: int, arguments: list[str], folder: Path, timeout: float, kind: type[Job] = Job) -> str:
     """Run a job to its end; returns what it printed.
 
     Raises:
         JobError: it failed, or did not end in time.
     """
-    with Job(ranks, arguments, folder, timeout) as job:
+    with kind(ranks, arguments, folder, timeout) as job:
         if code := job.wait():
             raise JobError(f"the job ended with exit code {code}:\n{job.output}")
         return job.output
