@@ -91,8 +91,8 @@ class Demo:
 
     def row(self, what: str, true: bool | None, result: str, seconds: str = "", beside: str = "") -> None:
         """A line of the table."""
-        mark = {True: "[green]✓[/] ", False: "[red]✗[/] ", None: ""}[true]
-        self.rows.append((what, mark + result, seconds, beside))
+        text = {True: f"[green]✓[/] {result} equal", False: f"[red]✗ {result}, not equal[/]", None: result}[true]
+        self.rows.append((what, text, seconds, beside))
 
     def arguments(self, name: str, *more: object) -> list[str]:
         """The command line of demo_fsdp_rank.py for a run of that name."""
@@ -180,7 +180,7 @@ def check_restore(demo: Demo, ranks: int, found: dict[str, Any], step: int) -> N
         demo.say(escape(name))
     demo.claim(not theirs["wrong"], "so are those that dcp.load brought")
     what = f"restore, 4 ranks to {ranks}"
-    demo.row(what, equal, f"{ours['bytes'] / 1e6:.1f} MB equal", _s(ours["seconds"]), f"load {_s(theirs['seconds'])}")
+    demo.row(what, equal, f"{ours['bytes'] / 1e6:.1f} MB", _s(ours["seconds"]), f"load {_s(theirs['seconds'])}")
 
 
 def check_bits(demo: Demo, name: str) -> None:
@@ -190,10 +190,10 @@ def check_bits(demo: Demo, name: str) -> None:
     count = f"{len(found) - len(wrong)} of {len(found)}"
     text = f"losses of steps {min(found)} to {max(found)} are those of the uninterrupted run, [bold]bit for bit[/]"
     true = demo.claim(not wrong and max(found) == demo.plan.steps, f"{text}: {count}")
-    demo.row("losses after that", true, f"{count} equal")
+    demo.row("losses after that", true, count)
     unequal, nbytes = differences(_load(demo.folder / "alone" / "end.pt"), demo.folder / name / "end.pt")
     true = demo.claim(not unequal, f"so are weights and moments at the end: {nbytes / 1e6:.1f} MB")
-    demo.row("weights at the end", true, f"{nbytes / 1e6:.1f} MB equal")
+    demo.row("weights at the end", true, f"{nbytes / 1e6:.1f} MB")
 
 
 def check_curve(demo: Demo, name: str) -> None:
@@ -234,7 +234,7 @@ def load_alone(demo: Demo, step: int) -> None:
         for path in wrong[:3]:
             demo.say(escape(path))
     beside = f"load {_s(took['dcp.load'])}"
-    demo.row("load in one process", equal, f"{nbytes / 1e6:.1f} MB equal", _s(took["deeppart.load"]), beside)
+    demo.row("load in one process", equal, f"{nbytes / 1e6:.1f} MB", _s(took["deeppart.load"]), beside)
 
 
 def tell_story(demo: Demo) -> None:
