@@ -14,9 +14,10 @@ _HEADER = struct.Struct("<BIqqQQ")
 class Kind(IntEnum):
     """Kinds of messages; in brackets, what the two further numbers are.
 
-    SHORT is one as a whole. OFFER: a long one is there [its length, its address in the sender's memory]. READY: send
-    it, with this password, to whoever has this proof. TAKEN: the receiver has all of it. STOOD: and until then it was
-    still offered. PIECE: a part of it [its offset]. HELLO, PROOF: the first messages on a connection for pieces. WAITS:
+    SHORT is one as a whole. OFFER: a long one is there, at this place in the sender's memory. READY: send it, with this
+    password, to whoever has this proof. TAKEN: the receiver has all of it [1 if that came in pieces]. STOOD: and until
+    the last piece had come it was still offered. PIECE: a part of it [its offset]. HELLO, PROOF: the first messages on
+    a connection for pieces. WAITS:
     what ranks wait for in a channel. ENDS: the sender ends the session, of this version of the roster. GONE: a rank is
     gone.
     """

@@ -126,7 +126,7 @@ def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
     pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets in everybody, and takes what comes."""
-    from deeppart.comm.sockets import transport as module
+    from deeppart.comm.sockets import peer_memory as module
 
     def refuse(*_: object) -> None:
         raise PermissionError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deeppart.comm import finish
-from deeppart.comm.sockets import transport as module
+from deeppart.comm.sockets import peer_memory as module
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
 from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
@@ -151,6 +151,47 @@ def test_what_a_sender_has_given_up_is_never_received(pair: list[SocketComm], wa
 
     found = on_all(2, run)
     assert isinstance(found[1], PeerTimeoutError), found
+
+
+def test_what_is_given_up_while_it_is_read_is_not_received(
+    pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it has been read, and the sender uses its memory for something else before the receiver knows."""
+    memory, here = np.full(100_000, 7, dtype=np.uint8), np.zeros(100_000, dtype=np.uint8)
+    sending = [pair[0].send(memory, 1, 3)]
+    read = module.read_memory
+
+    def giving_up(pid: int, address: int, target: Any) -> None:
+        read(pid, address, target)
+        if sending:
+            sending.clear()
+            memory[:] = 99
+
+    monkeypatch.setattr(module, "read_memory", giving_up)
+    with pytest.raises(PeerTimeoutError):
+        do(pair[1], pair[1].receive_into(here, 0, 3), 0.5)
+    assert not sending
+
+
+def test_what_was_read_is_there_whatever_its_sender_does(pair: list[SocketComm]) -> None:
+    """Only the sender waits for an answer."""
+    there, here = numbers(3_000_000), np.zeros(3_000_000, dtype=np.uint8)
+    sending = pair[0].send(there, 1, 3)
+    do(pair[1], pair[1].receive_into(here, 0, 3))
+    assert (here == there).all()
+    do(pair[0], sending)
+
+
+def test_whoever_waits_in_a_channel_goes_on_with_all_that_it_waits_for_there(pair: list[SocketComm], way: str) -> None:
+    """As an MPI library does: so that what was asked for in advance is there when its turn comes."""
+    there, here = [numbers(3_000_000, i) for i in range(4)], [np.zeros(3_000_000, dtype=np.uint8) for _ in range(4)]
+    sending = [pair[0].send(each, 1, 0) for each in there]
+    receiving = [pair[1].receive_into(each, 0, 0) for each in here]
+    on_all(2, lambda rank: do(pair[rank], receiving[-1] if rank else sending[-1]))
+    for rank, operation in enumerate([sending[0], receiving[0]]):
+        with pytest.raises(StopIteration):
+            next(operation)
+        assert (here[rank] == there[rank]).all()
 
 
 def test_what_was_sent_before_the_end_of_a_session_arrives() -> None:
