@@ -9,6 +9,7 @@ from enum import IntEnum
 Key = tuple[int, int, int]
 
 _HEADER = struct.Struct("<BIqqQQ")
+HEADER_BYTES = _HEADER.size
 
 
 class Kind(IntEnum):
@@ -40,7 +41,10 @@ def packed(kind: Kind, key: Key, first: int = 0, second: int = 0) -> bytes:
     return _HEADER.pack(kind, *key, first, second)
 
 
-def unpacked(header: memoryview | bytes) -> tuple[Kind, Key, int, int]:
-    """Kind, key and the two further numbers."""
-    kind, channel, tag, number, first, second = _HEADER.unpack(header)
-    return Kind(kind), (channel, tag, number), first, second
+def unpacked(message: memoryview | bytes) -> tuple[Kind, Key, int, int]:
+    """Kind, key and the two further numbers of the header with which a message begins."""
+    kind, channel, tag, number, first, second = _HEADER.unpack_from(message)
+    return _KINDS[kind], (channel, tag, number), first, second
+
+
+_KINDS = tuple(Kind)  # in the order of their numbers

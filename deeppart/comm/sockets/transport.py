@@ -28,7 +28,7 @@ from zmq.utils import z85
 from deeppart.comm.base import Int64s, Operation, immediately, rank_names
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.doors import Doors, Socket, has_something
-from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
+from deeppart.comm.sockets.header import HEADER_BYTES, Key, Kind, packed, unpacked
 from deeppart.comm.sockets.long_messages import Bytes, Incoming, Outgoing, prove
 from deeppart.comm.sockets.peer_memory import Place
 from deeppart.comm.sockets.peers import Peers
@@ -41,6 +41,8 @@ SHORT_BYTES = 32 << 10
 READ_BYTES = 8 << 20
 #: Messages taken in before others get the lock.
 _AT_ONCE = 64
+#: Where several operations wait side by side, the first one looks for all: nothing has come in so short a time.
+_STILL_S = 30e-6
 _LOOK_S = 10e-3
 #: What is waited for is passed on after so long.
 _TELL_S = 0.1
@@ -71,7 +73,7 @@ class Transport:
         #: Of a channel, what is waited for and has been offered. Guarded by the interpreter: single operations.
         self._offered: defaultdict[int, deque[weakref.ref[Incoming]]] = defaultdict(deque)
         self._left_channels: set[int] = set()
-        self._looked_at, self._told_at = 0.0, 0.0
+        self._emptied_at, self._looked_at, self._told_at = 0.0, 0.0, 0.0
         self._closed = False
         # For a session that never started, or that nobody closes. By a weak reference, not by __del__: of objects that
         # refer to each other, the collector ends any first, and the sockets are to be closed in order.
@@ -149,7 +151,8 @@ class Transport:
 
     def _go_on(self, key: Key) -> bool:
         """See what has come, and go on with something that was offered in the same channel; see :meth:`progress`."""
-        has_all = self.progress()
+        is_still = not self._busy and time.monotonic() - self._emptied_at < _STILL_S
+        has_all = not is_still and self.progress()
         offered = self._offered.get(key[0])
         if offered and (incoming := offered.popleft()()) is not None:
             self._accept(incoming)
@@ -236,6 +239,8 @@ class Transport:
                 if not self._peers.push(rank):
                     self._busy.discard(rank)
             now = time.monotonic()
+            if has_all:
+                self._emptied_at = now
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
                 self._peers.look_after(now)
@@ -278,16 +283,16 @@ class Transport:
         return not has_something(socket)
 
     def _on_message(self, rank: int, frames: Sequence[zmq.Frame]) -> None:
-        route, header, data = frames
-        kind, key, first, _ = unpacked(header.buffer)
-        self._peers.connected[route.bytes] = rank
+        route, message = (frame.bytes for frame in frames)
+        kind, key, first, _ = unpacked(message)
+        self._peers.connected[route] = rank
         if kind == Kind.SHORT:
-            self._come_in(rank, key, np.frombuffer(data.bytes, dtype=np.uint8))
+            self._come_in(rank, key, np.frombuffer(message, dtype=np.uint8, offset=HEADER_BYTES))
         elif kind == Kind.OFFER:
-            self._come_in(rank, key, Place.decode(data.bytes))
+            self._come_in(rank, key, Place.decode(message[HEADER_BYTES:]))
         elif kind == Kind.WAITS:
             if key[0] not in self._left_channels:
-                self._roll_call.merge(key[0], np.frombuffer(data.bytes, dtype=np.int64))
+                self._roll_call.merge(key[0], np.frombuffer(message, dtype=np.int64, offset=HEADER_BYTES))
         elif kind in (Kind.ENDS, Kind.GONE):
             self._peers.hear(rank, kind, key)
         elif kind == Kind.STOOD:
@@ -299,7 +304,7 @@ class Transport:
                 if first:
                     self._peers.put(rank, packed(Kind.STOOD, key))
             else:
-                self._begin(rank, outgoing, data.bytes)
+                self._begin(rank, outgoing, message[HEADER_BYTES:])
 
     def _come_in(self, rank: int, key: Key, what: Bytes | Place) -> None:
         """A short message has come, or the offer of a long one."""
