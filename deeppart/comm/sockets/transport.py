@@ -152,7 +152,7 @@ class Transport:
     def _go_on(self, key: Key) -> bool:
         """See what has come, and go on with something that was offered in the same channel; see :meth:`progress`."""
         is_still = not self._busy and time.monotonic() - self._emptied_at < _STILL_S
-        has_all = not is_still and self.progress()
+        has_all = is_still or self.progress()
         offered = self._offered.get(key[0])
         if offered and (incoming := offered.popleft()()) is not None:
             self._accept(incoming)
@@ -239,8 +239,7 @@ class Transport:
                 if not self._peers.push(rank):
                     self._busy.discard(rank)
             now = time.monotonic()
-            if has_all:
-                self._emptied_at = now
+            self._emptied_at = now if has_all else 0.0
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
                 self._peers.look_after(now)

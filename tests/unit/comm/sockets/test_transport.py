@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from deeppart.comm import finish
+from deeppart.comm.base import interleaved
 from deeppart.comm.sockets import peer_memory as module
+from deeppart.comm.sockets import transport as transport_module
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
 from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
@@ -273,6 +275,20 @@ def test_a_rank_that_has_ended_the_session_is_not_waited_for() -> None:
         do(comms[2], comms[2].receive_into(here, 0, 0))  # the others may go on
         do(comms[0], sent)
         assert here.tolist() == [0, 1, 2]
+
+
+def test_that_it_has_ended_is_noticed_beside_a_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first operation always looks for the second one, too."""
+    monkeypatch.setattr(transport_module, "_STILL_S", 0.1)
+    with world(3) as comms:
+        on_all(3, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
+        comms[2].give_back()
+        here = np.zeros(3, dtype=np.uint8)
+        waiting = interleaved([comms[0].receive_into(here, 1, 0), comms[0].receive_into(here, 2, 0)])
+        with pytest.raises(RanksDisagreeError, match="rank 2 has ended its session"):
+            for _ in range(20):
+                next(waiting)
+                time.sleep(0.15)
 
 
 def test_a_wait_ends_and_names_who_did_not_come() -> None:
