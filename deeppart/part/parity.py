@@ -85,7 +85,7 @@ class ParityWriter:
             raise FormatError("a parity file cannot be written", found=wrong)
         self._sink, self._identity = sink, identity
         self._stripes = stripes_of(identity)
-        self._digests: list[bytes] = []
+        self._digests: list[npt.NDArray[np.uint8]] = []
         self._finished = False
         header = _encode_header(identity)
         self._header_digest = header[-8:]
@@ -111,7 +111,7 @@ class ParityWriter:
 
         Args:
             blocks: m blocks of the row's length.
-            digests: of all blocks of each one's stripe, shape (m, k + m, 16).
+            digests: of all blocks of each one's stripe, shape (m, k + m, 16). Needed at :meth:`finish`, not before.
             in_place: the blocks are what :meth:`row_memory` gave.
 
         Raises:
@@ -132,7 +132,7 @@ class ParityWriter:
         else:
             for block in blocks:
                 self._sink.write(block.data)
-        self._digests.append(digests.tobytes())
+        self._digests.append(digests)
 
     def finish(self) -> str:
         """Write index and footer; returns the index's xxh3-128, 32 hex digits.
@@ -148,7 +148,7 @@ class ParityWriter:
             )
         members = json.dumps([_member_document(member) for member in self._identity.members]).encode()
         self._finished = True
-        table = b"".join(self._digests)
+        table = b"".join(digests.tobytes() for digests in self._digests)
         head = _INDEX_HEAD.pack(INDEX_MAGIC, len(members), len(table), self._header_digest, bytes(32))
         index = head + members + table
         offset = fmt.HEADER_BYTES + self._stripes.parity_bytes

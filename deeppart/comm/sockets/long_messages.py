@@ -1,4 +1,4 @@
-"""Long messages on their way out: pieces, as many at a time as may be on their way to one rank."""
+"""Long messages on their way: in as they are waited for; out in pieces, as many at a time as may be for one rank."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import weakref
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import zmq
 
 from deeppart.comm.sockets.doors import PIECES_AT_ONCE, Socket, has_something
 from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
+from deeppart.comm.sockets.peer_memory import Mark, Place
+from deeppart.errors import CommError
 
+Bytes = npt.NDArray[np.uint8]
 PIECE_BYTES = 1 << 20
 
 
@@ -21,14 +26,54 @@ class Outgoing:
     """A long message. Its memory must stay as it is until it is complete; who has given it up holds it no more.
 
     Attributes:
+        mark: with it in memory.
         sent: bytes that have been given to the socket.
         is_complete: the receiver has it, and has said so.
     """
 
     key: Key
     data: memoryview
+    mark: Mark = field(default_factory=Mark)
     sent: int = 0
     is_complete: bool = False
+
+    def __del__(self) -> None:
+        self.mark.wipe()  # before the memory is let go
+
+    def place(self) -> Place:
+        """Where it is offered."""
+        return Place(np.asarray(self.data).ctypes.data, self.data.nbytes, self.mark.address, self.mark.content)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Incoming:
+    """A message that is waited for. The buffer is filled, if there is one.
+
+    Attributes:
+        come: bytes of it that are there.
+        problem: why it will never come.
+        offer: where it lies in the sender's memory, until it has been read there or asked for.
+    """
+
+    source: int
+    key: Key
+    buffer: Bytes | None
+    come: int = 0
+    problem: CommError | None = None
+    offer: Place | None = None
+    is_complete: bool = False
+
+    def read(self, pid: int, most: int) -> bool:
+        """Read on where it lies; False if that is forbidden, or something else lies there by now."""
+        assert self.offer is not None
+        assert self.buffer is not None
+        part = self.buffer[self.come : self.come + most]
+        try:
+            self.offer.read(pid, self.come, part)
+            self.come += part.size
+            return self.come < self.offer.nbytes or self.offer.still_stands(pid)
+        except OSError:
+            return False
 
 
 @dataclass(slots=True)

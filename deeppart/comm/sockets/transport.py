@@ -18,25 +18,22 @@ import os
 import threading
 import time
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import zmq
 from zmq.utils import z85
 
 from deeppart.comm.base import Int64s, Operation, immediately, rank_names
 from deeppart.comm.sockets.card import Card
 from deeppart.comm.sockets.doors import Doors, Socket, has_something
-from deeppart.comm.sockets.header import Key, Kind, packed, unpacked
-from deeppart.comm.sockets.long_messages import Outgoing, prove
-from deeppart.comm.sockets.peer_memory import read_memory
+from deeppart.comm.sockets.header import HEADER_BYTES, Key, Kind, packed, unpacked
+from deeppart.comm.sockets.long_messages import Bytes, Incoming, Outgoing, prove
+from deeppart.comm.sockets.peer_memory import Place
 from deeppart.comm.sockets.peers import Peers
 from deeppart.comm.sockets.roll_call import RollCall
 from deeppart.errors import CommError, RanksDisagreeError
-
-Bytes = npt.NDArray[np.uint8]
 
 #: A message of at most so many bytes is sent at once; a longer one is offered.
 SHORT_BYTES = 32 << 10
@@ -44,24 +41,13 @@ SHORT_BYTES = 32 << 10
 READ_BYTES = 8 << 20
 #: Messages taken in before others get the lock.
 _AT_ONCE = 64
+#: Where several operations wait side by side, the first one looks for all: nothing has come in so short a time.
+_STILL_S = 30e-6
 _LOOK_S = 10e-3
 #: What is waited for is passed on after so long.
 _TELL_S = 0.1
 #: What is still to be sent when the session is closed has so long.
 _CLOSING_MS = 1000
-
-
-@dataclass(slots=True, weakref_slot=True)
-class _Incoming:
-    """A message that is waited for. The buffer is filled, if there is one."""
-
-    buffer: Bytes | None
-    come: int = 0
-    problem: CommError | None = None
-    is_near: bool = True  # it may be possible to read the sender's memory
-    #: In the sender's memory: address and length of what was offered.
-    offer: tuple[int, int] | None = None
-    is_complete: bool = False
 
 
 class Transport:
@@ -81,11 +67,13 @@ class Transport:
         self._roll_call = RollCall(0)
         self._busy: set[int] = set()  # to whom long messages are on their way
         self._outgoing: weakref.WeakValueDictionary[tuple[int, Key], Outgoing] = weakref.WeakValueDictionary()
-        self._incoming: weakref.WeakValueDictionary[tuple[int, Key], _Incoming] = weakref.WeakValueDictionary()
-        #: What has come before it was waited for: a short message, or the address and length of a long one.
-        self._early: dict[tuple[int, Key], Bytes | tuple[int, int]] = {}
+        self._incoming: weakref.WeakValueDictionary[tuple[int, Key], Incoming] = weakref.WeakValueDictionary()
+        #: What has come before it was waited for: a short message, or where a long one lies.
+        self._early: dict[tuple[int, Key], Bytes | Place] = {}
+        #: Of a channel, what is waited for and has been offered. Guarded by the interpreter: single operations.
+        self._offered: defaultdict[int, deque[weakref.ref[Incoming]]] = defaultdict(deque)
         self._left_channels: set[int] = set()
-        self._looked_at, self._told_at = 0.0, 0.0
+        self._emptied_at, self._looked_at, self._told_at = 0.0, 0.0, 0.0
         self._closed = False
         # For a session that never started, or that nobody closes. By a weak reference, not by __del__: of objects that
         # refer to each other, the collector ends any first, and the sockets are to be closed in order.
@@ -123,13 +111,13 @@ class Transport:
                 self._peers.put(to, packed(Kind.SHORT, key), array.tobytes())
                 return immediately(None)
             outgoing = self._outgoing[to, key] = Outgoing(key, array.data)  # lives as long as the operation
-            self._peers.put(to, packed(Kind.OFFER, key, array.size, array.ctypes.data))
+            self._peers.put(to, packed(Kind.OFFER, key), outgoing.place().encode())
         return self._sending(to, outgoing)
 
     def _sending(self, to: int, outgoing: Outgoing) -> Operation[None]:
         while not outgoing.is_complete:
             before = outgoing.sent
-            has_all = self.progress()
+            has_all = self._go_on(outgoing.key)
             if not outgoing.is_complete:
                 if has_all:
                     self._check(to)
@@ -137,7 +125,7 @@ class Transport:
 
     def receive(self, source: int, key: Key, buffer: Bytes | None = None) -> Operation[Bytes]:
         """A message; into the buffer, if there is one. The transfer starts at the call."""
-        incoming = _Incoming(buffer)
+        incoming = Incoming(source, key, buffer)
         with self._lock:
             self._refuse_closed()
             self._incoming[source, key] = incoming
@@ -145,48 +133,51 @@ class Transport:
                 self._come_in(source, key, early)
             if source != self._peers.own_rank:
                 self._peers.need(source)  # only who is connected to it notices that it is gone
-        return self._receiving(source, key, incoming)
+        return self._receiving(incoming)
 
-    def _receiving(self, source: int, key: Key, incoming: _Incoming) -> Operation[Bytes]:
+    def _receiving(self, incoming: Incoming) -> Operation[Bytes]:
+        seen = 0
         while not incoming.is_complete:
-            before = incoming.come
-            if incoming.offer is not None:
-                self._accept(source, key, incoming)
-            has_all = self.progress()
+            has_all = self._go_on(incoming.key)
             if not incoming.is_complete:
                 if has_all:
-                    self._check(source)
-                yield incoming.come > before
+                    self._check(incoming.source)
+                moved, seen = incoming.come > seen, incoming.come
+                yield moved
         if incoming.problem is not None:
             raise incoming.problem
         assert incoming.buffer is not None
         return incoming.buffer
 
-    def _accept(self, source: int, key: Key, incoming: _Incoming) -> None:
+    def _go_on(self, key: Key) -> bool:
+        """See what has come, and go on with something that was offered in the same channel; see :meth:`progress`."""
+        is_still = not self._busy and time.monotonic() - self._emptied_at < _STILL_S
+        has_all = is_still or self.progress()
+        offered = self._offered.get(key[0])
+        if offered and (incoming := offered.popleft()()) is not None:
+            self._accept(incoming)
+            if incoming.offer is not None:
+                offered.appendleft(weakref.ref(incoming))
+        return has_all
+
+    def _accept(self, incoming: Incoming) -> None:
         """Go on with what was offered: read it where it lies, or have it sent."""
-        assert incoming.offer is not None
-        assert incoming.buffer is not None
-        address, nbytes = incoming.offer
+        source, key, offer = incoming.source, incoming.key, incoming.offer
+        assert offer is not None
         card = self._peers.cards[source]
-        if card.host == self.card.host and incoming.is_near:
-            part = incoming.buffer[incoming.come : incoming.come + READ_BYTES]
-            try:
-                read_memory(card.pid, address + incoming.come, part)
-            except OSError:
-                incoming.is_near, incoming.come = False, 0
-                return
-            incoming.come += part.size
-            if incoming.come < nbytes:
-                return
+        is_read = card.host == self.card.host and incoming.read(card.pid, READ_BYTES)
+        if is_read and incoming.come < offer.nbytes:
+            return
         incoming.offer = None
         with self._lock:
             self._refuse_closed()
-            if incoming.come == nbytes:
-                # Complete when the sender, whom nobody else can stand in for, says that it was still offered.
+            if is_read:
+                incoming.is_complete = True
                 self._peers.put(source, packed(Kind.TAKEN, key))
-            else:
-                keeper = self._doors.doorkeeper
-                self._peers.put(source, packed(Kind.READY, key), keeper.password(source) + keeper.proof_key(source))
+                return
+            incoming.come = 0
+            keeper = self._doors.doorkeeper
+            self._peers.put(source, packed(Kind.READY, key), keeper.password(source) + keeper.proof_key(source))
 
     def _check(self, other: int) -> None:
         """Whether there is any sense in waiting.
@@ -227,6 +218,7 @@ class Transport:
         with self._lock:
             self._left_channels.add(channel)
             self._roll_call.forget(channel)
+            self._offered.pop(channel, None)
             for place in [place for place in self._early if place[1][0] == channel]:
                 del self._early[place]
 
@@ -247,6 +239,7 @@ class Transport:
                 if not self._peers.push(rank):
                     self._busy.discard(rank)
             now = time.monotonic()
+            self._emptied_at = now if has_all else 0.0
             if now - self._looked_at > _LOOK_S:
                 self._looked_at = now
                 self._peers.look_after(now)
@@ -289,16 +282,16 @@ class Transport:
         return not has_something(socket)
 
     def _on_message(self, rank: int, frames: Sequence[zmq.Frame]) -> None:
-        route, header, data = frames
-        kind, key, first, second = unpacked(header.buffer)
-        self._peers.connected[route.bytes] = rank
+        route, message = (frame.bytes for frame in frames)
+        kind, key, first, _ = unpacked(message)
+        self._peers.connected[route] = rank
         if kind == Kind.SHORT:
-            self._come_in(rank, key, np.frombuffer(data.bytes, dtype=np.uint8))
+            self._come_in(rank, key, np.frombuffer(message, dtype=np.uint8, offset=HEADER_BYTES))
         elif kind == Kind.OFFER:
-            self._come_in(rank, key, (second, first))
+            self._come_in(rank, key, Place.decode(message[HEADER_BYTES:]))
         elif kind == Kind.WAITS:
             if key[0] not in self._left_channels:
-                self._roll_call.merge(key[0], np.frombuffer(data.bytes, dtype=np.int64))
+                self._roll_call.merge(key[0], np.frombuffer(message, dtype=np.int64, offset=HEADER_BYTES))
         elif kind in (Kind.ENDS, Kind.GONE):
             self._peers.hear(rank, kind, key)
         elif kind == Kind.STOOD:
@@ -307,18 +300,19 @@ class Transport:
         elif (outgoing := self._outgoing.get((rank, key))) is not None:  # otherwise it was given up
             if kind == Kind.TAKEN:
                 outgoing.is_complete = True
-                self._peers.put(rank, packed(Kind.STOOD, key))
+                if first:
+                    self._peers.put(rank, packed(Kind.STOOD, key))
             else:
-                self._begin(rank, outgoing, data.bytes)
+                self._begin(rank, outgoing, message[HEADER_BYTES:])
 
-    def _come_in(self, rank: int, key: Key, what: Bytes | tuple[int, int]) -> None:
+    def _come_in(self, rank: int, key: Key, what: Bytes | Place) -> None:
         """A short message has come, or the offer of a long one."""
         incoming = self._incoming.get((rank, key))
         if incoming is None:
             if key[0] not in self._left_channels:
                 self._early[rank, key] = what
             return
-        nbytes = what[1] if isinstance(what, tuple) else what.size
+        nbytes = what.nbytes
         if incoming.buffer is None:
             incoming.buffer = np.empty(nbytes, dtype=np.uint8)
         if incoming.buffer.size != nbytes:
@@ -329,8 +323,9 @@ class Transport:
                 where=f"from rank {rank} to rank {self._peers.own_rank}",
             )
             incoming.is_complete = True
-        elif isinstance(what, tuple):
+        elif isinstance(what, Place):
             incoming.offer = what
+            self._offered[key[0]].append(weakref.ref(incoming))
         else:
             incoming.buffer[:] = what
             incoming.come, incoming.is_complete = nbytes, True
@@ -349,7 +344,7 @@ class Transport:
         incoming.buffer[offset : offset + piece.size] = piece
         incoming.come += piece.size
         if incoming.come == incoming.buffer.size:
-            self._peers.put(rank, packed(Kind.TAKEN, key))
+            self._peers.put(rank, packed(Kind.TAKEN, key, 1))
 
     def _begin(self, to: int, outgoing: Outgoing, password: bytes) -> None:
         """A rank is ready for a long message: with what it lets this one in, and with what it proves who it is."""

@@ -5,8 +5,9 @@ other members, computes m blocks of parity, keeps the first and sends the others
 their way meanwhile. Blocks behind the end of a part are zeros and are not sent.
 
 What is encoded is what was written, and nothing else: each member digests all that it sends, which together must be
-the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded. Parity of
-other bytes would take the place of good parity, and give nothing back when it is needed.
+the part as its writer knows it, and the encoder of each block sends back the digest of what it has encoded: those of
+all rows at the end, as each message costs as much as many blocks of digests. Parity of other bytes would take the place
+of good parity, and give nothing back when it is needed.
 
 As with copies, a rank that cannot read or write goes on to the end and raises then; and so do the others, before any
 share of parity has its name.
@@ -26,6 +27,7 @@ from deeppart.errors import CheckpointError, CommError, CorruptFileError, Deeppa
 from deeppart.model import Attempt, ParityIdentity, ParityMember
 from deeppart.nodes.erasure import ReedSolomon
 from deeppart.nodes.exchange.blocks import Blocks
+from deeppart.nodes.exchange.digests import BlockDigests
 from deeppart.nodes.exchange.memory import Arena, Bytes, reserve_together
 from deeppart.nodes.exchange.pacing import paced
 from deeppart.part import ParityWriter
@@ -34,10 +36,9 @@ from deeppart.storage.files import DurableFile
 from deeppart.storage.rate import RateLimit
 
 _HEAD_BYTES = 256
-_HEAD_TAG, _DATA_TAG, _PARITY_TAG, _DIGEST_TAG, _CHECK_TAG = 0, 1, 2, 3, 4
+_HEAD_TAG, _DATA_TAG, _PARITY_TAG = 0, 1, 2  # digests have further ones
 #: Encoded and digested so many bytes at a time, while they are in the processor's caches.
 _SLICE_BYTES = 128 << 10
-_DIGEST_BYTES = 16
 _UNREADABLE, _UNWRITABLE = "a part file could not be read", "a parity file could not be written"
 
 
@@ -176,9 +177,6 @@ class _Row:
         self.own, self.data = memory[:k], memory[k : 2 * k]
         self.parity, self._kept = memory[2 * k : 2 * k + m], memory[2 * k + m :]
         self.kept, self.in_place = self._kept, False
-        self.digests = np.zeros((m, stripes.members * _DIGEST_BYTES), dtype=np.uint8)
-        self.sent: dict[int, bytes] = {}  # this member's blocks that are not all zeros, and what was encoded of them
-        self.encoded = np.zeros((k, _DIGEST_BYTES), dtype=np.uint8)
         self.coming: list[Operation[None]] = []
         self.going: list[Operation[None]] = []
 
@@ -211,6 +209,7 @@ class _Encoding:
         self._file: DurableFile | None = None
         self._writer: ParityWriter | None = None
         memory = arena.cut(_lengths(which))
+        self._digests = BlockDigests(which, self._stripes, self._place)
         self._rows = [_Row(self._stripes, memory[number::ROWS_AT_ONCE]) for number in range(ROWS_AT_ONCE)]
         try:
             if mine is not None:
@@ -241,10 +240,10 @@ class _Encoding:
             self._encode(number, row)
             yield from self._share(number, row)
             yield from interleaved(row.going)
-            self._compare(row)
-            self._store(row)
+            self._store(number, row)
             yield True
-        self._compare_all()
+        yield from self._digests.exchange(self._comm)
+        self._compare()
 
     def result(self) -> DurableFile:
         """The file, finished.
@@ -275,7 +274,7 @@ class _Encoding:
         """Send this member's blocks of a row, and ask for those of the stripe it encodes."""
         stripes, place, length = self._stripes, self._place, self._stripes.length(number)
         row = self._rows[number % ROWS_AT_ONCE]
-        row.coming, row.going, row.sent = [], [], {}
+        row.coming, row.going = [], []
         for i in range(stripes.data_blocks):
             source = stripes.source(place, i)
             block = row.data[i][:length]
@@ -290,7 +289,7 @@ class _Encoding:
             if filled:
                 block = self._read(stripes.start(number, i), row.own[i][:filled])
                 yield from paced(self._limit, filled)
-                row.sent[i] = self._digested(block, length)
+                self._digests.sent(number, i, self._digested(block, length))
                 to = self._which.members[stripes.stripe_of(place, i)].rank
                 row.going.append(self._comm.send(block, to, _DATA_TAG))
 
@@ -306,28 +305,18 @@ class _Encoding:
             self._code.encode(ins, outs)
             for hasher, block in zip(hashers, (*ins, *outs), strict=True):
                 hasher.update(block.data)
-        row.digests[0] = np.frombuffer(b"".join(hasher.digest() for hasher in hashers), dtype=np.uint8)
+        self._digests.encoded(number, [hasher.digest() for hasher in hashers])
 
     def _share(self, number: int, row: _Row) -> Operation[None]:
-        """Send parity to the members that keep it, and ask for what this one keeps for others; digests likewise."""
+        """Send parity to the members that keep it, and ask for what this one keeps for others."""
         stripes, place, length = self._stripes, self._place, self._stripes.length(number)
-        for i in range(stripes.data_blocks):
-            source = stripes.source(place, i)
-            if stripes.filled(number, i, self._identity.members[source].nbytes):
-                encoded = row.digests[0][i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES]
-                row.going.append(self._comm.send(encoded, self._which.members[source].rank, _CHECK_TAG))
-            if i in row.sent:
-                encoder = self._which.members[stripes.stripe_of(place, i)].rank
-                row.going.append(self._comm.receive_into(row.encoded[i], encoder, _CHECK_TAG))
         for j in range(1, stripes.tolerate):
             source = self._which.members[stripes.kept_stripe(place, j)].rank
             row.going.append(self._comm.receive_into(row.kept[j], source, _PARITY_TAG))
-            row.going.append(self._comm.receive_into(row.digests[j], source, _DIGEST_TAG))
         for j in range(1, stripes.tolerate):
             yield from paced(self._limit, length)
             to = self._which.members[stripes.keeper(place, j)].rank
             row.going.append(self._comm.send(row.parity[j][:length], to, _PARITY_TAG))
-            row.going.append(self._comm.send(row.digests[0], to, _DIGEST_TAG))
 
     def _digested(self, block: Bytes, length: int) -> bytes:
         """The digest of a block, filled up with zeros; what is sent is digested as a whole, too."""
@@ -339,26 +328,24 @@ class _Encoding:
         digest.update(bytes(length - block.size))
         return digest.digest()
 
-    def _compare(self, row: _Row) -> None:
+    def _compare(self) -> None:
         """Check that the encoded bytes of this member's blocks are the digested ones: others can change the memory of
-        a file.
+        a file. And that what was sent is the part as it was written, or as it was when it was checked.
         """
-        for i, digest in row.sent.items():
-            if self._mine is not None and self._source is not None and row.encoded[i].tobytes() != digest:
-                self._lose_source(_changed(self._mine, "other bytes on the rank that encodes them"))
+        if self._mine is None or self._source is None:
+            return
+        found = self._digest.hexdigest()
+        if not self._digests.is_encoded_as_sent():
+            found = "other bytes on the rank that encodes them"
+        if found != self._mine.digest:
+            self._lose_source(_changed(self._mine, found))
 
-    def _compare_all(self) -> None:
-        """Check that what was sent is the part as it was written, or as it was when it was checked."""
-        if self._mine is not None and self._source is not None and self._digest.hexdigest() != self._mine.digest:
-            self._lose_source(_changed(self._mine, self._digest.hexdigest()))
-
-    def _store(self, row: _Row) -> None:
+    def _store(self, number: int, row: _Row) -> None:
         """Append what this member keeps of a row to its file."""
         if self._writer is None:
             return
-        table = row.digests.reshape(self._stripes.tolerate, -1, _DIGEST_BYTES)
         try:
-            self._writer.add_row(row.kept, table, in_place=row.in_place)
+            self._writer.add_row(row.kept, self._digests.kept(number), in_place=row.in_place)
         except Exception as error:
             self._lose_file(as_error(error, _UNWRITABLE))
 

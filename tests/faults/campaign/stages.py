@@ -126,10 +126,7 @@ _BROKEN = {
     "digests": ("deeppart.part.reader.PartReader.check_chunk",),
     "rebuild": ("deeppart.nodes.erasure.ReedSolomon.rebuild",),
     "retention": ("deeppart.storage.keeping.Keeping.removable",),
-    "encoding": (
-        "deeppart.nodes.exchange.parity._Encoding._compare",
-        "deeppart.nodes.exchange.parity._Encoding._compare_all",
-    ),
+    "encoding": ("deeppart.nodes.exchange.parity._Encoding._compare",),
     "hang": ("deeppart.recovery.load_part.OpenedPart.load",),
 }
 

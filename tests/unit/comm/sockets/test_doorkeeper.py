@@ -112,7 +112,7 @@ def test_a_stranger_that_speaks_the_protocol(pair: list[SocketComm], how: str) -
     stranger.connect(address)
     header = packed(Kind.SHORT, (1, 0, 1))
     for _ in range(3):
-        stranger.send_multipart([header, bytes(8)])
+        stranger.send_multipart([header + bytes(8)] if address == cards[1].address else [header, bytes(8)])
     assert not monitor.poll(400), "it was let in"
     here = np.zeros(8, dtype=np.uint8)
     waiting = pair[1].receive_into(here, 0, 7)
@@ -126,7 +126,7 @@ def test_who_takes_the_port_of_a_dead_rank_gets_nothing(
     pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lets in everybody, and takes what comes."""
-    from deeppart.comm.sockets import transport as module
+    from deeppart.comm.sockets import peer_memory as module
 
     def refuse(*_: object) -> None:
         raise PermissionError

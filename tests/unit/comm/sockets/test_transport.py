@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from deeppart.comm import finish
-from deeppart.comm.sockets import transport as module
+from deeppart.comm.base import interleaved
+from deeppart.comm.sockets import peer_memory as module
+from deeppart.comm.sockets import transport as transport_module
 from deeppart.comm.sockets.channel import SocketComm
 from deeppart.comm.sockets.transport import SHORT_BYTES, Transport
 from deeppart.errors import CommError, PeerTimeoutError, RanksDisagreeError
@@ -153,6 +155,47 @@ def test_what_a_sender_has_given_up_is_never_received(pair: list[SocketComm], wa
     assert isinstance(found[1], PeerTimeoutError), found
 
 
+def test_what_is_given_up_while_it_is_read_is_not_received(
+    pair: list[SocketComm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it has been read, and the sender uses its memory for something else before the receiver knows."""
+    memory, here = np.full(100_000, 7, dtype=np.uint8), np.zeros(100_000, dtype=np.uint8)
+    sending = [pair[0].send(memory, 1, 3)]
+    read = module.read_memory
+
+    def giving_up(pid: int, address: int, target: Any) -> None:
+        read(pid, address, target)
+        if sending:
+            sending.clear()
+            memory[:] = 99
+
+    monkeypatch.setattr(module, "read_memory", giving_up)
+    with pytest.raises(PeerTimeoutError):
+        do(pair[1], pair[1].receive_into(here, 0, 3), 0.5)
+    assert not sending
+
+
+def test_what_was_read_is_there_whatever_its_sender_does(pair: list[SocketComm]) -> None:
+    """Only the sender waits for an answer."""
+    there, here = numbers(3_000_000), np.zeros(3_000_000, dtype=np.uint8)
+    sending = pair[0].send(there, 1, 3)
+    do(pair[1], pair[1].receive_into(here, 0, 3))
+    assert (here == there).all()
+    do(pair[0], sending)
+
+
+def test_whoever_waits_in_a_channel_goes_on_with_all_that_it_waits_for_there(pair: list[SocketComm], way: str) -> None:
+    """As an MPI library does: so that what was asked for in advance is there when its turn comes."""
+    there, here = [numbers(3_000_000, i) for i in range(4)], [np.zeros(3_000_000, dtype=np.uint8) for _ in range(4)]
+    sending = [pair[0].send(each, 1, 0) for each in there]
+    receiving = [pair[1].receive_into(each, 0, 0) for each in here]
+    on_all(2, lambda rank: do(pair[rank], receiving[-1] if rank else sending[-1]))
+    for rank, operation in enumerate([sending[0], receiving[0]]):
+        with pytest.raises(StopIteration):
+            next(operation)
+        assert (here[rank] == there[rank]).all()
+
+
 def test_what_was_sent_before_the_end_of_a_session_arrives() -> None:
     """However long the receiver has something else to do."""
     with world(2) as comms:
@@ -232,6 +275,20 @@ def test_a_rank_that_has_ended_the_session_is_not_waited_for() -> None:
         do(comms[2], comms[2].receive_into(here, 0, 0))  # the others may go on
         do(comms[0], sent)
         assert here.tolist() == [0, 1, 2]
+
+
+def test_that_it_has_ended_is_noticed_beside_a_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first operation always looks for the second one, too."""
+    monkeypatch.setattr(transport_module, "_STILL_S", 0.1)
+    with world(3) as comms:
+        on_all(3, lambda rank: do(comms[rank], comms[rank].allgather(b"")))
+        comms[2].give_back()
+        here = np.zeros(3, dtype=np.uint8)
+        waiting = interleaved([comms[0].receive_into(here, 1, 0), comms[0].receive_into(here, 2, 0)])
+        with pytest.raises(RanksDisagreeError, match="rank 2 has ended its session"):
+            for _ in range(20):
+                next(waiting)
+                time.sleep(0.15)
 
 
 def test_a_wait_ends_and_names_who_did_not_come() -> None:
