@@ -6,6 +6,7 @@ buffer, and an optimizer with moments. What torch itself splits by ``distribute_
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,13 +16,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # before 2.6
     from torch.distributed._composable.fsdp import fully_shard
+try:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError:  # before 2.5
+    from torch.distributed._tensor import DTensor, distribute_tensor
+
+__all__ = ["DTensor", "distribute_tensor", "fully_shard"]
+
+#: Without sending anything, where torch can.
+_ALONE: dict[str, Any] = (
+    {"src_data_rank": None} if "src_data_rank" in inspect.signature(distribute_tensor).parameters else {}
+)
 
 #: Layouts, and on how many ranks each can be.
 LAYOUTS = {
@@ -31,6 +42,10 @@ LAYOUTS = {
     "tp-dp": (4,),
     "replicated": (1, 2, 3, 5),
 }
+#: In torch 2.4 the state_dict() of a module over two dimensions of a mesh is not there yet.
+HAS_TWO_DIMENSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 5)
+if not HAS_TWO_DIMENSIONS:
+    del LAYOUTS["hsdp"], LAYOUTS["tp-dp"]
 
 
 class Block(nn.Module):
@@ -126,7 +141,7 @@ def fill(state: dict[str, Any], seed: int) -> None:
     for path, tensor in tensors(state):
         whole = expected(path, tensor, seed)
         if isinstance(tensor, DTensor):
-            split = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+            split = distribute_tensor(whole, tensor.device_mesh, tensor.placements, **_ALONE)
             tensor._local_tensor.detach().copy_(split._local_tensor)
         else:
             tensor.detach().copy_(whole)
