@@ -83,30 +83,30 @@ def find_places(saved: SavedStep, flat: FlatState, ranks: Ranks, what: str) -> P
     )
 
 
-def match(
-    saved: SavedStep,
-    indexes: Sequence[PartIndexView],
-    flat: FlatState,
-    places: Places,
-    per_rank: PerRank,
-    world: tuple[int, int],
-) -> Matched:
-    """Match the live state of a rank; touches nothing.
+def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], per_rank: PerRank, size: int) -> None:
+    """See that a step can be restored on so many ranks, whatever their live state is.
+
+    Raises:
+        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
+        CorruptFileError: the parts' tables do not fit the structure.
+    """
+    if way_of(per_rank) == STRICT and not saved.same_world and saved.any_own:
+        raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
+    check_spans(saved, indexes)
+
+
+def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, rank: int) -> Matched:
+    """Match the live state of a rank with a step that was checked; touches nothing.
 
     Args:
         flat: the live state, taken apart.
         places: as of :func:`find_places`.
-        world: this rank, and how many there are.
+        rank: this one.
 
     Raises:
         StateError: the state does not match the checkpoint, or cannot be written to.
-        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
-        CorruptFileError: the parts' tables do not fit the structure.
     """
-    way, (rank, size) = way_of(per_rank), world
-    if way == STRICT and not saved.same_world and saved.any_own:
-        raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
-    check_spans(saved, indexes)
+    way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way)
     target = matched.target
     if places.elsewhere:
