@@ -16,7 +16,8 @@ from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
-from deeppart.recovery.matching import Matched, match
+from deeppart.recovery.live import flatten_live
+from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover, take_inventory
 from deeppart.recovery.saved import SavedStep, saved_step
@@ -67,7 +68,11 @@ class Opened:
         return saved_step(self.attempt, self.documents(), self.ranks.rank, self.ranks.comm.size)
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
-        return match(self.saved(), self.indexes, state, per_rank, self.ranks.rank, self.ranks.comm.size)
+        """As a restore does it (collective)."""
+        saved = self.saved()
+        check_step(saved, self.indexes, per_rank, self.ranks.comm.size)
+        flat = flatten_live(state)
+        return match(saved, flat, find_places(saved, flat, self.ranks, "matching"), per_rank, self.ranks.rank)
 
 
 def open_step(root: Path, comm: Comm | None = None) -> Opened:
