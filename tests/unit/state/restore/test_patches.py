@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,9 @@ def test_what_is_wanted_is_found_in_few_patches_and_counted_once(case: Whole) ->
 @given(cases())
 def test_all_pieces_of_a_source_together_are_all_that_it_has(case: Whole) -> None:
     """A shard may be spread over chunks, wherever those are cut."""
-    shape, source, target, first, second = case
+    _, source, target, first, second = case
     cuts = sorted({0, first, first + second, source.elements})
-    pairs = zip(cuts, cuts[1:], strict=False)
-    found = [patch for a, b in pairs for patch in patches(source, 4 * a, 4 * (b - a), 4, target)]
+    found = [patch for a, b in pairwise(cuts) for patch in patches(source, 4 * a, 4 * (b - a), 4, target)]
     common = source.common(target)
     assert sum(patch_bytes(patch, 4) for patch in found) == (4 * common.elements if common else 0)
 
@@ -126,9 +126,7 @@ def test_bits_that_are_no_number_stay_what_they_are() -> None:
     bits = torch.tensor([0x7F800001, 0x7FC00001, -1], dtype=torch.int32)
     for live in memory_orders((3,), torch.float32):
         box = Box((0,), (3,))
-        BoxWriter(live, leaf_type(live)).write(
-            Patch(0, (3,), box.slices(), box.slices()), raw(bits).view(np.uint32)
-        )
+        BoxWriter(live, leaf_type(live)).write(Patch(0, (3,), box.slices(), box.slices()), raw(bits).view(np.uint32))
         assert live.contiguous().view(torch.int32).tolist() == bits.tolist()
 
 
