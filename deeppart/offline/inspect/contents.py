@@ -33,9 +33,9 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.document.whole import Wholes, gather_wholes, only_sharded
+from deeppart.state.document.whole import Wholes, gather_wholes, joined, only_sharded
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
+from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
@@ -283,15 +283,9 @@ class _Describing:
             for tree in own.trees
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
-        seen: set[ExactPath] = set()
-        kept = []
-        for rank, tree in found:
-            if not only_sharded(tree.node):
-                kept.append((rank, tree))
-            elif exact(tree.path) not in seen:  # it is one tensor, of which several ranks have shards
-                seen.add(exact(tree.path))
-                kept.append((rank, tree))
-        return kept
+        kept = [(rank, tree) for rank, tree in found if not only_sharded(tree.node)]
+        # These are tensors, of which several ranks have shards, or some ranks have some.
+        return kept + [(0, tree) for tree in joined([tree for _, tree in found if only_sharded(tree.node)])]
 
     def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
         """The trees that are apart on one rank."""
