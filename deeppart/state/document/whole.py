@@ -150,7 +150,7 @@ class _Gathering:
             if alias is None:
                 source = ShardSource(part, shard.leaf, shard.box)
                 self._saved.setdefault(key, {}).setdefault(shard.box, []).append(source)
-            elif alias.owner in places and places[alias.owner][1].sizes == shard.box.sizes:
+            elif alias.owner in places and _is_all_of(alias, shard.box, places[alias.owner][1]):
                 self._tied.setdefault(key, {})[shard.box] = places[alias.owner]
             else:
                 raise CorruptFileError(
@@ -172,6 +172,11 @@ class _Gathering:
         owners = {owner for owner, _ in tied.values()}
         tied_to = next(iter(owners)) if not saved and len(owners) == 1 else None
         return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key])
+
+
+def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
+    """True if a shard is the same elements in the same order as the one whose memory it shares."""
+    return box.sizes == owner.sizes and not alias.offset and alias.strides == contiguous_strides(box.sizes)
 
 
 def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:
