@@ -96,6 +96,7 @@ WRONG: dict[str, Callable[[list[Any]], Any]] = {
     "numbers with a gap": lambda metas: metas[1]["sharded"].update({"5": metas[1]["sharded"].pop("3")}),
     "a tensor twice in a tree": lambda metas: metas[1]["trees"][0][2][2].__setitem__(1, ["h", 3]),
     "a tree that names a shared tensor": lambda metas: metas[1]["trees"][0][2][2].__setitem__(0, ["h", 0]),
+    "a huge place among the keys": lambda metas: metas[1]["trees"][0].__setitem__(1, 1 << 70),
     "a path where something stands": lambda metas: metas[1]["trees"][0].__setitem__(0, ["p"]),
     "a path below a tensor": lambda metas: metas[1]["trees"][0].__setitem__(0, ["w", "x"]),
     "a tie to a plain leaf": lambda metas: metas[1]["leaves"]["4"][3].__setitem__(0, 1),
@@ -136,7 +137,7 @@ def nodes(item: Any) -> Iterator[tuple[Any, Any]]:
         yield from nodes(inner)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_any_edits_are_refused_with_one_kind_of_error_or_fit(metas: list[Any], data: st.DataObject) -> None:
     edited = copy.deepcopy(metas)
