@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deeppart.errors import CorruptFileError
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import Structure
 from tests.fuzz.images import PartImage
@@ -23,7 +24,8 @@ def decoded(metas: Sequence[Any]) -> tuple[list[OwnDocument], list[Structure]]:
     """Decoded, checked and completed, as readers do it."""
     documents = [decode_meta(json.dumps(each).encode(), "here") for each in metas]
     structure = documents[0].structure
-    assert structure is not None
+    if structure is None:
+        raise CorruptFileError("part 0 carries no structure document")
     for document in documents:
         document.check(structure, "here")
     return documents, [document.complete(structure, "here") for document in documents]

@@ -53,19 +53,24 @@ def save(root: Path, states: Sequence[Any], step: int = 1) -> None:
     on_ranks(len(states), saved)
 
 
-def restore(root: Path, states: Sequence[Any], **how: Any) -> int:
-    """Restore into one state for each rank; the step."""
+def restore(root: Path, states: Sequence[Any], *, on_nodes: bool = False, **how: Any) -> int:
+    """Restore into one state for each rank; the step.
+
+    Args:
+        on_nodes: each rank is taken for one of another node, whose memory the others cannot see.
+        how: for ``restore()``.
+    """
 
     def restored(comm: Comm) -> Any:
-        with checkpointer(root, comm) as ck:
+        with checkpointer(root, comm, node_size=1 if on_nodes else None) as ck:
             return ck.restore(states[comm.rank], **how)
 
     (step,) = set(on_ranks(len(states), restored))
     return int(step)
 
 
-def checkpointer(root: Path, comm: Comm) -> deeppart.Checkpointer:
-    return deeppart.Checkpointer(persistent_dir=root, comm=comm, timeout=LIMIT_S)
+def checkpointer(root: Path, comm: Comm, **settings: Any) -> deeppart.Checkpointer:
+    return deeppart.Checkpointer(persistent_dir=root, comm=comm, timeout=LIMIT_S, **settings)
 
 
 def on_ranks(size: int, call: Callable[[Comm], Any]) -> list[Any]:

@@ -75,17 +75,22 @@ class Opened:
         return match(saved, flat, find_places(saved, flat, self.ranks, "matching"), per_rank, self.ranks.rank)
 
 
-def open_step(root: Path, comm: Comm | None = None) -> Opened:
-    """The newest step of a persistent directory, read by this process or by the ranks together."""
+def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:
+    """The newest step of a persistent directory, read by this process or by the ranks together.
+
+    Args:
+        on_nodes: each rank is taken for one of another node, whose memory the others cannot see.
+    """
     comm = SingleComm() if comm is None else comm
+    node_of = tuple(range(comm.size)) if on_nodes else (0,) * comm.size
 
     def run(operation: Any, what: str) -> Any:
         return finish(comm, operation, what, TIMEOUT_S)
 
-    inventory = take_inventory(comm, (0,) * comm.size, None, PersistentLevel(root), "", run)
+    inventory = take_inventory(comm, node_of, None, PersistentLevel(root), "", run)
     recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
     assert recovered is not None, told
-    ranks = Ranks(comm, (0,) * comm.size, TIMEOUT_S)
+    ranks = Ranks(comm, node_of, TIMEOUT_S)
     return Opened(ranks, recovered, share_tables(ranks, recovered))
 
 
