@@ -260,7 +260,7 @@ class _Describing:
             if isinstance(saved, SavedArray):
                 return self._leaf(saved, text) if covered else None
             if isinstance(saved, SavedSharded):
-                return self._sharded(path) if covered else None
+                return self._sharded(saved, path) if covered else None
             value = self._value(saved, text)
             return value if covered or self._covers_items(text, value) else None
         children = []
@@ -329,8 +329,10 @@ class _Describing:
             self._last_compared(index) if kinds is None else None,
         )
 
-    def _sharded(self, path: KeyPath) -> Leaf:
-        whole = self._wholes.tensors[exact(path)]
+    def _sharded(self, saved: SavedSharded, path: KeyPath) -> Leaf:
+        whole = self._wholes.tensors.get(exact(path))
+        if whole is None:  # no part could be read
+            return Leaf(readable(path), self._structure.sharded[saved.index], None, None, (), shards=())
         owner = whole if whole.tied_to is None else self._wholes.tensors[whole.tied_to]
         held = [each for source in whole.sources for each in self._own_holdings.get((source.part, source.leaf), ())]
         alias = None if owner is whole else owner.name
