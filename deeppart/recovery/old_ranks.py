@@ -17,6 +17,7 @@ from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedValue
+from deeppart.state.document.whole import only_sharded
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
@@ -150,7 +151,9 @@ class _Mapping:
 
     def _asked_apart(self) -> list[OwnTree]:
         """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here."""
-        return list(self._saved.documents.own[0].trees if self._way == RANK0 else self._saved.apart)
+        if self._way == RANK0:
+            return [tree for tree in self._saved.documents.own[0].trees if not only_sharded(tree.node)]
+        return list(self._saved.apart)
 
     def _take(self) -> None:
         """The mapped arrays become what is restored: their types are the types wanted from now on."""
