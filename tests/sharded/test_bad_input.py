@@ -1,4 +1,4 @@
-"""States of which the shards make no sense: an error on every rank in time, nothing touched, and the next step works."""
+"""Shards that make no sense: an error on every rank in time, nothing is touched, and the next step works."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ RESTORED = {
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """One job of three ranks that tries everything."""
     directory = tmp_path_factory.mktemp("bad")
-    return directory, told(3, [torchrun_command(3, ["-m", "tests.sharded.bad_input_job", str(directory)])], directory, {})
+    return directory, told(
+        3, [torchrun_command(3, ["-m", "tests.sharded.bad_input_job", str(directory)])], directory, {}
+    )
 
 
 def check(of_ranks: list[dict[str, Any]], text: str) -> None:

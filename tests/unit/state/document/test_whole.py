@@ -110,7 +110,7 @@ def test_tied_tensors_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
 def test_those_that_are_tied_on_some_ranks_only_are_saved_for_themselves(tmp_path: Path) -> None:
     first, second = rows(WHOLE, 0, 2), rows(WHOLE, 1, 2)
     states = [{"head": first, "embed": first}, {"head": second, "embed": rows(WHOLE + 1, 1, 2)}]
-    _, structure, wholes = structures(tmp_path, states)
+    _, _, wholes = structures(tmp_path, states)
     wholes.check("here")
     assert [tensor.tied_to for tensor in wholes.tensors.values()] == [None, None]
     loaded = deeppart.load(tmp_path)
