@@ -142,9 +142,11 @@ class _Mapping:
             self._own_leaves |= set(added)
         if trees:
             count = len(self._target.types)
+            # Not the saved one: what other ranks have a place for is not in this one any more.
+            structure = self._target.structure
             self._target.structure = replace(
-                self._saved.structure,
-                tree=insert(self._saved.structure.tree, trees, whole=False),
+                structure,
+                tree=insert(structure.tree, trees, whole=False),
                 types=tuple(self._target.types),
                 per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
             )
@@ -172,5 +174,8 @@ class _Mapping:
             raise LeafMismatchError(
                 "the per_rank function returned too small an array for a leaf that shares its memory", found=str(error)
             ) from error
-        self._target.dropped = frozenset()
+        # What other ranks have a place for stays dropped: it would be brought to all of them, as whole tensors.
+        aliases = self._target.structure.aliases
+        mapped = {index for index, alias in aliases.items() if alias.owner in self._own_leaves} | self._own_leaves
+        self._target.dropped -= mapped
         find_targets(self._target, self._flat)
