@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,10 @@ def local_values(state: State) -> list[Any]:
     return found
 
 
+def saved(ck: deeppart.Checkpointer, state: State) -> None:
+    ck.checkpoint(state, 1000).wait("persistent")
+
+
 def attempt(call: Callable[[], Any], state: State) -> dict[str, Any]:
     """The error of a call, how long it took, and whether the live state is as before."""
     before, begin = local_values(state), time.monotonic()
@@ -137,19 +142,19 @@ def main(directory: Path) -> None:
         good()
         for name, make in job.cases().items():
             state = make()
-            found["save"][name] = attempt(lambda state=state: ck.checkpoint(state, 1000).wait("persistent"), state)
+            found["save"][name] = attempt(partial(saved, ck, state), state)
             if job.rank == 0:
                 loaded = deeppart.load(root)
                 assert torch.equal(loaded["model"]["w"], WHOLE + step), name
             good()
         for name, make in job.unrestorable().items():
             state = make()
-            found["restore"][name] = attempt(lambda state=state: ck.restore(state), state)
+            found["restore"][name] = attempt(partial(ck.restore, state), state)
             good()
     if job.rank < 2:  # a session of ranks that do not have all of the tensor
         with deeppart.Checkpointer(persistent_dir=directory / "two", timeout=TIMEOUT_S, comm=job.first_two) as ck:
             state = job.state(9.0)
-            found["two"] = attempt(lambda: ck.checkpoint(state, 1).wait("persistent"), state)
+            found["two"] = attempt(partial(saved, ck, state), state)
     dist.barrier()
     (directory / f"told-{job.rank}.json").write_text(json.dumps(found))
     dist.barrier()

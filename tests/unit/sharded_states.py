@@ -43,11 +43,11 @@ def rows(whole: torch.Tensor, rank: int, ranks: int) -> Any:
     return piece(whole, Box((begin, *(0 for _ in rest)), (count, *rest)) if count else None)
 
 
-def save(root: Path, states: Sequence[Any], step: int = 1) -> None:
+def save(root: Path, states: Sequence[Any], step: int = 1, **settings: Any) -> None:
     """A checkpoint of one state for each rank."""
 
     def saved(comm: Comm) -> None:
-        with checkpointer(root, comm) as ck:
+        with checkpointer(root, comm, **settings) as ck:
             ck.checkpoint(states[comm.rank], step).wait("persistent", timeout=LIMIT_S)
 
     on_ranks(len(states), saved)

@@ -10,9 +10,13 @@ import pytest
 import torch
 
 import deeppart
+from deeppart.comm.base import Comm
 from deeppart.errors import DeeppartError, PerRankError
 from deeppart.model.boxes import Box
-from tests.unit.sharded_states import piece, restore, save
+from deeppart.recovery.old_ranks import bring_old_leaves, map_old_leaves, memory_for_old_leaves
+from deeppart.state.tree.paths import readable
+from tests.unit.recovery.opened import open_step
+from tests.unit.sharded_states import on_ranks, piece, restore, save
 
 NAMES = [
     "embed",
@@ -115,18 +119,53 @@ def test_stages_are_nobodys_own(tmp_path: Path) -> None:
         restore(tmp_path / "values", live)
 
 
-@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
-@pytest.mark.parametrize("per_rank", ["rank0", lambda path, old, rank, size: old[-1]], ids=["rank0", "function"])
-def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank: Any) -> None:
+def own_and_stages() -> list[dict[str, Any]]:
+    """Of two ranks: a leaf of each one's own, and a stage."""
     everything = Box.whole((4, 3))
     states: list[dict[str, Any]] = [{"rng": torch.full((2,), rank)} for rank in range(2)]
     states[0]["first"] = {"w": piece(whole("embed"), everything)}
     states[1]["last"] = {"w": piece(whole("last"), everything)}
-    save(tmp_path, states)
+    return states
+
+
+def last(path: str, old: list[Any], rank: int, size: int) -> Any:
+    return next(each for each in reversed(old) if each is not None)
+
+
+@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
+@pytest.mark.parametrize("per_rank", ["rank0", last])
+def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank: Any) -> None:
+    save(tmp_path, own_and_stages())
     live: list[dict[str, Any]] = [{"rng": torch.zeros(2, dtype=torch.int64)} for _ in range(3)]
-    live[1]["first"] = {"w": piece(whole("embed") * 0, everything)}
+    live[1]["first"] = {"w": piece(whole("embed") * 0, Box.whole((4, 3)))}
     live[2]["last"] = {"w": torch.zeros(4, 3)}
     restore(tmp_path, live, per_rank=per_rank)
     assert [state["rng"].tolist() for state in live] == [[0, 0] if per_rank == "rank0" else [1, 1]] * 3
     assert torch.equal(live[1]["first"]["w"].as_subclass(torch.Tensor), whole("embed"))
-    assert torch.equal(live[2]["last"]["w"], whole("last")) and "first" not in live[2]
+    assert torch.equal(live[2]["last"]["w"], whole("last"))
+    assert [sorted(state) for state in live] == [["rng"], ["first", "rng"], ["last", "rng"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
+@pytest.mark.parametrize("per_rank", ["drop", "rank0", last])
+@pytest.mark.parametrize("apart", [False, True])
+def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any, apart: bool) -> None:
+    """Whole tensors of all stages would not fit into a node's memory."""
+    saved = own_and_stages()
+    if apart:
+        saved[1]["more"] = {"n": 5, "k": torch.ones(3)}
+    saved.append({"rng": torch.full((2,), 2)})
+    save(tmp_path, saved, **({"replicated": {"more": "none"}} if apart else {}))
+
+    def boxed(comm: Comm) -> list[str]:
+        opened = open_step(tmp_path, comm)
+        name = ("first", "last")[comm.rank]
+        state = {"rng": torch.zeros(2, dtype=torch.int64), name: {"w": torch.zeros(4, 3)}}
+        matched = opened.matched(state, per_rank)
+        old = memory_for_old_leaves(matched.saved, matched.way)
+        assert bring_old_leaves(opened.distributor, old) is None
+        map_old_leaves(matched, old, per_rank, comm.rank, comm.size)
+        paths = matched.target.structure.array_paths()
+        return [readable(paths[index]) for index in matched.target.boxed_arrays()]
+
+    assert on_ranks(2, boxed) == [["first/w"], ["last/w"]]

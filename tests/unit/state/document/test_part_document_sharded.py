@@ -124,7 +124,7 @@ def test_what_cannot_be_is_refused(metas: list[Any], name: str) -> None:
         read(edited)
 
 
-VALUES = st.sampled_from(
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
     [
         None,
         True,

@@ -34,7 +34,8 @@ def trained(mesh: DeviceMesh, *, step: bool, groups: bool = False) -> tuple[dict
     ]
     plain = torch.nn.Parameter(torch.randn(3))
     every: list[Any] = [*parameters, plain]
-    optimizer = torch.optim.AdamW([{"params": every[2:]}, {"params": every[:2], "lr": 0.5}] if groups else every)
+    in_groups: list[Any] = [{"params": every[2:]}, {"params": every[:2], "lr": 0.5}]
+    optimizer = torch.optim.AdamW(in_groups if groups else every)
     if step:
         for parameter in every:
             parameter.grad = torch.ones_like(parameter) * 2
