@@ -20,7 +20,7 @@ from deeppart.recovery.box_delivery import BoxDelivery
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
 from deeppart.recovery.live import flatten_live
-from deeppart.recovery.matching import Matched, find_places, match, notices, refused_ties
+from deeppart.recovery.matching import Matched, check_step, find_places, match, notices, refused_ties
 from deeppart.recovery.old_ranks import Mapped, OldLeaves, bring_old_leaves, map_old_leaves, memory_for_old_leaves
 from deeppart.recovery.overlapping import ToFill, arrays_to_fill, check_conflicts, marks, memory_alone
 from deeppart.recovery.ranks import Ranks
@@ -81,14 +81,15 @@ class _Restoring:
         comm, attempt = self._comm, self._recovered.attempt
 
         def looked() -> tuple[SavedStep, FlatState]:
-            return saved_step(attempt, documents, comm.rank, comm.size), flatten_live(state)
+            found = saved_step(attempt, documents, comm.rank, comm.size)
+            check_step(found, self._tables.indexes, self._per_rank, comm.size)
+            return found, flatten_live(state)
 
         saved, flat = self._together(looked, _MATCHING)
         places = find_places(saved, flat, self._ranks, self._what)
 
         def matched() -> tuple[Matched, OldLeaves]:
-            world = comm.rank, comm.size
-            found = match(saved, self._tables.indexes, flat, places, self._per_rank, world)
+            found = match(saved, flat, places, self._per_rank, comm.rank)
             return found, memory_for_old_leaves(saved, found.way)
 
         found, old = self._together(matched, _MATCHING)

@@ -13,6 +13,7 @@ from deeppart.errors import (
     DeeppartError,
     DeeppartWarning,
     LeafMismatchError,
+    PerRankError,
     PerRankNotice,
     StructureMismatchError,
 )
@@ -38,6 +39,9 @@ from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.per_rank import DROP, MAP, STRICT, PerRank, dropped_notice, strict_error, way_of
+
+#: Of the tensors that an error is about.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +90,30 @@ def find_places(saved: SavedStep, flat: FlatState, ranks: Ranks, what: str) -> P
     )
 
 
-def match(
-    saved: SavedStep,
-    indexes: Sequence[PartIndexView],
-    flat: FlatState,
-    places: Places,
-    per_rank: PerRank,
-    world: tuple[int, int],
-) -> Matched:
-    """Match the live state of a rank; touches nothing.
+def check_step(saved: SavedStep, indexes: Sequence[PartIndexView], per_rank: PerRank, size: int) -> None:
+    """See that a step can be restored on so many ranks, whatever their live state is.
+
+    Raises:
+        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
+        CorruptFileError: the parts' tables do not fit the structure.
+    """
+    if way_of(per_rank) == STRICT and not saved.same_world and saved.any_own:
+        raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
+    check_spans(saved, indexes)
+
+
+def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, rank: int) -> Matched:
+    """Match the live state of a rank with a step that was checked; touches nothing.
 
     Args:
         flat: the live state, taken apart.
         places: as of :func:`find_places`.
-        world: this rank, and how many there are.
+        rank: this one.
 
     Raises:
         StateError: the state does not match the checkpoint, or cannot be written to.
-        PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
-        CorruptFileError: the parts' tables do not fit the structure.
     """
-    way, (rank, size) = way_of(per_rank), world
-    if way == STRICT and not saved.same_world and saved.any_own:
-        raise strict_error(saved.own_names(), saved.attempt.world_size, size, saved.attempt.step)
-    check_spans(saved, indexes)
+    way = way_of(per_rank)
     matched = Matched(saved, flat, _target(saved, way, rank), way, rank)
     target = matched.target
     if places.elsewhere:
@@ -128,8 +132,7 @@ def match(
         if way not in (STRICT, MAP):
             _choose(matched, torn, drop=way == DROP)
         else:
-            names = [saved.tensors()[index].name for index in torn]
-            raise strict_error(names, saved.attempt.world_size, size, saved.attempt.step)
+            raise _torn_error(saved, torn)
     return matched
 
 
@@ -145,6 +148,18 @@ def _torn_shards(matched: Matched) -> list[int]:
         if any(box not in mine and any(box.common(other) is not None for other in theirs) for box in live):
             torn.append(index)
     return torn
+
+
+def _torn_error(saved: SavedStep, torn: Sequence[int]) -> PerRankError:
+    names = [saved.tensors()[index].name for index in torn]
+    more = f" ... ({len(names)} in all)" if len(names) > _MOST_NAMED else ""
+    return PerRankError(
+        "ranks had different bytes for the same part of a sharded tensor, and it is restored to another layout",
+        found=", ".join(names[:_MOST_NAMED]) + more,
+        where=f"step {saved.attempt.step}",
+        todo='pass per_rank="rank0" to take the bytes of the lowest rank, or "drop" to keep the live ones; or restore '
+        "the layout that was saved, or a step from before they differed",
+    )
 
 
 def _choose(matched: Matched, torn: Sequence[int], *, drop: bool) -> None:

@@ -17,6 +17,7 @@ from deeppart.state.document.apart import OwnTree, insert
 from deeppart.state.document.decoding import check_aliases, decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedValue
+from deeppart.state.document.whole import only_sharded
 from deeppart.state.restore.filling import detached
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.scatter import Scatter
@@ -141,16 +142,20 @@ class _Mapping:
             self._own_leaves |= set(added)
         if trees:
             count = len(self._target.types)
+            # Not the saved one: what other ranks have a place for is not in this one any more.
+            structure = self._target.structure
             self._target.structure = replace(
-                self._saved.structure,
-                tree=insert(self._saved.structure.tree, trees, whole=False),
+                structure,
+                tree=insert(structure.tree, trees, whole=False),
                 types=tuple(self._target.types),
                 per_rank=np.array([index in self._own_leaves for index in range(count)], dtype=np.bool_),
             )
 
     def _asked_apart(self) -> list[OwnTree]:
         """The restored items that are apart; if rank 0's are meant for all, what rank 0 lacks stays as it is here."""
-        return list(self._saved.documents.own[0].trees if self._way == RANK0 else self._saved.apart)
+        if self._way == RANK0:
+            return [tree for tree in self._saved.documents.own[0].trees if not only_sharded(tree.node)]
+        return list(self._saved.apart)
 
     def _take(self) -> None:
         """The mapped arrays become what is restored: their types are the types wanted from now on."""
@@ -169,5 +174,8 @@ class _Mapping:
             raise LeafMismatchError(
                 "the per_rank function returned too small an array for a leaf that shares its memory", found=str(error)
             ) from error
-        self._target.dropped = frozenset()
+        # What other ranks have a place for stays dropped: it would be brought to all of them, as whole tensors.
+        aliases = self._target.structure.aliases
+        mapped = {index for index, alias in aliases.items() if alias.owner in self._own_leaves} | self._own_leaves
+        self._target.dropped -= mapped
         find_targets(self._target, self._flat)

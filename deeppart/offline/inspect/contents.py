@@ -33,9 +33,9 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
-from deeppart.state.document.whole import Wholes, gather_wholes, only_sharded
+from deeppart.state.document.whole import Wholes, gather_wholes, joined, only_sharded
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ROOT, ExactPath, exact, readable
+from deeppart.state.tree.paths import ROOT, exact, readable
 from deeppart.state.tree.paths import Path as KeyPath
 from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import decode_leaf_value, paths_inside, run_kind
@@ -260,7 +260,7 @@ class _Describing:
             if isinstance(saved, SavedArray):
                 return self._leaf(saved, text) if covered else None
             if isinstance(saved, SavedSharded):
-                return self._sharded(path) if covered else None
+                return self._sharded(saved, path) if covered else None
             value = self._value(saved, text)
             return value if covered or self._covers_items(text, value) else None
         children = []
@@ -283,15 +283,9 @@ class _Describing:
             for tree in own.trees
             if tree.place is not None and exact(tree.path[:-1]) == exact(path)
         ]
-        seen: set[ExactPath] = set()
-        kept = []
-        for rank, tree in found:
-            if not only_sharded(tree.node):
-                kept.append((rank, tree))
-            elif exact(tree.path) not in seen:  # it is one tensor, of which several ranks have shards
-                seen.add(exact(tree.path))
-                kept.append((rank, tree))
-        return kept
+        kept = [(rank, tree) for rank, tree in found if not only_sharded(tree.node)]
+        # These are tensors, of which several ranks have shards, or some ranks have some.
+        return kept + [(0, tree) for tree in joined([tree for _, tree in found if only_sharded(tree.node)])]
 
     def _of_rank(self, rank: int, tree: OwnTree, covered: bool) -> Node | None:
         """The trees that are apart on one rank."""
@@ -335,8 +329,10 @@ class _Describing:
             self._last_compared(index) if kinds is None else None,
         )
 
-    def _sharded(self, path: KeyPath) -> Leaf:
-        whole = self._wholes.tensors[exact(path)]
+    def _sharded(self, saved: SavedSharded, path: KeyPath) -> Leaf:
+        whole = self._wholes.tensors.get(exact(path))
+        if whole is None:  # no part could be read
+            return Leaf(readable(path), self._structure.sharded[saved.index], None, None, (), shards=())
         owner = whole if whole.tied_to is None else self._wholes.tensors[whole.tied_to]
         held = [each for source in whole.sources for each in self._own_holdings.get((source.part, source.leaf), ())]
         alias = None if owner is whole else owner.name

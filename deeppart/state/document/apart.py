@@ -136,7 +136,7 @@ def decode_own(
         raise TypeError("no list of trees")
     for path, place, document in documents:
         node, seen = decode_tree(document, most, where)
-        if place is not None and (type(place) is not int or place < 0):
+        if place is not None and (type(place) is not int or not 0 <= place < 1 << 62):
             raise ValueError(f"place {place!r:.80}")
         trees.append(OwnTree(decode_path(path, where), place, node))
         named[0].extend(seen.arrays)

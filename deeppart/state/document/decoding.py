@@ -184,12 +184,14 @@ def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[Save
 
 
 def decode_type(encoded: Any, where: str) -> LeafType:
-    """Read ``[kind, dtype, shape]``.
+    """Read ``[kind, dtype, shape]`` of a sharded tensor.
 
     Raises:
         ValueError, TypeError: it is none. CorruptFileError: of a type that this library does not know.
     """
     kind, dtype, shape = _list(encoded)
+    if kind != "torch":
+        raise ValueError(f"a sharded tensor of kind {short(kind)}")
     found = LeafType(kind, dtype, tuple(_list(shape)))
     found.check(where)
     return found

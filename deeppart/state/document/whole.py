@@ -18,8 +18,9 @@ import numpy as np
 from deeppart.errors import CorruptFileError
 from deeppart.model.boxes import Box
 from deeppart.plan.shards import fault_of_cover
-from deeppart.state.document.apart import OwnTree, insert
+from deeppart.state.document.apart import OwnTree
 from deeppart.state.document.structure import (
+    DICTS,
     Alias,
     SavedArray,
     SavedBranch,
@@ -31,7 +32,7 @@ from deeppart.state.document.structure import (
 )
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.leaves import LeafType
-from deeppart.state.tree.paths import ExactPath, exact, readable
+from deeppart.state.tree.paths import ExactPath, IdKey, Path, exact, id_key, id_keys, readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class _Gathering:
                     if shard.box in self._saved.get(key, {}):
                         continue
                 self._saved.setdefault(key, {}).setdefault(shard.box, []).append(source)
-            elif alias.owner in places and places[alias.owner][1].sizes == shard.box.sizes:
+            elif alias.owner in places and _is_all_of(alias, shard.box, places[alias.owner][1]):
                 self._tied.setdefault(key, {})[shard.box] = places[alias.owner]
             else:
                 raise CorruptFileError(
@@ -190,6 +191,11 @@ class _Gathering:
         return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key], own)
 
 
+def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
+    """True if a shard is the same elements in the same order as the one whose memory it shares."""
+    return box.sizes == owner.sizes and not alias.offset and alias.strides == contiguous_strides(box.sizes)
+
+
 def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:
     """A structure with whole tensors in place of sharded ones.
 
@@ -204,9 +210,10 @@ def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> S
     first = len(base.types)
     numbers = {key: first + place for place, key in enumerate(wholes.tensors)}
     # What this rank has of them, too, so that dicts have the same order on all ranks.
-    moved = {exact(each.path) for each in others if each.place is not None and only_sharded(each.node)}
-    tree = _insert_missing(_without(base.tree, (), moved) if moved else base.tree, others)
-    tree = _replaced(tree, (), numbers)
+    missing = [(each.path, each) for each in others if each.place is not None and only_sharded(each.node)]
+    moved = {exact(path) for path, _ in missing}
+    tree = _without(base.tree, (), moved) if moved else base.tree
+    tree = _replaced(_with_others(tree, missing), (), numbers)
     tensors = list(wholes.tensors.values())
     aliases = dict(base.aliases)
     for number, tensor in enumerate(tensors, start=first):
@@ -230,13 +237,14 @@ def only_sharded(node: SavedNode) -> bool:
     return bool(leaves) and all(isinstance(leaf, SavedSharded) for leaf in leaves)
 
 
-def _insert_missing(tree: SavedNode, others: Sequence[OwnTree]) -> SavedNode:
-    """Put the trees of other ranks where nothing stands."""
-    added: dict[ExactPath, OwnTree] = {}
-    for each in others:
-        if each.place is not None and only_sharded(each.node) and not _stands(tree, each):
-            added.setdefault(exact(each.path), each)
-    return insert(tree, list(added.values()), whole=False) if added else tree
+def joined(trees: Sequence[OwnTree]) -> list[OwnTree]:
+    """The trees of several ranks, one for each path: what some of them have and others lack is in it."""
+    found: dict[ExactPath, OwnTree] = {}
+    for each in trees:
+        first = found.setdefault(exact(each.path), each)
+        if first is not each:
+            found[exact(each.path)] = replace(first, node=_joined(first.node, each.node))
+    return list(found.values())
 
 
 def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> SavedNode:
@@ -251,19 +259,49 @@ def _without(node: SavedNode, path: tuple[Any, ...], paths: set[ExactPath]) -> S
     return replace(node, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
 
 
-def _stands(tree: SavedNode, own: OwnTree) -> bool:
-    """True if there is something at the path of a tree."""
-    node: Any = tree
-    for key in own.path:
-        while isinstance(node, SavedBranch) and node.kind == "object":
-            node = node.children[0]
-        if not isinstance(node, SavedBranch):
-            return False
-        places = {exact((each,)): child for each, child in zip(node.keys, node.children, strict=True)}
-        if exact((key,)) not in places:
-            return False
-        node = places[exact((key,))]
-    return True
+def _joined(one: SavedNode, other: SavedNode) -> SavedNode:
+    """One tree with what another has under keys of dicts that it lacks."""
+    if not isinstance(one, SavedBranch) or not isinstance(other, SavedBranch):
+        return one
+    if one.kind not in DICTS or other.kind not in DICTS:
+        if one.kind != other.kind or len(one.children) != len(other.children):
+            return one
+        return replace(one, children=tuple(map(_joined, one.children, other.children)))
+    theirs = dict(zip(id_keys(other.keys), zip(other.keys, other.children, strict=True), strict=True))
+    children = [
+        _joined(child, theirs.pop(name)[1]) if name in theirs else child
+        for name, child in zip(id_keys(one.keys), one.children, strict=True)
+    ]
+    keys = (*one.keys, *(key for key, _ in theirs.values()))
+    return replace(one, keys=keys, children=(*children, *(child for _, child in theirs.values())))
+
+
+def _with_others(node: SavedNode, trees: Sequence[tuple[Path, OwnTree]]) -> SavedNode:
+    """A tree with what other ranks have of sharded tensors, and it lacks; one walk for all of them.
+
+    Args:
+        trees: with the rest of their paths.
+    """
+    for rest, tree in trees:
+        node = node if rest else _joined(node, tree.node)
+    below: dict[IdKey, list[tuple[Path, OwnTree]]] = {}
+    if not isinstance(node, SavedBranch):
+        return node
+    if node.kind == "object":
+        return replace(node, children=(_with_others(node.children[0], trees),))
+    for rest, tree in trees:
+        if rest:
+            below.setdefault(id_key(rest[0]), []).append((rest[1:], tree))
+    if not below:
+        return node
+    entries = [
+        (key, _with_others(child, below.pop(name, ())))
+        for key, name, child in zip(node.keys, id_keys(node.keys), node.children, strict=True)
+    ]
+    added = joined([tree for group in below.values() for rest, tree in group if not rest])
+    for tree in sorted(added if node.kind in DICTS else (), key=lambda each: each.place or 0):
+        entries.insert(tree.place or 0, (tree.path[-1], tree.node))
+    return replace(node, keys=tuple(key for key, _ in entries), children=tuple(child for _, child in entries))
 
 
 def _replaced(node: SavedNode, path: tuple[Any, ...], numbers: Mapping[ExactPath, int]) -> SavedNode:

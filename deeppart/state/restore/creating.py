@@ -64,8 +64,11 @@ def _optimizers(node: Node, path: Path) -> Iterator[tuple[Path, list[Any]]]:
     if isinstance(node.container, torch.optim.Optimizer):
         yield path, [each for group in node.container.param_groups for each in group["params"]]
         return
-    for key, child in zip(node.keys or (None,), node.children, strict=True):
-        yield from _optimizers(child, path if node.kind == "object" else (*path, key))
+    if node.kind == "object":
+        yield from _optimizers(node.children[0], path)
+        return
+    for key, child in zip(node.keys, node.children, strict=True):
+        yield from _optimizers(child, (*path, key))
 
 
 def _parameter(path: Path, optimizers: dict[Path, list[Any]]) -> Any:

@@ -101,7 +101,8 @@ class BoxWriter:
         array: Any = self._array
         if isinstance(array, torch.Tensor):
             view = array.detach()[patch.target]
-            plain = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
+            # The bytes may lie at any address and be read-only; a typed tensor needs aligned ones that can be written.
+            plain = np.array(elements, order="C").reshape(-1).view(np.uint8)
             view.copy_(torch.from_numpy(plain).view(array.dtype).view(view.shape))
         else:
             view = array[patch.target]

@@ -92,6 +92,7 @@ def read_shards(item: Any, path: str) -> Shards:
             found = _of_sharded_tensor(item)
         else:
             found = _of_described(item)
+        _check(item, found, path)
     except DeeppartError:
         raise
     except Exception as error:  # of the caller's object
@@ -101,7 +102,6 @@ def read_shards(item: Any, path: str) -> Shards:
             where=f"path {path}",
             todo="save its local plain tensor",
         ) from error
-    _check(item, found, path)
     return found
 
 

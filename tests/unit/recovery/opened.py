@@ -16,7 +16,8 @@ from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
-from deeppart.recovery.matching import Matched, match
+from deeppart.recovery.live import flatten_live
+from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.recover import Recovered, recover, take_inventory
 from deeppart.recovery.saved import SavedStep, saved_step
@@ -67,20 +68,29 @@ class Opened:
         return saved_step(self.attempt, self.documents(), self.ranks.rank, self.ranks.comm.size)
 
     def matched(self, state: Any, per_rank: PerRank = "strict") -> Matched:
-        return match(self.saved(), self.indexes, state, per_rank, self.ranks.rank, self.ranks.comm.size)
+        """As a restore does it (collective)."""
+        saved = self.saved()
+        check_step(saved, self.indexes, per_rank, self.ranks.comm.size)
+        flat = flatten_live(state)
+        return match(saved, flat, find_places(saved, flat, self.ranks, "matching"), per_rank, self.ranks.rank)
 
 
-def open_step(root: Path, comm: Comm | None = None) -> Opened:
-    """The newest step of a persistent directory, read by this process or by the ranks together."""
+def open_step(root: Path, comm: Comm | None = None, *, on_nodes: bool = False) -> Opened:
+    """The newest step of a persistent directory, read by this process or by the ranks together.
+
+    Args:
+        on_nodes: each rank is taken for one of another node, whose memory the others cannot see.
+    """
     comm = SingleComm() if comm is None else comm
+    node_of = tuple(range(comm.size)) if on_nodes else (0,) * comm.size
 
     def run(operation: Any, what: str) -> Any:
         return finish(comm, operation, what, TIMEOUT_S)
 
-    inventory = take_inventory(comm, (0,) * comm.size, None, PersistentLevel(root), "", run)
+    inventory = take_inventory(comm, node_of, None, PersistentLevel(root), "", run)
     recovered, told = recover(comm, inventory, None, Staging(), Arena(), TIMEOUT_S, None)
     assert recovered is not None, told
-    ranks = Ranks(comm, (0,) * comm.size, TIMEOUT_S)
+    ranks = Ranks(comm, node_of, TIMEOUT_S)
     return Opened(ranks, recovered, share_tables(ranks, recovered))
 
 

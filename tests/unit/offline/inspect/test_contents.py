@@ -56,6 +56,7 @@ def test_every_leaf_with_type_and_place(tmp_path: Path) -> None:
         "leaves": 8,
         "values": 7,
         "replicated_bytes": stored,
+        "sharded_bytes": 0,
         "per_rank_bytes": 0,
         "file_bytes": part_path(tmp_path, 1).stat().st_size,
         "referenced_bytes": 0,

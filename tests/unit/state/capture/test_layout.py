@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from deeppart.state.capture.layout import ALONE_BYTES, CHUNK_BYTES, OWN, SHARED, ShareLayout, lay_out, leaf_specs
+from deeppart.state.capture.layout import ALONE_BYTES, CHUNK_BYTES, OWN, SHARED, ShareLayout, lay_out
 from deeppart.state.tree.leaves import LeafType
 
 
@@ -24,7 +24,7 @@ def whole(types: list[LeafType], *leaves: int) -> list[tuple[int, int, int]]:
 
 def test_larger_elements_come_first_then_shared_then_what_is_not_trained() -> None:
     types = [kind("uint8", 3), kind("float32", 5), kind("float64", 1), kind("float32", 2), kind("float32", 7)]
-    layout = lay_out(types, whole(types, 0, 1, 2, 3), [4], trained={1})
+    layout = lay_out(types, whole(types, 0, 1, 2, 3), whole(types, 4), trained={1})
     assert order(layout) == [(SHARED, 2), (SHARED, 3), (SHARED, 1), (OWN, 4), (SHARED, 0)]
     assert layout.spans["raw_offset"].tolist() == [0, 8, 16, 36, 64] and layout.nbytes == 67
     assert [(chunk.dtype, chunk.per_rank, chunk.length) for chunk in layout.chunks] == [
@@ -60,7 +60,7 @@ def test_whatever_the_share_chunks_follow_each_other_and_hold_one_kind(seed: int
     own = sorted(draw.sample(range(12), 3))
     trained = set(draw.sample(range(12), 5))
     shared = [span for span in whole(types, *range(12)) if span[0] not in own]
-    layout = lay_out(types, shared, own, trained)
+    layout = lay_out(types, shared, whole(types, *own), trained)
     assert layout.nbytes == sum(each.nbytes for each in types) == sum(chunk.length for chunk in layout.chunks)
     at = 0
     for chunk in layout.chunks:
@@ -75,6 +75,9 @@ def test_whatever_the_share_chunks_follow_each_other_and_hold_one_kind(seed: int
         assert row["raw_offset"] % types[int(row["leaf"])].itemsize == 0
 
 
-def test_the_partitioner_is_given_bytes_and_elements() -> None:
-    (spec,) = leaf_specs([kind("float32", 2), kind("float64", 3)], ["a", "b"], [1])
-    assert (spec.path, spec.nbytes, spec.itemsize) == ("b", 24, 8)
+def test_of_what_others_hold_too_a_part_has_a_piece() -> None:
+    types = [kind("int32", 10), kind("int32", 4)]
+    layout = lay_out(types, [(0, 8, 12)], [(1, 4, 8)])
+    assert layout.spans[["table", "leaf", "start", "length", "raw_offset"]].tolist() == [
+        (SHARED, 0, 8, 12, 0), (OWN, 1, 4, 8, 12),
+    ]  # fmt: skip

@@ -169,7 +169,7 @@ def test_no_class_has_these_fields(fields: Any) -> None:
 
 
 def test_fields_that_namedtuple_renamed_are_read() -> None:
-    node, _, _ = decode_tree(["n", "Point", ["_0", "class"], [["a", 0], ["r"]]], 0, "here")
+    node, _ = decode_tree(["n", "Point", ["_0", "class"], [["a", 0], ["r"]]], 0, "here")
     assert node == SavedBranch("namedtuple", ("_0", "class"), (SavedArray(0), SavedApart()), name="Point")
 
 
@@ -183,10 +183,10 @@ def test_keys_that_are_one_key_of_a_dict(keys: list[Any]) -> None:
 
 
 def test_a_tree_that_stands_apart_says_what_it_names() -> None:
-    node, arrays, values = decode_tree(["l", [["a", 7], ["v", 3, 2], ["v", 9], ["a", 7]]], 5, "here")
+    node, seen = decode_tree(["l", [["a", 7], ["v", 3, 2], ["v", 9], ["a", 7]]], 5, "here")
     assert isinstance(node, SavedBranch)
     assert node.children == (SavedArray(7), SavedValue(3), SavedValue(4), SavedValue(9), SavedArray(7))
-    assert (arrays, values) == ([7, 7], [3, 4, 9]), "whether they are there and named once, the caller sees"
+    assert (seen.arrays, seen.values) == ([7, 7], [3, 4, 9]), "whether they are there and named once, the caller sees"
     with pytest.raises(ValueError, match="values 3 to 5 of 5"):
         decode_tree(["l", [["v", 3, 3]]], 5, "here")
 

@@ -14,8 +14,9 @@ import torch
 
 import deeppart
 from deeppart.errors import UnsupportedLeafError
+from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.encoding import STRUCTURE_VERSION, encode_path, encode_structure, encode_tree
-from deeppart.state.document.structure import Alias
+from deeppart.state.document.structure import Alias, SavedSharded
 from deeppart.state.tree.flat import ApartRules, Branch
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.leaves import LeafType
@@ -214,7 +215,7 @@ def test_the_document_has_each_field_as_documented() -> None:
         ["a", 0], types, own, {2: Alias(0, 8, (1,))}, [5, ["int", "1"]], own_values, [["best"]], True
     )
     assert json.loads(json.dumps(found)) == {
-        "version": STRUCTURE_VERSION,
+        "version": 3,  # which older libraries read
         "tree": ["a", 0],
         "leaves": [["torch", "float32", [3, 2], 0], ["numpy", "<f8", [], 1], ["torch", "float32", [2], 0, [0, 8, [1]]]],
         "values": [None, ["int", "1"]],
@@ -222,6 +223,17 @@ def test_the_document_has_each_field_as_documented() -> None:
         "rank0": [["best"]],
         "apart": True,
     }
+
+
+def test_with_sharded_tensors_it_is_of_a_newer_version() -> None:
+    nothing, tree = np.zeros(0, dtype=np.bool_), ["l", [["h", 1], ["h", 0]]]
+    whole = [LeafType("torch", "float32", (3, 2)), LeafType("torch", "int64", ())]
+    found = json.loads(json.dumps(encode_structure(tree, [], nothing, {}, [], nothing, [], True, whole)))
+    assert (found["version"], STRUCTURE_VERSION) == (4, 4)
+    assert found["sharded"] == [["torch", "float32", [3, 2]], ["torch", "int64", []]]
+    decoded = decode_structure(found, "here")
+    assert decoded.sharded == tuple(whole)
+    assert list(decoded.walk()) == [((0,), SavedSharded(1)), ((1,), SavedSharded(0))]
 
 
 def test_leaves_and_what_is_known_of_them_have_to_be_as_many() -> None:

@@ -50,26 +50,14 @@ def quietly(make: Callable[[], Any]) -> Callable[[], Any]:
     return made
 
 
-def dtensor() -> Any:
+def partial_sums() -> Any:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import DTensor, Partial
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        return distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Shard(0)])
-    finally:
-        dist.destroy_process_group()
-
-
-def sharded_tensor() -> Any:
-    import torch.distributed as dist
-    from torch.distributed._shard import sharded_tensor as sharded
-    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        return sharded.ones(ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 2)
+        return DTensor.from_local(torch.ones(4, 2), init_device_mesh("cpu", (1,)), [Partial()])
     finally:
         dist.destroy_process_group()
 
@@ -86,8 +74,7 @@ def masked() -> Any:
 
 
 TENSORS: dict[str, Callable[[], Any]] = {
-    "DTensor": dtensor,
-    "ShardedTensor": sharded_tensor,
+    "DTensor": partial_sums,
     "qint8": quietly(lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
     "quint4x2": quietly(lambda: torch.quantize_per_channel(
         torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2
@@ -213,7 +200,7 @@ def test_an_object_whose_state_dict_fails_is_named(tmp_path: Path, after_one: bo
 
 
 LOOKALIKES = {
-    "DTensor": (4, 2), "ShardedTensor": (4, 2), "sparse_coo": (3, 3), "sparse_csr": (3, 3), "sparse_csc": (3, 3),
+    "DTensor": (4, 2), "sparse_coo": (3, 3), "sparse_csr": (3, 3), "sparse_csc": (3, 3),
     "sparse_bsr": (4, 4), "meta device": (3,), "Tagged": (3,), "FakeTensor": (3,), "nested": (2, 3),
     "NestedTensor": (1, 2), "mkldnn": (3,), "qint8": (3,),
 }  # fmt: skip

@@ -1,0 +1,48 @@
+"""Everyone tells everyone something: of any length, in any number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from deeppart.comm.base import Comm
+from deeppart.comm.exchange import exchange
+from deeppart.comm.single import SingleComm
+from tests.unit.comm.worlds import do, on_all, world
+
+#: By what is added of the two ranks' numbers, so that each has others to send and to receive.
+LENGTHS = [0, 1, 7, 0, 300_000, 70_000, 8]
+
+
+def message(source: int, to: int) -> bytes:
+    length = LENGTHS[(3 * source + to) % len(LENGTHS)]
+    return (b"%d to %d;" % (source, to) * (length // 6 + 1))[:length]
+
+
+def exchanged(comm: Comm) -> list[bytes]:
+    return do(comm, exchange(comm, [message(comm.rank, to) for to in range(comm.size)]))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_each_gets_what_is_for_it(size: int) -> None:
+    with world(size) as comms:
+        found = on_all(size, lambda rank: [exchanged(comms[rank]) for _ in range(2)])
+    for rank in range(size):
+        assert found[rank] == [[message(source, rank) for source in range(size)]] * 2
+
+
+def test_more_than_are_under_way_at_once() -> None:
+    """With 16 others they take turns."""
+    size = 19
+    with world(size) as comms:
+        found = on_all(size, lambda rank: exchanged(comms[rank]))
+    assert found == [[message(source, rank) for source in range(size)] for rank in range(size)]
+
+
+def test_nobody_has_anything_to_say() -> None:
+    with world(3) as comms:
+        assert on_all(3, lambda rank: do(comms[rank], exchange(comms[rank], [b""] * 3))) == [[b""] * 3] * 3
+
+
+def test_one_rank_talks_to_itself() -> None:
+    comm = SingleComm()
+    assert do(comm, exchange(comm, [b"mine"])) == [b"mine"]

@@ -1,0 +1,130 @@
+"""verify says of sharded tensors what lacks, and show what they are; whatever parts can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import CorruptFileError, DeeppartError
+from deeppart.model.boxes import Box
+from deeppart.part import OWN_TABLE
+from tests.fuzz.images import PartImage
+from tests.unit.cli_support import call_json, flip, part_path
+from tests.unit.recovery.opened import edit_parts
+from tests.unit.sharded_states import piece, restore, rows, save
+
+WHOLE = torch.arange(70.0).view(7, 10)
+
+
+def live(rank: int, add: float = 0.0) -> dict[str, Any]:
+    w = rows(WHOLE + add, rank // 2, 2)
+    return {"w": w, "head": w, "x": rows(WHOLE + add, rank, 4), "plain": torch.ones(30) + add}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Of four ranks, of which two each hold the same rows."""
+    save(tmp_path, [live(rank) for rank in range(4)])
+    return tmp_path
+
+
+def faults(root: Path) -> list[tuple[str, str]]:
+    """Kind and message of all damage that verify finds; and nothing else accepts such a step."""
+    (step,) = call_json("verify", root, "--all", code=1)["steps"]
+    return [(each["kind"], each["message"]) for each in step["damage"]]
+
+
+def test_a_sound_step_has_no_faults(root: Path) -> None:
+    (step,) = call_json("verify", root, "--all")["steps"]
+    assert (step["state"], step["damage"]) == ("sound", [])
+
+
+def test_shards_are_shown_with_their_boxes_and_bytes(root: Path) -> None:
+    document = call_json("show", root)
+    found = {leaf["path"]: leaf for leaf in document["leaves"]}
+    assert [each["offset"] for each in found["w"]["shards"]] == [[0, 0], [4, 0]]
+    assert [each["sizes"] for each in found["x"]["shards"]] == [[2, 10]] * 3 + [[1, 10]]
+    assert found["plain"]["shards"] is None
+    tied = {found[name]["alias_of"] for name in ("w", "head")}
+    assert tied in ({None, "w"}, {None, "head"})
+    assert document["totals"]["sharded_bytes"] == 2 * 280 and document["totals"]["replicated_bytes"] == 120
+    assert sum(held["bytes"] for held in found["x"]["parts"]) == 280
+
+
+def lose_span(leaf: int) -> Callable[[int, PartImage], None]:
+    def edit(rank: int, part: PartImage) -> None:
+        kept = [row for row in part.spans if rank or row["table"] != OWN_TABLE or row["leaf"] != leaf]
+        part.spans[:] = kept
+
+    return edit
+
+
+def without_shards(name: str, rank: int) -> Callable[[int, PartImage], None]:
+    """The rank has nothing of a tensor; its bytes stand in the part all the same, of nothing."""
+
+    def edit(at: int, part: PartImage) -> None:
+        if at == rank:
+            (leaf, _), *_ = part.meta["shards"].pop(name)
+            del part.meta["leaves"][str(leaf)]
+
+    return edit
+
+
+def moved(number: str, offset: list[int]) -> Callable[[int, PartImage], None]:
+    def edit(rank: int, part: PartImage) -> None:
+        if rank == 3:
+            part.meta["shards"][number][0][1] = offset
+
+    return edit
+
+
+EDITS: dict[str, tuple[Callable[[int, PartImage], None], str]] = {
+    "bytes of a shard": (lose_span(3), "every byte of a shard exactly once"),
+    "a shard that is another one": (moved("2", [4, 0]), "every element of a sharded tensor exactly once"),
+    "a shard beyond the tensor": (moved("2", [7, 0]), "describes another state than the manifest"),
+    "a shard in no list": (without_shards("2", 3), "a leaf that the structure document lacks"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_lacks_is_named_and_nobody_restores_it(root: Path, name: str) -> None:
+    edit, text = EDITS[name]
+    edit_parts(root, edit)
+    found = faults(root)
+    assert any(text in message for _, message in found), found
+    with pytest.raises(CorruptFileError):
+        deeppart.load(root)
+    states = [live(rank, 1.0) for rank in range(2)]
+    with pytest.raises(DeeppartError):
+        restore(root, states)
+    assert torch.equal(states[0]["plain"], torch.ones(30) + 1), "nothing was touched"
+
+
+def test_a_part_that_cannot_be_read_is_told_with_the_tensors_that_lack_it(root: Path) -> None:
+    part_path(root, 1, 2, 4).unlink()
+    found = faults(root)
+    assert any(kind == "cover" and "sharded tensor" in message for kind, message in found), found
+
+
+@pytest.mark.parametrize("lost", [(1,), (0,), (0, 1, 2, 3)])
+def test_show_goes_on_without_parts(root: Path, lost: tuple[int, ...]) -> None:
+    for rank in lost:
+        path = part_path(root, 1, rank, 4)
+        flip(path, path.stat().st_size - 20)
+    document = call_json("show", root, code=1)
+    assert len(document["problems"]) == len(lost)
+    assert {leaf["path"] for leaf in document["leaves"]} == {"w", "head", "x", "plain"}
+
+
+def test_only_one_rank_has_it(tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = [{"a": torch.ones(2)} for _ in range(2)]
+    states[1]["stage"] = {"q": piece(WHOLE, Box.whole((7, 10)))}
+    save(tmp_path, states)
+    (leaf,) = [leaf for leaf in call_json("show", tmp_path)["leaves"] if leaf["path"] == "stage/q"]
+    assert leaf["shards"] == [{"offset": [0, 0], "sizes": [7, 10]}] and not leaf["per_rank"]
+    assert call_json("verify", tmp_path, "--all")["steps"][0]["state"] == "sound"

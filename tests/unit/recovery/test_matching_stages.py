@@ -1,0 +1,171 @@
+"""Pipeline stages: each rank has some of the layers, and another number of ranks restores them as it likes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.comm.base import Comm
+from deeppart.errors import DeeppartError, PerRankError
+from deeppart.model.boxes import Box
+from deeppart.recovery.old_ranks import bring_old_leaves, map_old_leaves, memory_for_old_leaves
+from deeppart.state.tree.paths import readable
+from tests.unit.recovery.opened import open_step
+from tests.unit.sharded_states import on_ranks, piece, restore, save
+
+NAMES = [
+    "embed",
+    "layers/0/w",
+    "layers/0/b",
+    "layers/1/w",
+    "layers/1/b",
+    "layers/2/w",
+    "head/w",
+    "head/inner/x",
+    "last",
+]
+
+
+def whole(name: str) -> torch.Tensor:
+    return torch.arange(12.0).view(4, 3) + 100 * NAMES.index(name)
+
+
+def put(state: dict[str, Any], name: str, item: Any) -> None:
+    *above, last = name.split("/")
+    for key in above:
+        state = state.setdefault(key, {})
+    state[last] = item
+
+
+def get(state: dict[str, Any], name: str) -> Any:
+    for key in name.split("/"):
+        state = state[key]
+    return state
+
+
+def stages(draw: random.Random, ranks: int, add: float = 0.0) -> tuple[list[dict[str, Any]], list[set[str]]]:
+    """A state for each rank, and the names in it; each tensor is on one rank, or in halves or copies on two."""
+    states: list[dict[str, Any]] = [{"plain": torch.ones(2) + add, "step": int(add)} for _ in range(ranks)]
+    mine: list[set[str]] = [set() for _ in range(ranks)]
+    for name in NAMES:
+        tensor, everything = whole(name) + add, Box.whole((4, 3))
+        halves = [Box((0, 0), (2, 3)), Box((2, 0), (2, 3))]
+        way = draw.choice(["one", "copies", "halves"]) if ranks > 1 else "one"
+        chosen = draw.sample(range(ranks), 1 if way == "one" else 2)
+        for place, rank in enumerate(chosen):
+            put(states[rank], name, piece(tensor, halves[place] if way == "halves" else everything))
+            mine[rank].add(name)
+    return states, mine
+
+
+@pytest.mark.filterwarnings("ignore:.*:deeppart.DeeppartWarning")
+@pytest.mark.parametrize("seed", range(24))
+def test_from_any_stages_into_any_others(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    saved, _ = stages(draw, draw.randint(1, 4))
+    save(tmp_path, saved)
+    for rank in range(len(saved)):
+        loaded = deeppart.load(tmp_path, rank=rank)
+        for name in NAMES:
+            assert torch.equal(get(loaded, name), whole(name)), "whoever's state is asked for"
+    live, mine = stages(draw, draw.randint(1, 4), add=-1000.0)
+    restore(tmp_path, live, on_nodes=bool(seed % 2))
+    for state, names in zip(live, mine, strict=True):
+        assert state["step"] == 0 and torch.equal(state["plain"], torch.ones(2))
+        for name in names:
+            item = get(state, name)
+            (offset,), (sizes,) = item.global_offsets, item.local_sizes
+            assert torch.equal(item.as_subclass(torch.Tensor), whole(name)[Box(offset, sizes).slices()]), name
+        assert all(name in names or not has(state, name) for name in NAMES), "what others have does not come here"
+
+
+def has(state: dict[str, Any], name: str) -> bool:
+    try:
+        get(state, name)
+    except KeyError:
+        return False
+    return True
+
+
+def test_what_no_rank_has_a_place_for_is_created_or_refused(tmp_path: Path) -> None:
+    """One rank without any of the head: it is made as a whole, as for other keys that are lacking."""
+    saved = [{"a": piece(whole("embed"), Box.whole((4, 3))), "head": {"w": piece(whole("last"), Box.whole((4, 3)))}}]
+    save(tmp_path, saved)
+    plain: dict[str, Any] = {"a": torch.zeros(4, 3)}
+    restore(tmp_path, [plain])
+    assert torch.equal(plain["head"]["w"], whole("last"))
+    sharded: dict[str, Any] = {"a": piece(whole("embed") * 0, Box.whole((4, 3)))}
+    with pytest.raises(DeeppartError, match="not known how to split"):
+        restore(tmp_path, [sharded])
+    assert not sharded["a"].any()
+
+
+def test_stages_are_nobodys_own(tmp_path: Path) -> None:
+    """Another number of ranks need not say what becomes of them; of a value beside them it has to."""
+    states: list[dict[str, Any]] = [{"x": torch.ones(2)} for _ in range(2)]
+    states[1]["stage"] = {"w": piece(whole("last"), Box.whole((4, 3)))}
+    save(tmp_path / "stages", states)
+    live: list[dict[str, Any]] = [{"x": torch.zeros(2), "stage": {"w": torch.zeros(4, 3)}}]
+    restore(tmp_path / "stages", live)
+    assert torch.equal(live[0]["stage"]["w"], whole("last"))
+    states[1]["stage"]["n"] = 3
+    save(tmp_path / "values", states)
+    with pytest.raises(PerRankError, match="stage"):
+        restore(tmp_path / "values", live)
+
+
+def own_and_stages() -> list[dict[str, Any]]:
+    """Of two ranks: a leaf of each one's own, and a stage."""
+    everything = Box.whole((4, 3))
+    states: list[dict[str, Any]] = [{"rng": torch.full((2,), rank)} for rank in range(2)]
+    states[0]["first"] = {"w": piece(whole("embed"), everything)}
+    states[1]["last"] = {"w": piece(whole("last"), everything)}
+    return states
+
+
+def last(path: str, old: list[Any], rank: int, size: int) -> Any:
+    return next(each for each in reversed(old) if each is not None)
+
+
+@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
+@pytest.mark.parametrize("per_rank", ["rank0", last])
+def test_what_is_each_ranks_own_beside_stages_is_mapped(tmp_path: Path, per_rank: Any) -> None:
+    save(tmp_path, own_and_stages())
+    live: list[dict[str, Any]] = [{"rng": torch.zeros(2, dtype=torch.int64)} for _ in range(3)]
+    live[1]["first"] = {"w": piece(whole("embed") * 0, Box.whole((4, 3)))}
+    live[2]["last"] = {"w": torch.zeros(4, 3)}
+    restore(tmp_path, live, per_rank=per_rank)
+    assert [state["rng"].tolist() for state in live] == [[0, 0] if per_rank == "rank0" else [1, 1]] * 3
+    assert torch.equal(live[1]["first"]["w"].as_subclass(torch.Tensor), whole("embed"))
+    assert torch.equal(live[2]["last"]["w"], whole("last"))
+    assert [sorted(state) for state in live] == [["rng"], ["first", "rng"], ["last", "rng"]]
+
+
+@pytest.mark.filterwarnings("ignore:.*:deeppart.PerRankNotice")
+@pytest.mark.parametrize("per_rank", ["drop", "rank0", last])
+@pytest.mark.parametrize("apart", [False, True])
+def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any, apart: bool) -> None:
+    """Whole tensors of all stages would not fit into a node's memory."""
+    saved = own_and_stages()
+    if apart:
+        saved[1]["more"] = {"n": 5, "k": torch.ones(3)}
+    saved.append({"rng": torch.full((2,), 2)})
+    save(tmp_path, saved, **({"replicated": {"more": "none"}} if apart else {}))
+
+    def boxed(comm: Comm) -> list[str]:
+        opened = open_step(tmp_path, comm)
+        name = ("first", "last")[comm.rank]
+        state = {"rng": torch.zeros(2, dtype=torch.int64), name: {"w": torch.zeros(4, 3)}}
+        matched = opened.matched(state, per_rank)
+        old = memory_for_old_leaves(matched.saved, matched.way)
+        assert bring_old_leaves(opened.distributor, old) is None
+        map_old_leaves(matched, old, per_rank, comm.rank, comm.size)
+        paths = matched.target.structure.array_paths()
+        return [readable(paths[index]) for index in matched.target.boxed_arrays()]
+
+    assert on_ranks(2, boxed) == [["first/w"], ["last/w"]]

@@ -1,0 +1,119 @@
+"""Shares of ranks that hold shards of tensors: every byte of a shard once, and equal ones shared out."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deeppart.comm.base import Comm
+from deeppart.model.boxes import Box
+from deeppart.save.shard_holders import find_holders
+from deeppart.save.share_planning import plan_share
+from deeppart.state.capture.layout import OWN, SHARED, ShareLayout
+from deeppart.state.compare.state_layout import derive
+from deeppart.state.tree.flat import FlatState
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.paths import readable
+from deeppart.state.tree.replication import Replication
+from tests.unit.comm.worlds import on_all, world
+from tests.unit.plan.shards.partitions import halves
+from tests.unit.sharded_states import piece, rows
+
+WITHIN = ("checkpoint(step=1)", 60.0)
+Share = tuple[FlatState, ShareLayout]
+
+
+def planned(states: list[Any], kappa: float | None = None) -> list[Share]:
+    def plan(comm: Comm) -> Any:
+        flat = flatten(states[comm.rank])
+        layout = derive(flat, Replication("auto"))
+        holders = find_holders(comm, flat, layout, WITHIN)
+        layout.untie(holders.untied)
+        share = plan_share(comm, layout, flat, kappa, WITHIN, all_tell=True, holders=holders)
+        return flat, share
+
+    with world(len(states)) as comms:
+        found = on_all(len(states), lambda rank: plan(comms[rank]))
+    for _, share in found:
+        assert isinstance(share, ShareLayout), share
+    return found
+
+
+def bytes_of_boxes(found: list[Share]) -> dict[tuple[str, Box], list[tuple[int, int, int]]]:
+    """(first byte, end, rank) of what ranks save of each box, in order."""
+    spans = defaultdict(list)
+    for rank, (flat, share) in enumerate(found):
+        boxes = {number: box for leaf in flat.sharded for number, box in zip(leaf.numbers, leaf.boxes, strict=True)}
+        for row in share.spans:
+            if row["table"] == OWN:
+                number, start = int(row["leaf"]), int(row["start"])
+                key = readable(flat.arrays[number].path), boxes[number]
+                spans[key].append((start, start + int(row["length"]), rank))
+    return {key: sorted(each) for key, each in spans.items()}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_byte_of_every_box_is_saved_once_by_one_that_has_it(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = draw.choice([2, 3, 5])
+    states: list[dict[str, Any]] = [{"plain": torch.ones(5000)} for _ in range(ranks)]
+    expected: dict[tuple[str, Box], set[int]] = {}
+    for number in range(6):
+        whole = torch.zeros(draw.randint(1, 60), draw.randint(1, 40), dtype=draw.choice([torch.float32, torch.int8]))
+        parts = halves(Box.whole(tuple(whole.shape)), draw.randint(0, 1), draw.randint(0, 60))
+        for rank in range(ranks):
+            box = parts[rank % len(parts)]
+            states[rank][f"w{number}"] = piece(whole, box)
+            expected.setdefault((f"w{number}", box), set()).add(rank)
+    found = planned(states, kappa=draw.choice([None, 0.0, 100.0, 1e6]))
+    spans = bytes_of_boxes(found)
+    assert spans.keys() == expected.keys()
+    for (name, box), pieces in spans.items():
+        itemsize = states[0][name].element_size()
+        at = 0
+        for begin, end, rank in pieces:
+            assert begin == at and end > begin and rank in expected[name, box] and begin % itemsize == 0
+            at = end
+        assert at == box.elements * itemsize
+    shared = sorted(
+        (int(row["start"]), int(row["length"])) for _, share in found for row in share.spans if row["table"] == SHARED
+    )
+    assert sum(length for _, length in shared) == 20_000
+
+
+def test_copies_on_all_ranks_level_what_single_ranks_carry() -> None:
+    whole = torch.zeros(100_000, 1)
+    states: list[dict[str, Any]] = [
+        {"heavy": piece(whole, Box.whole((100_000, 1)) if rank == 0 else None), "all": torch.ones(50_000)}
+        for rank in range(4)
+    ]
+    for state in states:
+        state["copies"] = piece(torch.zeros(150_000, 1), Box.whole((150_000, 1)))
+    loads = [share.nbytes for _, share in planned(states, kappa=0.0)]
+    assert sum(loads) == 4 * (100_000 + 50_000 + 150_000)
+    assert loads[0] == 400_000 and np.ptp(loads[1:]) <= 0.1 * max(loads[1:])
+
+
+def test_what_pairs_hold_is_shared_out_between_the_two() -> None:
+    """HSDP: each pair has half of the rows."""
+    states = [{"w": rows(torch.zeros(2000, 10), rank % 2, 2)} for rank in range(4)]
+    found = planned(states, kappa=0.0)
+    assert [share.nbytes for _, share in found] == [20_000] * 4
+
+
+def test_tied_shards_are_saved_once() -> None:
+    states = []
+    for rank in range(3):
+        mine = rows(torch.zeros(30, 10), rank, 3)
+        states.append({"head": mine, "embed": mine})
+    assert [share.nbytes for _, share in planned(states)] == [400] * 3
+
+
+def test_a_rank_without_any_takes_part() -> None:
+    states = [{"w": rows(torch.zeros(2, 3), rank, 4)} for rank in range(4)]
+    assert [share.nbytes for _, share in planned(states)] == [12, 12, 0, 0]

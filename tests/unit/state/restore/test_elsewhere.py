@@ -1,0 +1,76 @@
+"""What the live state lacks, because other ranks have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from deeppart.state.document.decoding import decode_tree
+from deeppart.state.document.encoding import encode_tree
+from deeppart.state.document.structure import SavedArray, SavedNode, SavedValue, walk_tree
+from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves
+from deeppart.state.tree.flatten import flatten
+from deeppart.state.tree.paths import readable
+from deeppart.testing.states import Box
+
+
+def tensor() -> torch.Tensor:
+    return torch.zeros(2)
+
+
+SAVED: dict[str, Any] = {
+    "layers": {"0": {"w": tensor(), "b": tensor()}, "1": {"w": tensor(), "b": tensor()}},
+    "list": [tensor(), tensor(), {1: tensor(), "1": tensor()}],
+    "steps": {"n": 1, "m": 2},
+    "object": Box({"w": tensor(), "more": {"x": tensor()}}),
+}
+
+
+def saved() -> SavedNode:
+    flat = flatten(SAVED)
+    return decode_tree(encode_tree(flat.root), len(flat.values), "here")[0]
+
+
+def paths(tree: SavedNode, numbers: set[int]) -> set[str]:
+    leaves = walk_tree(tree, ())
+    return {readable(path) for path, leaf in leaves if isinstance(leaf, SavedArray) and leaf.index in numbers}
+
+
+def live(**changes: Any) -> Any:
+    return flatten({key: value for key, value in (SAVED | changes).items() if value is not None}).root
+
+
+LACKING: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "nothing": ({}, set()),
+    "a key": ({"layers": {"0": SAVED["layers"]["0"]}}, {"layers/1/w", "layers/1/b"}),
+    "a key deep below": ({"layers": {"0": {"w": tensor()}, "1": SAVED["layers"]["1"]}}, {"layers/0/b"}),
+    "a key of an object": ({"object": Box({"w": tensor()})}, {"object/more/x"}),
+    "a container": ({"layers": None}, {"layers/0/w", "layers/0/b", "layers/1/w", "layers/1/b"}),
+    "a text where a number is": ({"list": [tensor(), tensor(), {1: tensor()}]}, {"list/2/1"}),
+    "values alone": ({"steps": {"n": 1}}, set()),
+    "another kind": ({"layers": tensor()}, set()),
+    "items of a list": ({"list": [tensor()]}, set()),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_what_a_live_dict_lacks_is_found(name: str) -> None:
+    changes, expected = LACKING[name]
+    tree = saved()
+    lacking = lacking_leaves(tree, live(**changes))
+    assert paths(tree, lacking) == expected
+    pruned, gone = without_leaves(tree, live(**changes), lacking)
+    assert gone == lacking
+    everything, left = ([leaf for _, leaf in walk_tree(each, ())] for each in (tree, pruned))
+    assert left == [leaf for leaf in everything if isinstance(leaf, SavedValue) or leaf.index not in lacking]
+
+
+def test_what_no_other_rank_has_either_stays() -> None:
+    """It is created, as optimizer states are."""
+    tree, root = saved(), live(layers={"0": SAVED["layers"]["0"]})
+    lacking = lacking_leaves(tree, root)
+    for elsewhere in (set(), {min(lacking)}):
+        pruned, gone = without_leaves(tree, root, elsewhere)
+        assert pruned == tree and not gone, "a container of which others have a part stays as a whole"
