@@ -86,10 +86,10 @@ def spans_of(groups: Sequence[Groups], ranks: int, strategy: str, kappa: int) ->
         for number in numbers.tolist():
             boxes = each.boxes(number)
             for rank, share in zip(each.ranks[number].tolist(), shares, strict=True):
-                for leaf, start, length in share.spans:
-                    tensor, piece = each.held.pieces[leaf]
+                for span in share.spans:
+                    tensor, piece = each.held.pieces[span.leaf]
                     path = each.held.tensors[tensor].path
-                    found[rank].append(PlannedSpan(path, boxes[tensor][piece], start, length))
+                    found[rank].append(PlannedSpan(path, boxes[tensor][piece], span.start, span.length))
     return [sorted(of_rank) for of_rank in found]
 
 
