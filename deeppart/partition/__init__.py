@@ -9,7 +9,7 @@ proof), ``strategies`` (the alternatives kept for comparison), ``plan`` (the ans
 """
 
 from deeppart.model import LeafSpec, Share, Span
-from deeppart.partition.cost import DEFAULT_KAPPA_BYTES, usual_kappa, usual_kappa_of
+from deeppart.partition.cost import DEFAULT_KAPPA_BYTES, usual_kappa
 from deeppart.partition.leaves import Leaves, ReplicaSet
 from deeppart.partition.plan import Plan, SpanTable, partition
 from deeppart.partition.strategies import STRATEGIES
@@ -26,5 +26,4 @@ __all__ = [
     "SpanTable",
     "partition",
     "usual_kappa",
-    "usual_kappa_of",
 ]

@@ -1,8 +1,8 @@
 """This rank's share of a state: planned alike on every rank, laid out for this one.
 
 What one rank alone has, it saves. What some ranks hold alike, shards of tensors, is shared out among these, fewer
-holders first, on top of what they have; what all ranks hold levels the load (:mod:`deeppart.plan.shards.sharing`). Every rank
-computes only the sets that it is in.
+holders first, on top of what they have; what all ranks hold levels the load. The rules are those of
+:mod:`deeppart.plan.shards.sharing`; every rank computes only the sets that it is in.
 """
 
 from __future__ import annotations

@@ -227,9 +227,7 @@ def _norm(name: str, hidden: int, layer: int) -> Iterator[Parameter]:
     yield Parameter(f"{name}.bias", (hidden,), layer)
 
 
-def _columns(
-    name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: bool = False
-) -> Iterator[Parameter]:
+def _columns(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: bool = False) -> Iterator[Parameter]:
     """A matrix whose outputs are divided, and its bias with them; a row is an output if not said otherwise."""
     shape, divided = ((inputs, outputs), 1) if rows_are_inputs else ((outputs, inputs), 0)
     yield Parameter(f"{name}.weight", shape, layer, divided)

@@ -15,6 +15,8 @@ import torch.distributed as dist
 import deeppart
 from deeppart.model.boxes import Box
 from deeppart.save import saver
+from deeppart.save.share_planning import plan_share
+from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.tree.paths import readable
 from tests.sharded.layouts import build, fill, mesh_of
 
@@ -25,20 +27,25 @@ def main(layout: str, directory: Path) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     planned: list[Any] = []
-    plan_share = saver.plan_share
 
     def recorded(comm: Any, state_layout: Any, flat: Any, *rest: Any, **options: Any) -> Any:
         share = plan_share(comm, state_layout, flat, *rest, **options)
+        assert isinstance(share, ShareLayout), share
         boxes = {n: box for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
         planned.append(
             [
-                [readable(flat.arrays[leaf].path), *boxes.get(leaf, Box.whole(state_layout.types[leaf].shape)), at, length]
+                [
+                    readable(flat.arrays[leaf].path),
+                    *boxes.get(leaf, Box.whole(state_layout.types[leaf].shape)),
+                    at,
+                    length,
+                ]
                 for leaf, at, length in share.spans[["leaf", "start", "length"]].tolist()
             ]
         )
         return share
 
-    saver.plan_share = recorded
+    vars(saver)["plan_share"] = recorded
     state = build(layout, mesh_of(layout, size))
     told = {}
     for name, kappa in KAPPAS.items():

@@ -12,8 +12,8 @@ import numpy as np
 
 from deeppart.model import LeafSpec
 from deeppart.model.boxes import Box
-from deeppart.partition import DEFAULT_KAPPA_BYTES, Leaves, Plan, partition, usual_kappa_of
-from deeppart.partition.cost import IntArray
+from deeppart.partition import DEFAULT_KAPPA_BYTES, Leaves, Plan, partition
+from deeppart.partition.cost import IntArray, usual_kappa_of
 
 
 def in_order(shards: Sequence[tuple[str, Box]]) -> list[int]:
@@ -21,9 +21,7 @@ def in_order(shards: Sequence[tuple[str, Box]]) -> list[int]:
     return sorted(range(len(shards)), key=shards.__getitem__)
 
 
-def share_set(
-    leaves: Sequence[LeafSpec] | Leaves, kappa: int, carried: IntArray, strategy: str = "deeppart"
-) -> Plan:
+def share_set(leaves: Sequence[LeafSpec] | Leaves, kappa: int, carried: IntArray, strategy: str = "deeppart") -> Plan:
     """The plan of one set of ranks, for what they hold alike.
 
     Args:
