@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.model import LEVELS, Level
+from deeppart.plan.shards import Placed, Split, place_boxes
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
 #: fourth take twice as long until they are on the node as later ones.
@@ -37,7 +39,7 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
         For each of MEASURED a number per round that counts: seconds of the slowest rank, for the levels until they
         were complete, counted from the call; 0 for what does not apply.
     """
-    state = _state(task)
+    state = _state(task, comm.rank)
     config = Config(
         persistent_dir=str(persistent_dir),
         local_dir=str(local_dir) if task.local else None,
@@ -81,11 +83,35 @@ def measure_save(comm: Comm, task: SaveTask, local_dir: Path, persistent_dir: Pa
     return found
 
 
-def _state(task: SaveTask) -> dict[str, Any]:
+def _state(task: SaveTask, rank: int) -> dict[str, Any]:
     """Random numbers: chunks that were alike would be written once."""
     elements = max(1, task.nbytes // 4 // task.tensors)
     random = torch.Generator().manual_seed(_SEED)
-    return {f"tensor{number}": torch.randn(elements, generator=random) for number in range(task.tensors)}
+    names = (f"tensor{number}" for number in range(task.tensors))
+    if task.shards == 1:
+        return {name: torch.randn(elements, generator=random) for name in names}
+    placed = place_boxes((elements,), [[Split(task.shards, rank % task.shards)]])
+    return {name: _Shard.of(torch.randn(elements, generator=random), placed) for name in names}
+
+
+class _Shard(torch.Tensor):
+    """A rank's part of a tensor, that says itself which: unlike a DTensor, it needs no process group."""
+
+    global_shape: tuple[int, ...]
+    global_offsets: list[tuple[int, ...]]
+    local_offsets: list[tuple[int, ...]]
+    local_sizes: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, whole: torch.Tensor, placed: Sequence[Placed]) -> _Shard:
+        """Of a tensor with one dimension, the one box that a rank has; or none."""
+        local = whole[placed[0].box.slices()].clone() if placed else whole[:0].clone()
+        shard = local.as_subclass(cls)
+        shard.global_shape = tuple(whole.shape)
+        shard.global_offsets = [each.box.offset for each in placed]
+        shard.local_offsets = [each.local.offset for each in placed]
+        shard.local_sizes = [each.local.sizes for each in placed]
+        return shard
 
 
 def _train(state: dict[str, torch.Tensor], turn: int) -> None:
