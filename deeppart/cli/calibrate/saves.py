@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.config import Config
 from deeppart.model import LEVELS, Level
-from deeppart.plan.shards import Placed, Split, place_boxes
+from deeppart.plan.shards import Split, place_boxes
 
 #: Checkpoints before those that count. Afterwards staging memory and files to write over are there: the third and the
 #: fourth take twice as long until they are on the node as later ones.
@@ -90,34 +89,76 @@ def _state(task: SaveTask, rank: int) -> dict[str, Any]:
     names = (f"tensor{number}" for number in range(task.tensors))
     if task.shards == 1:
         return {name: torch.randn(elements, generator=random) for name in names}
-    placed = place_boxes((elements,), [[Split(task.shards, rank % task.shards)]])
-    return {name: _Shard.of(torch.randn(elements, generator=random), placed) for name in names}
+    spec = _Spec(_Mesh((task.shards,), (rank % task.shards,)), (_Divided(),))
+    return {name: _Shard.of(torch.randn(elements, generator=random), spec) for name in names}
+
+
+class _Mesh(NamedTuple):
+    """As a DeviceMesh with one dimension says it of a rank."""
+
+    shape: tuple[int]
+    place: tuple[int]
+
+    def get_coordinate(self) -> tuple[int]:
+        """The place of this rank."""
+        return self.place
+
+
+class _Divided(NamedTuple):
+    """As the placement ``Shard(0)``."""
+
+    dim: int = 0
+
+    def is_replicate(self) -> bool:
+        """False: every rank has a part of its own."""
+        return False
+
+    def is_partial(self) -> bool:
+        """False: these are no summands."""
+        return False
+
+
+class _Spec(NamedTuple):
+    mesh: _Mesh
+    placements: tuple[_Divided]
 
 
 class _Shard(torch.Tensor):
-    """A rank's part of a tensor, that says itself which: unlike a DTensor, it needs no process group."""
+    """A rank's part of a tensor with one dimension, described as by a DTensor; but no process group is needed."""
 
-    global_shape: tuple[int, ...]
-    global_offsets: list[tuple[int, ...]]
-    local_offsets: list[tuple[int, ...]]
-    local_sizes: list[tuple[int, ...]]
+    _local_tensor: torch.Tensor
+    _spec: _Spec
 
     @classmethod
-    def of(cls, whole: torch.Tensor, placed: Sequence[Placed]) -> _Shard:
-        """Of a tensor with one dimension, the one box that a rank has; or none."""
-        local = whole[placed[0].box.slices()].clone() if placed else whole[:0].clone()
-        shard = local.as_subclass(cls)
-        shard.global_shape = tuple(whole.shape)
-        shard.global_offsets = [each.box.offset for each in placed]
-        shard.local_offsets = [each.local.offset for each in placed]
-        shard.local_sizes = [each.local.sizes for each in placed]
+    def of(cls, whole: torch.Tensor, spec: _Spec) -> _Shard:
+        """The part of a tensor that a rank has by a description."""
+        make = torch.Tensor._make_wrapper_subclass  # a shape without memory of its own, as a DTensor
+        shard: _Shard = make(cls, whole.shape, dtype=whole.dtype)
+        boxes = place_boxes(whole.shape, [[Split(spec.mesh.shape[0], spec.mesh.place[0])]])
+        shard._local_tensor = whole[boxes[0].box.slices()].clone() if boxes else whole[:0].clone()
+        shard._spec = spec
         return shard
+
+    @property
+    def device_mesh(self) -> _Mesh:
+        """The ranks."""
+        return self._spec.mesh
+
+    @property
+    def placements(self) -> tuple[_Divided]:
+        """What is done along the dimensions of the mesh."""
+        return self._spec.placements
+
+    @classmethod
+    def __torch_dispatch__(cls, *called: Any) -> Any:
+        raise NotImplementedError("a shard is there to be saved and restored")
 
 
 def _train(state: dict[str, torch.Tensor], turn: int) -> None:
     """Change every chunk, the same way on all ranks, and go through the memory as an optimizer does."""
     for tensor in state.values():
-        tensor.add_(0.01 * (turn + 1))
+        local = tensor._local_tensor if isinstance(tensor, _Shard) else tensor
+        local.add_(0.01 * (turn + 1))
 
 
 def meet(comm: Comm) -> None:
