@@ -59,9 +59,14 @@ def usual_kappa(nbytes: IntArray) -> int:
     Args:
         nbytes: int64[n], of the leaves that are to be shared out.
     """
-    if not len(nbytes):
+    return usual_kappa_of(float(nbytes.sum(dtype=np.float64)), len(nbytes))
+
+
+def usual_kappa_of(nbytes: float, leaves: int) -> int:
+    """The same, of so many bytes in so many leaves."""
+    if not leaves:
         return DEFAULT_KAPPA_BYTES
-    return min(DEFAULT_KAPPA_BYTES, int(_MOST_OF_A_MEAN_LEAF * float(nbytes.sum(dtype=np.float64)) / len(nbytes)))
+    return min(DEFAULT_KAPPA_BYTES, int(_MOST_OF_A_MEAN_LEAF * float(nbytes) / leaves))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,8 @@
 """This rank's share of a state: planned alike on every rank, laid out for this one.
 
 What one rank alone has, it saves. What some ranks hold alike, shards of tensors, is shared out among these, fewer
-holders first, on top of what they have; what all ranks hold levels the load. So much as in
-:func:`deeppart.partition.partition`, of which every rank computes only the sets that it is in.
+holders first, on top of what they have; what all ranks hold levels the load. The rules are those of
+:mod:`deeppart.plan.shards.sharing`; every rank computes only the sets that it is in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy.typing as npt
 from deeppart.comm.base import Comm
 from deeppart.comm.waiting import finish
 from deeppart.model import LeafSpec
-from deeppart.partition import partition, usual_kappa
+from deeppart.partition import usual_kappa
+from deeppart.plan.shards import in_order, share_set
 from deeppart.save.shard_holders import Holders
 from deeppart.state.capture.layout import ShareLayout, lay_out
 from deeppart.state.compare.owners import trained_leaves
@@ -118,7 +119,7 @@ class _Planning:
     """One plan being made, as this rank sees it."""
 
     def __init__(self, comm: Comm, layout: StateLayout, flat: FlatState, kappa: int) -> None:
-        self._rank, self._size, self._kappa = comm.rank, comm.size, kappa
+        self._rank, self._kappa = comm.rank, kappa
         self._types, self._flat, self._load = layout.types, flat, 0
         #: Of each shard, what brings those of one tensor into one order on all ranks.
         self._offsets = {n: box for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
@@ -128,9 +129,7 @@ class _Planning:
         found: list[_Span] = []
         for ranks, held in sorted(sets.items()):
             ordered = self._in_order(held)
-            plan = partition(
-                self._specs(ordered), len(ranks), kappa=self._kappa, preload=carried[list(ranks)].astype(np.float64)
-            )
+            plan = share_set(self._specs(ordered), self._kappa, carried[list(ranks)])
             share = plan.share(ranks.index(self._rank))
             found += [(ordered[span.leaf], span.start, span.length) for span in share.spans]
         self._load += sum(length for _, _, length in found) + self._kappa * len(found)
@@ -147,7 +146,7 @@ class _Planning:
         """This rank's spans of what all ranks hold: of leaves in the shared structure, and of shards."""
         shards = self._in_order(leaves.everywhere)
         numbers = leaves.shared + shards
-        plan = partition(self._specs(numbers), self._size, kappa=self._kappa, preload=carried.astype(np.float64))
+        plan = share_set(self._specs(numbers), self._kappa, carried)
         spans = [(numbers[span.leaf], span.start, span.length) for span in plan.share(self._rank).spans]
         is_shard = set(shards)
         return [each for each in spans if each[0] not in is_shard], [each for each in spans if each[0] in is_shard]
@@ -158,7 +157,8 @@ class _Planning:
 
     def _in_order(self, shards: Sequence[int]) -> list[int]:
         """Shards in an order that is the same on all ranks that hold them."""
-        return sorted(shards, key=lambda leaf: (readable(self._flat.arrays[leaf].path), self._offsets[leaf]))
+        order = in_order([(readable(self._flat.arrays[leaf].path), self._offsets[leaf]) for leaf in shards])
+        return [shards[position] for position in order]
 
 
 def _kappa(

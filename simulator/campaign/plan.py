@@ -14,7 +14,7 @@ from deeppart.model import DEFAULT_KEEP, LEVELS, Level
 from ..timing.bandwidth_sharing import FloatArray, by_node
 from ..timing.restores import restore_s
 from ..timing.stages import Job, Times, metadata_s, times_of
-from ..workload.states import Shares
+from ..workload.sharing import Shares
 from .failures import Size, rates_per_s
 
 

@@ -14,10 +14,11 @@ from deeppart.model.units import show_bytes, show_rate, show_seconds
 from ..machine.record import Machine
 from ..measure.calibrate import calibrate
 from ..measure.start import Directories
-from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation
+from ..measure.validate import MEDIAN_TARGET, WORST_TARGET, Comparison, Validation, shards_of
 from ..measure.validate import validate as compare
 from ..report.charts import save, validation_figure
 from ..report.page import Contents, write_page
+from ..workload.layout import Layout, read_layout
 from .options import (
     DEFAULT_MACHINE,
     Common,
@@ -40,8 +41,9 @@ from .options import (
     "--passes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of calibrations and comparisons."
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller checkpoints.")
+@click.option("--layout", metavar="LAYOUT", help="Divide tensors among ranks: fsdp, hsdp=N or tp=N.  [default: do not]")
 @measuring_options
-def validate(common: Common, directories: Directories, ranks: str, passes: int, quick: bool) -> int:
+def validate(common: Common, directories: Directories, ranks: str, passes: int, quick: bool, layout: str | None) -> int:
     """Run real checkpoints under mpirun, predict each from a calibration made before, and compare.
 
     With --machine FILE from `deeppart-sim calibrate` on this machine; otherwise it is calibrated first, for each number
@@ -49,6 +51,9 @@ def validate(common: Common, directories: Directories, ranks: str, passes: int, 
     above 10 % or one is above 25 %.
     """
     numbers = counts(ranks, "--ranks")
+    divided = Layout() if layout is None else read_layout(layout, "--layout")
+    for count in numbers:
+        shards_of(divided, count)  # before minutes of calibration
     with status_console().status("") as status:
 
         def machine_for(count: int) -> Machine:
@@ -60,7 +65,7 @@ def validate(common: Common, directories: Directories, ranks: str, passes: int, 
             )  # fmt: skip
 
         found = compare(
-            machine_for, directories, numbers, passes=passes, quick=quick,
+            machine_for, directories, numbers, layout=divided, passes=passes, quick=quick,
             progress=lambda text: status.update(f"checkpoints: {text}"),
         )  # fmt: skip
     if common.csv_path is not None:
@@ -76,6 +81,7 @@ def validate(common: Common, directories: Directories, ranks: str, passes: int, 
             {
                 "format": "deeppart-sim-validation",
                 "version": 1,
+                "layout": str(divided),
                 "comparisons": [row_of(each) for each in found.comparisons],
                 "median_error": found.median_error,
                 "worst_error": found.worst_error,

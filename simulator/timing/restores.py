@@ -8,7 +8,7 @@ import numpy as np
 
 from deeppart.model import Level
 
-from ..workload.states import Shares
+from ..workload.sharing import Shares
 from .bandwidth_sharing import FloatArray, by_node, finish_times
 from .stages import Job, codec_of
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from deeppart.errors import ConfigError
 from deeppart.partition import STRATEGIES
 
-from ..workload.states import Shares
+from ..workload.sharing import Shares
 from .stages import COMPRESSIONS, Job, Times, times_of
 
 #: What the speed-up is measured against.

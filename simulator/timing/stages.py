@@ -19,7 +19,8 @@ from deeppart.plan.interval import FLUSH_SHARE
 from deeppart.plan.redundancy import Stripes, block_bytes_for
 
 from ..machine.record import Machine
-from ..workload.states import Shares, State
+from ..workload.sharing import Shares
+from ..workload.states import State
 from .bandwidth_sharing import FloatArray, by_node, finish_times
 
 #: Stages in the order in which tables and timelines show them.

@@ -22,7 +22,8 @@ from deeppart.errors import ConfigError
 
 from .layout import Layout, read_layout
 from .shapes import Model, Parameter
-from .states import ITEM_BYTES, State, Tensor, read_state, state_of
+from .states import State, read_state, state_of
+from .tensors import ITEM_BYTES, Tensor
 
 #: The function of a Python file that is called if none is named.
 DEFAULT_FUNCTION = "build"
@@ -63,12 +64,13 @@ def _from_checkpoint(directory: Path, text: str) -> State:
     shared: list[Tensor] = []
     own: list[Tensor] = []
     leaves = [leaf for leaf in document["leaves"] if leaf["kind"] != "value" and leaf.get("alias_of") is None]
+    sharded = any(leaf["shards"] is not None for leaf in leaves)
     for leaf, parameter in zip(leaves, _parameters([(leaf["path"], leaf["shape"]) for leaf in leaves]), strict=True):
-        dtype = str(leaf["dtype"])
+        dtype, shape = str(leaf["dtype"]), parameter.shape
         if dtype not in ITEM_BYTES:
-            parameter, dtype = replace(parameter, elements=int(leaf["bytes"])), "uint8"
-        tensor = Tensor(parameter, leaf["path"], dtype, parameter.elements)
-        (own if leaf["per_rank"] else shared).append(tensor)
+            dtype, shape = "uint8", (*shape, int(leaf["bytes"]) // max(1, parameter.elements))
+        plain = sharded and leaf["shards"] is None
+        (own if leaf["per_rank"] else shared).append(Tensor(parameter, leaf["path"], dtype, shape, plain=plain))
     state = state_of(f"{directory}, step {document['step']}", shared, f"checkpoint {directory}", layout)
     return replace(state, own=tuple(own))
 
@@ -93,16 +95,14 @@ def _from_python(file: Path, function: str, text: str) -> State:
         raise _unreadable(file, f"{type(error).__name__}: {error}") from error
     optimizer, layout = _options(text)
     if hasattr(built, "named_parameters"):
-        found = [(name, tensor) for name, tensor in built.state_dict().items() if _is_tensor(tensor)]
-        trained = {name for name, tensor in built.named_parameters() if tensor.requires_grad}
-        return _of_module(file, found, trained, text, layout)
+        return _of_module(file, built, text, layout)
     if optimizer:
         raise _refusal(f"+{optimizer}", "nested tensors; an optimizer can be added to a module only", file)
     tensors = list(_flatten("", built, 0))
     if not tensors:
         raise _unreadable(file, f"{function}() returned {type(built).__name__} without a tensor in it")
     leaves = [
-        Tensor(parameter, path, _dtype(tensor, path, file), parameter.elements)
+        Tensor(parameter, path, _dtype(tensor, path, file), parameter.shape)
         for (path, tensor), parameter in zip(
             tensors, _parameters([(path, list(tensor.shape)) for path, tensor in tensors]), strict=True
         )
@@ -110,8 +110,12 @@ def _from_python(file: Path, function: str, text: str) -> State:
     return state_of(f"{file}:{function}", leaves, f"Python file {file}", layout)
 
 
-def _of_module(file: Path, found: Sequence[tuple[str, Any]], trained: set[str], text: str, layout: Layout) -> State:
-    """A module's state, and of what is trained the optimizer's."""
+def _of_module(file: Path, module: Any, text: str, layout: Layout) -> State:
+    """A module's state, and of what is trained the optimizer's; buffers are not divided."""
+    found = [(name, tensor) for name, tensor in module.state_dict().items() if _is_tensor(tensor)]
+    named = list(module.named_parameters(remove_duplicate=False))
+    trained = {name for name, tensor in named if tensor.requires_grad}
+    divided = {name for name, _ in named}
     parameters = _parameters([(name, list(tensor.shape)) for name, tensor in found])
     model = Model(file.name, parameters, _layers(parameters), 0, f"Python file {file}")
     dtypes = {
@@ -119,7 +123,9 @@ def _of_module(file: Path, found: Sequence[tuple[str, Any]], trained: set[str], 
     }
     state = read_state(text, model, "float32")
     kept = [
-        replace(tensor, dtype=tensor.dtype if tensor.optimizer else dtypes[tensor.parameter.path])
+        tensor
+        if tensor.optimizer
+        else replace(tensor, dtype=dtypes[tensor.parameter.path], plain=tensor.parameter.path not in divided)
         for tensor in state.tensors
         if not tensor.optimizer or tensor.parameter.path in trained
     ]
@@ -141,21 +147,17 @@ def _options(text: str) -> tuple[str, Layout]:
 
 
 def _parameters(named: Iterable[tuple[str, Sequence[int]]]) -> tuple[Parameter, ...]:
-    """Layers from the first number in each path; matrices are what tensor parallelism divides."""
+    """Layers from the first number in each path; tensor parallelism divides the rows of what has two dimensions."""
     found: list[Parameter] = []
     order: dict[str, int] = {}
     layer = -1
     for path, shape in named:
-        elements = 1
-        for length in shape:
-            elements *= int(length)
         match = _NUMBER.search(path)
         if match:
             layer = order.setdefault(path[: match.end()], len(order))
         elif order:
             layer = len(order)
-        rows = int(shape[0]) if len(shape) > 1 else 0
-        found.append(Parameter(path, elements, layer, len(shape) > 1, rows=rows))
+        found.append(Parameter(path, tuple(map(int, shape)), layer, 0 if len(shape) > 1 else None))
     return tuple(found)
 
 

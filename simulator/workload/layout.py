@@ -1,5 +1,4 @@
-"""The leaves of each rank: data, tensor, pipeline, expert parallelism and sharding, as groups of ranks with equal
-leaves.
+"""Layouts of ranks: data, tensor, pipeline and expert parallelism, and sharding.
 
 Ranks are numbered as Megatron-LM numbers them: tensor parallelism fastest, then data, then pipeline parallelism.
 Data-parallel ranks that shard are next to each other, replicas of the shards further apart, as in hybrid sharding
@@ -87,41 +86,38 @@ class RankGrid:
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return self.stages * self.replicas * self.shards * self.tensor
+        return self.stages * self.data * self.tensor
+
+    @property
+    def data(self) -> int:
+        """Data-parallel ranks."""
+        return self.replicas * self.shards
 
     def stage_of(self, layer: int, layers: int) -> int:
         """The pipeline stage of a layer; what comes before the first is with it, what comes behind the last, too."""
         return min(max(layer, 0), layers - 1) * self.stages // layers
 
-    def divisor(self, *, divided: bool, expert: bool, optimizer: bool) -> int:
-        """Among how many ranks one leaf of a kind is divided, experts apart (these are not divided but dealt out)."""
-        shards = self.shards
-        if optimizer and self.optimizer_sharded:
-            shards = self.shards * self.replicas // (self.expert if expert else 1)
-        return shards * (self.tensor if divided else 1)
-
-    def groups(self, stage: int, *, divided: bool, expert: int | None, optimizer: bool) -> IntArray:
-        """Ranks that hold the leaves of a kind: each row a group, whose members hold the same; rows differ.
+    def ranks_of(self, stage: int, expert: int | None, shards: int, *, divided: bool) -> IntArray:
+        """Ranks that divide leaves, and those that hold the same.
 
         Args:
             stage: of the pipeline.
-            divided: by tensor parallelism.
             expert: which of the expert-parallel ranks; None for leaves outside experts.
-            optimizer: true if they are the optimizer's.
+            shards: data-parallel ranks that divide the leaves, next to each other; 1 for none.
+            divided: by tensor parallelism.
 
         Returns:
-            int64[groups, members], ascending within each row.
+            int64[shards, tensor-parallel ranks that divide, members], members ascending.
         """
-        data = self.replicas * self.shards
-        first = stage * data * self.tensor
-        ranks: IntArray = np.arange(first, first + data * self.tensor, dtype=np.int64).reshape(data, self.tensor)
+        first = stage * self.data * self.tensor
+        ranks: IntArray = np.arange(first, first + self.data * self.tensor, dtype=np.int64)
+        ranks = ranks.reshape(self.data, self.tensor)
         if expert is not None:
-            ranks = ranks.reshape(data // self.expert, self.expert, self.tensor)[:, expert, :]
-        shards = len(ranks) if optimizer and self.optimizer_sharded else self.shards if expert is None else 1
+            ranks = ranks.reshape(self.data // self.expert, self.expert, self.tensor)[:, expert, :]
         ranks = ranks.reshape(len(ranks) // shards, shards, self.tensor)  # replica, shard, tensor
         if divided:
-            return ranks.transpose(1, 2, 0).reshape(shards * self.tensor, -1)
-        return ranks.transpose(1, 0, 2).reshape(shards, -1)
+            return ranks.transpose(1, 2, 0)
+        return ranks.transpose(1, 0, 2).reshape(shards, 1, -1)
 
 
 def read_layout(text: str, where: str = "--state") -> Layout:

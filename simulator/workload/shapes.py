@@ -1,13 +1,15 @@
 """The parameters of model families, by shape and in the order and under the names of their reference implementations.
 
 Nothing is allocated: a trillion parameters are a few thousand records. What each parameter needs for parallel layouts
-is kept beside its size: its rows, by which FSDP divides it; the layer it belongs to (pipeline parallelism); whether
-tensor parallelism divides it (M. Shoeybi et al., Megatron-LM, 2019: the matrices of attention and feed-forward and the
-embeddings by rows or columns, norms and the biases after a row-parallel matrix not); and which expert it belongs to.
+is kept beside its shape: the layer it belongs to (pipeline parallelism); which of its dimensions tensor parallelism
+divides (M. Shoeybi et al., Megatron-LM, 2019: the outputs of the matrices that attention and feed-forward begin with,
+the inputs of those that they end with, the vocabulary of embeddings and of the output; norms and the biases after a
+row-parallel matrix not); and which expert it belongs to.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,19 +29,22 @@ class Parameter:
 
     Attributes:
         path: its name; components joined by dots, as in a module's ``state_dict()``.
-        elements: how many numbers it has.
+        shape: its lengths.
         layer: -1 before the first layer, the number of layers behind the last one.
-        divided: true if tensor parallelism divides it.
+        divided: the dimension that tensor parallelism divides, or None.
         expert: its number among the experts of its layer, or None.
-        rows: length of its first dimension; 0 for a vector, which has as many as elements.
     """
 
     path: str
-    elements: int
+    shape: tuple[int, ...]
     layer: int
-    divided: bool = False
+    divided: int | None = None
     expert: int | None = None
-    rows: int = 0
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +74,8 @@ class Model:
 def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types: int = 2) -> Iterator[Parameter]:
     """``BertModel`` with its pooler: J. Devlin et al., BERT, 2018; names as in Hugging Face's transformers."""
     yield from _embedding("embeddings.word_embeddings", vocabulary, hidden)
-    yield _matrix("embeddings.position_embeddings.weight", positions, hidden, -1, divided=False)
-    yield _matrix("embeddings.token_type_embeddings.weight", types, hidden, -1, divided=False)
+    yield Parameter("embeddings.position_embeddings.weight", (positions, hidden), -1)
+    yield Parameter("embeddings.token_type_embeddings.weight", (types, hidden), -1)
     yield from _norm("embeddings.LayerNorm", hidden, -1)
     for layer in range(layers):
         name = f"encoder.layer.{layer}"
@@ -81,8 +86,8 @@ def bert(layers: int, hidden: int, vocabulary: int, positions: int = 512, types:
         yield from _columns(f"{name}.intermediate.dense", hidden, 4 * hidden, layer)
         yield from _rows(f"{name}.output.dense", 4 * hidden, hidden, layer)
         yield from _norm(f"{name}.output.LayerNorm", hidden, layer)
-    yield _matrix("pooler.dense.weight", hidden, hidden, layers, divided=False)
-    yield Parameter("pooler.dense.bias", hidden, layers)
+    yield Parameter("pooler.dense.weight", (hidden, hidden), layers)
+    yield Parameter("pooler.dense.bias", (hidden,), layers)
 
 
 def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024) -> Iterator[Parameter]:
@@ -91,15 +96,15 @@ def gpt(layers: int, hidden: int, vocabulary: int = 50257, positions: int = 1024
     Its matrices have a row for each input, where others have one for each output.
     """
     yield from _embedding("transformer.wte", vocabulary, hidden)
-    yield _matrix("transformer.wpe.weight", positions, hidden, -1, divided=False)
+    yield Parameter("transformer.wpe.weight", (positions, hidden), -1)
     for layer in range(layers):
         name = f"transformer.h.{layer}"
         yield from _norm(f"{name}.ln_1", hidden, layer)
-        yield from _columns(f"{name}.attn.c_attn", hidden, 3 * hidden, layer, rows=hidden)
-        yield from _rows(f"{name}.attn.c_proj", hidden, hidden, layer, rows=hidden)
+        yield from _columns(f"{name}.attn.c_attn", hidden, 3 * hidden, layer, rows_are_inputs=True)
+        yield from _rows(f"{name}.attn.c_proj", hidden, hidden, layer, rows_are_inputs=True)
         yield from _norm(f"{name}.ln_2", hidden, layer)
-        yield from _columns(f"{name}.mlp.c_fc", hidden, 4 * hidden, layer, rows=hidden)
-        yield from _rows(f"{name}.mlp.c_proj", 4 * hidden, hidden, layer, rows=4 * hidden)
+        yield from _columns(f"{name}.mlp.c_fc", hidden, 4 * hidden, layer, rows_are_inputs=True)
+        yield from _rows(f"{name}.mlp.c_proj", 4 * hidden, hidden, layer, rows_are_inputs=True)
     yield from _norm("transformer.ln_f", hidden, layers)
 
 
@@ -121,27 +126,28 @@ def llama(
     for layer in range(layers):
         name = f"model.layers.{layer}"
         for projection, width in (("q", hidden), ("k", keys), ("v", keys), ("o", hidden)):
-            yield _matrix(f"{name}.self_attn.{projection}_proj.weight", width, hidden, layer)
+            divided = 1 if projection == "o" else 0
+            yield Parameter(f"{name}.self_attn.{projection}_proj.weight", (width, hidden), layer, divided)
         if experts:
-            yield _matrix(f"{name}.block_sparse_moe.gate.weight", experts, hidden, layer, divided=False)
+            yield Parameter(f"{name}.block_sparse_moe.gate.weight", (experts, hidden), layer)
         for expert in range(experts):
             for matrix in ("w1", "w2", "w3"):
                 path = f"{name}.block_sparse_moe.experts.{expert}.{matrix}.weight"
-                rows, columns = (hidden, feed_forward) if matrix == "w2" else (feed_forward, hidden)
-                yield _matrix(path, rows, columns, layer, expert=expert)
+                shape, divided = ((hidden, feed_forward), 1) if matrix == "w2" else ((feed_forward, hidden), 0)
+                yield Parameter(path, shape, layer, divided, expert)
         for matrix in () if experts else ("gate", "up", "down"):
-            rows, columns = (hidden, feed_forward) if matrix == "down" else (feed_forward, hidden)
-            yield _matrix(f"{name}.mlp.{matrix}_proj.weight", rows, columns, layer)
-        yield Parameter(f"{name}.input_layernorm.weight", hidden, layer)
-        yield Parameter(f"{name}.post_attention_layernorm.weight", hidden, layer)
-    yield Parameter("model.norm.weight", hidden, layers)
-    yield _matrix("lm_head.weight", vocabulary, hidden, layers)
+            shape, divided = ((hidden, feed_forward), 1) if matrix == "down" else ((feed_forward, hidden), 0)
+            yield Parameter(f"{name}.mlp.{matrix}_proj.weight", shape, layer, divided)
+        yield Parameter(f"{name}.input_layernorm.weight", (hidden,), layer)
+        yield Parameter(f"{name}.post_attention_layernorm.weight", (hidden,), layer)
+    yield Parameter("model.norm.weight", (hidden,), layers)
+    yield Parameter("lm_head.weight", (vocabulary, hidden), layers, 0)
 
 
 def tensors(count: int, elements: int) -> Iterator[Parameter]:
     """Equal tensors, one to a layer."""
     for number in range(count):
-        yield Parameter(f"tensors.{number}.weight", elements, number, True)
+        yield Parameter(f"tensors.{number}.weight", (elements,), number, 0)
 
 
 _BERT = "J. Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, 2018"
@@ -212,28 +218,24 @@ def model_named(name: str) -> Model:
 # --- pieces of layers -----------------------------------------------------------------------------------------------
 
 
-def _matrix(
-    path: str, rows: int, columns: int, layer: int, *, divided: bool = True, expert: int | None = None
-) -> Parameter:
-    return Parameter(path, rows * columns, layer, divided, expert, rows)
-
-
 def _embedding(name: str, vocabulary: int, hidden: int) -> Iterator[Parameter]:
-    yield _matrix(f"{name}.weight", vocabulary, hidden, -1)
+    yield Parameter(f"{name}.weight", (vocabulary, hidden), -1, 0)
 
 
 def _norm(name: str, hidden: int, layer: int) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", hidden, layer)
-    yield Parameter(f"{name}.bias", hidden, layer)
+    yield Parameter(f"{name}.weight", (hidden,), layer)
+    yield Parameter(f"{name}.bias", (hidden,), layer)
 
 
-def _columns(name: str, inputs: int, outputs: int, layer: int, rows: int = 0) -> Iterator[Parameter]:
-    """A column-parallel matrix, with a row for each output if not said otherwise: its bias is divided with it."""
-    yield Parameter(f"{name}.weight", inputs * outputs, layer, True, rows=rows or outputs)
-    yield Parameter(f"{name}.bias", outputs, layer, True)
+def _columns(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: bool = False) -> Iterator[Parameter]:
+    """A matrix whose outputs are divided, and its bias with them; a row is an output if not said otherwise."""
+    shape, divided = ((inputs, outputs), 1) if rows_are_inputs else ((outputs, inputs), 0)
+    yield Parameter(f"{name}.weight", shape, layer, divided)
+    yield Parameter(f"{name}.bias", (outputs,), layer, 0)
 
 
-def _rows(name: str, inputs: int, outputs: int, layer: int, rows: int = 0) -> Iterator[Parameter]:
-    """A row-parallel matrix: its bias, added after the sum, is not."""
-    yield Parameter(f"{name}.weight", inputs * outputs, layer, True, rows=rows or outputs)
-    yield Parameter(f"{name}.bias", outputs, layer)
+def _rows(name: str, inputs: int, outputs: int, layer: int, *, rows_are_inputs: bool = False) -> Iterator[Parameter]:
+    """A matrix whose inputs are divided: its bias, added after the sum, is not."""
+    shape, divided = ((inputs, outputs), 0) if rows_are_inputs else ((outputs, inputs), 1)
+    yield Parameter(f"{name}.weight", shape, layer, divided)
+    yield Parameter(f"{name}.bias", (outputs,), layer)

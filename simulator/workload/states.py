@@ -10,34 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-
-import numpy as np
 
 from deeppart.errors import ConfigError
-from deeppart.model import LeafSpec
-from deeppart.partition import Leaves, partition
-from deeppart.partition.cost import IntArray
+from deeppart.partition.cost import whole_kappa
 
-from .layout import Layout, RankGrid, read_layout
-from .shapes import Model, Parameter, model_named
+from .holding import Groups, Held, groups_of, own_groups
+from .layout import Layout, read_layout
+from .shapes import Model, model_named
+from .sharing import PlannedSpan, Shares, kappa_of, share_out, spans_of
+from .tensors import ITEM_BYTES, Tensor
 
-ITEM_BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
 _SHORT = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
 #: Optimizer -> dtype of the model's parameters where none is named, and dtypes of what is kept for each parameter.
 #: Adam keeps two moments and a step count (a float32 tensor of one element, as torch.optim.Adam); with mixed
@@ -51,62 +33,6 @@ OPTIMIZERS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
     "sgd-momentum": ("float32", (("momentum_buffer", "float32"),)),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One leaf of the whole state, before any division.
-
-    Attributes:
-        parameter: the parameter to which it belongs.
-        path: in the state.
-        dtype: torch's name.
-        elements: how many.
-        optimizer: true if it is the optimizer's.
-    """
-
-    parameter: Parameter
-    path: str
-    dtype: str
-    elements: int
-    optimizer: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return self.elements * ITEM_BYTES[self.dtype]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Groups:
-    """Groups of ranks that hold leaves of equal sizes: within a group the same bytes, from group to group others.
-
-    Attributes:
-        leaves: the leaves of each group.
-        ranks: int64[groups, members].
-        bytes_by_dtype: bytes of the leaves.
-    """
-
-    leaves: Leaves
-    ranks: IntArray
-    bytes_by_dtype: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shares:
-    """The share of each rank.
-
-    Attributes:
-        nbytes: int64[ranks].
-        spans: int64[ranks].
-        split: how many leaves are in more than one share.
-        by_dtype: share of all bytes that each dtype has; adds up to 1.
-    """
-
-    nbytes: IntArray
-    spans: IntArray
-    split: int
-    by_dtype: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +57,7 @@ class State:
     source: str
     own: tuple[Tensor, ...] = ()
     _known: dict[int, tuple[Groups, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _cut: dict[tuple[object, ...], tuple[Leaves, dict[str, int]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _held: dict[object, Held] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +76,10 @@ class State:
             ConfigError: the layout does not fit that number of ranks.
         """
         if ranks not in self._known:
-            groups = tuple(self._groups(self.layout.at(ranks)))
+            grid = self.layout.at(ranks)
+            groups = list(groups_of(self.tensors, grid, self.layers, self.experts, self._held))
+            if self.own:
+                groups.append(own_groups(self.own, ranks, self._held))
             self._known[ranks] = tuple(sorted(groups, key=lambda group: group.ranks.shape[1]))
         return self._known[ranks]
 
@@ -162,119 +89,18 @@ class State:
         Raises:
             ConfigError: the layout does not fit, or no such strategy.
         """
-        load = np.zeros(ranks, dtype=np.int64)
-        nbytes, spans, split = np.zeros_like(load), np.zeros_like(load), 0
-        by_dtype: dict[str, int] = {}
-        for groups in self.on(ranks):
-            carried = load[groups.ranks]
-            for dtype, count in groups.bytes_by_dtype.items():
-                by_dtype[dtype] = by_dtype.get(dtype, 0) + count * len(groups.ranks)
-            # One plan serves all groups whose members carry the same already: all, unless sets overlap unevenly.
-            kinds, kind_of = np.unique(carried, axis=0, return_inverse=True)
-            for kind, preload in enumerate(kinds):
-                members = groups.ranks[kind_of.ravel() == kind]
-                plan = partition(groups.leaves, groups.ranks.shape[1], kappa, strategy, preload)
-                nbytes[members] += plan.bytes_per_rank()
-                spans[members] += plan.spans_per_rank()
-                load[members] += plan.bytes_per_rank() + plan.kappa * plan.spans_per_rank()
-                split += plan.split_leaves() * len(members)
-        total = sum(by_dtype.values())
-        shares = {dtype: count / total for dtype, count in by_dtype.items()} if total else {}
-        return Shares(nbytes, spans, split, shares)
+        return share_out(self.on(ranks), ranks, strategy, self._kappa(ranks, kappa))
 
-    def _groups(self, world: RankGrid) -> Iterator[Groups]:
-        if self.own:
-            sizes = [tensor.elements for tensor in self.own]
-            yield self._group(("own",), self.own, sizes, np.arange(world.ranks, dtype=np.int64)[:, None])
-        kinds: dict[tuple[int, bool, int | None, bool], list[Tensor]] = {}
-        for tensor in self.tensors:
-            parameter = tensor.parameter
-            stage = world.stage_of(parameter.layer, self.layers)
-            expert = None
-            if parameter.expert is not None and world.expert > 1:
-                expert = parameter.expert * world.expert // self.experts
-            divided = parameter.divided and world.tensor > 1 and tensor.elements > 1
-            sharded_alone = tensor.optimizer and world.optimizer_sharded
-            kinds.setdefault((stage, divided, expert, sharded_alone), []).append(tensor)
-        for (stage, divided, expert, optimizer), tensors in kinds.items():
-            ranks = world.groups(stage, divided=divided, expert=expert, optimizer=optimizer)
-            kind = (world.stages, stage, divided, expert, optimizer)
-            among = world.tensor if divided else 1
-            if world.shards > 1 and not optimizer:
-                yield from self._by_rows(kind, tensors, world.shards, among, ranks)
-                continue
-            divisor = world.divisor(divided=divided, expert=expert is not None, optimizer=optimizer)
-            sizes = [-(-tensor.elements // divisor) for tensor in tensors]
-            yield self._group((*kind, divisor), tensors, sizes, ranks)
+    def spans(self, ranks: int, strategy: str = "deeppart", kappa: float | None = None) -> list[list[PlannedSpan]]:
+        """What each rank saves, span by span; for few ranks.
 
-    def _by_rows(
-        self, kind: tuple[object, ...], tensors: Sequence[Tensor], shards: int, among: int, ranks: IntArray
-    ) -> Iterator[Groups]:
-        """Leaves that FSDP divides: each by whole rows, as many for every shard, so that the last ones may have none.
-
-        Shards that have as many rows of every leaf are one kind.
-
-        Args:
-            among: tensor-parallel ranks that divide each leaf before.
-            ranks: int64[shards * among, members], shard by shard.
+        Raises:
+            ConfigError: the layout does not fit, or no such strategy.
         """
-        cuts = [_RowCut.of(tensor, shards, among) for tensor in tensors]
-        ends = sorted({0, shards}.union(*(cut.ends for cut in cuts)))
-        for first, end in pairwise(ends):
-            sizes = [cut.elements(first) for cut in cuts]
-            held = [(tensor, size) for tensor, size in zip(tensors, sizes, strict=True) if size]
-            if held:
-                members = ranks.reshape(shards, -1, ranks.shape[1])[first:end].reshape(-1, ranks.shape[1])
-                these, counts = zip(*held, strict=True)
-                yield self._group((*kind, shards, among, first), these, counts, members)
+        return spans_of(self.on(ranks), ranks, strategy, self._kappa(ranks, kappa))
 
-    def _group(
-        self, key: tuple[object, ...], tensors: Sequence[Tensor], sizes: Sequence[int], ranks: IntArray
-    ) -> Groups:
-        """Groups that hold so many elements of each tensor.
-
-        Args:
-            key: the same for the same tensors and sizes, on any number of ranks.
-        """
-        if key not in self._cut:
-            specs, by_dtype = [], dict[str, int]()
-            for tensor, elements in zip(tensors, sizes, strict=True):
-                item = ITEM_BYTES[tensor.dtype]
-                specs.append(LeafSpec(tensor.path, elements * item, item))
-                by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + elements * item
-            self._cut[key] = Leaves.of(specs, ranks.shape[1]), by_dtype
-        leaves, by_dtype = self._cut[key]
-        return Groups(leaves, ranks, by_dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowCut:
-    """One leaf in shards of whole rows, as ``torch.chunk`` cuts it: FSDP of PyTorch 2.4 and later, ``fully_shard``.
-
-    Attributes:
-        rows, row: how many, and elements of each, on one tensor-parallel rank.
-        each: rows of a shard that has its full count.
-    """
-
-    rows: int
-    row: int
-    each: int
-
-    @classmethod
-    def of(cls, tensor: Tensor, shards: int, among: int) -> _RowCut:
-        elements = -(-tensor.elements // among)
-        rows = min(elements, -(-(tensor.parameter.rows or elements) // among)) if tensor.elements > 1 else 1
-        return cls(rows, -(-elements // rows) if rows else 0, -(-rows // shards))
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """Shards at which another count of rows begins."""
-        full = self.rows // self.each if self.each else 0
-        return (full, full + 1) if self.each and self.rows % self.each else (full,)
-
-    def elements(self, shard: int) -> int:
-        """Of a shard."""
-        return self.row * max(0, min(self.each, self.rows - shard * self.each))
+    def _kappa(self, ranks: int, kappa: float | None) -> int:
+        return kappa_of(self.on(ranks), ranks) if kappa is None else whole_kappa(kappa)
 
 
 def read_state(text: str, model: Model | None = None, dtype: str | None = None) -> State:
@@ -310,13 +136,13 @@ def state_of(name: str, tensors: Sequence[Tensor], source: str, layout: Layout) 
 
 def _tensors(model: Model, dtype: str, kept: tuple[tuple[str, str], ...]) -> Iterator[Tensor]:
     for parameter in model.parameters:
-        yield Tensor(parameter, f"model/{parameter.path}", dtype, parameter.elements)
+        yield Tensor(parameter, f"model/{parameter.path}", dtype, parameter.shape)
     for number, parameter in enumerate(model.parameters):
         path = f"optimizer/state/{number}"
         for key, kind in kept:
-            yield Tensor(parameter, f"{path}/{key}", kind, parameter.elements, True)
+            yield Tensor(parameter, f"{path}/{key}", kind, parameter.shape, True)
         if any(key.startswith("exp_avg") for key, _ in kept):
-            yield Tensor(parameter, f"{path}/step", "float32", 1, True)
+            yield Tensor(parameter, f"{path}/step", "float32", (), True)
 
 
 def _check_layout(model: Model, layout: Layout, text: str) -> None:

@@ -83,7 +83,7 @@ def saving(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> t
     ("owner", "name", "on_rank", "expected"),
     [
         (complete, "encode_manifest", 0, [["persistent"]]),
-        (share_planning, "partition", 1, [["local", "persistent"]]),
+        (share_planning, "share_set", 1, [["local", "persistent"]]),
         (write.ShareWriter, "prepare", 1, [["local", "persistent"]]),
         (PartSummary, "record", 1, [["local"], ["persistent"]]),  # whichever of the two threads reports first
         (Incremental, "completed", 1, [[]]),

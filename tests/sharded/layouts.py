@@ -81,7 +81,7 @@ class Model(nn.Module):
 def mesh_of(layout: str, ranks: int) -> DeviceMesh | None:
     """The mesh of a layout on ranks 0 to ``ranks - 1``; a call of all ranks of the job."""
     numbers = torch.arange(ranks)
-    if layout in ("hsdp", "tp-dp"):
+    if layout in ("hsdp", "tp-dp", "tp-replicas"):
         return DeviceMesh("cpu", numbers.view(2, -1), mesh_dim_names=("first", "second"))
     return None if layout == "replicated" else DeviceMesh("cpu", numbers)
 
@@ -92,6 +92,8 @@ def build(layout: str, mesh: DeviceMesh | None) -> dict[str, Any]:
     model: nn.Module = Model()
     if mesh is not None and layout == "tp":
         _tensor_parallel(model, mesh)
+    elif mesh is not None and layout == "tp-replicas":
+        _tensor_parallel(model, mesh["second"])
     elif mesh is not None and layout == "tp-dp":
         _tensor_parallel(model, mesh["second"])
         _fully_shard(model, mesh["first"])

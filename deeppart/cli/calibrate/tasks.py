@@ -13,7 +13,7 @@ class SaveTask:
     """Real checkpoints of equal tensors.
 
     Attributes:
-        nbytes: of the state, which every rank holds alike.
+        nbytes: of the state.
         tensors: how many, of equal length.
         local: true if there is a local level.
         persistent: true if checkpoints go to the persistent level.
@@ -21,6 +21,7 @@ class SaveTask:
         flush_bandwidth: of the node, in bytes per second, or None; see ``Config``.
         capture: "eager" or "lazy"; see ``Config``.
         restore: true to measure restores too.
+        shards: ranks, next to each other, that divide each tensor; with 1, every rank holds all of it.
     """
 
     nbytes: int
@@ -31,6 +32,7 @@ class SaveTask:
     flush_bandwidth: float | None = None
     capture: str = "eager"
     restore: bool = False
+    shards: int = 1
 
     @property
     def levels(self) -> tuple[str, ...]:

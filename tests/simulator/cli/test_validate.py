@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.cli import main
 
+from tests.simulator.commands import sim
+
 
 def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
@@ -26,3 +28,8 @@ def test_validate_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == (0 if document["met"] else 1)
     assert len(document["comparisons"]) == 9
     assert all(each["predicted_s"] > 0 and each["measured_s"] > 0 for each in document["comparisons"])
+
+
+def test_a_layout_that_cannot_be_measured_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = sim(capsys, "validate", "--ranks", "2", "--layout", "pp=2")
+    assert code == 2 and "--layout" in err

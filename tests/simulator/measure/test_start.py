@@ -15,6 +15,7 @@ def test_real_checkpoints_are_measured(tmp_path: Path, ranks: int) -> None:
     saves = [
         SaveTask(1 << 20, 8, persistent=True, rounds=2, restore=True),
         SaveTask(1 << 20, 4, local=False, persistent=True, rounds=2, capture="lazy"),
+        SaveTask(1 << 20, 3, persistent=True, rounds=2, restore=True, shards=ranks),
     ]
     found = measure(ranks, saves, Directories(tmp_path, tmp_path), ("float32", "int64") if ranks == 2 else ())
     for measured in found["saves"]:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from deeppart_simulator.machine.files import machine_toml, read_machine
 from deeppart_simulator.measure.calibrate import machine_from
-from deeppart_simulator.measure.validate import Comparison, Validation, predict
+from deeppart_simulator.measure.validate import Comparison, Validation, predict, shards_of
+from deeppart_simulator.workload.layout import read_layout
 
 from deeppart.cli.calibrate.tasks import SaveTask
+from deeppart.errors import ConfigError
 from tests.simulator.measure.samples import samples_of
 
 PIECES = {
@@ -50,3 +52,19 @@ def test_errors_of_a_validation() -> None:
     good = Validation((comparison(1.1, 1.0), comparison(0.95, 1.0), comparison(1.2, 1.0)))
     assert good.median_error == pytest.approx(0.1) and good.worst_error == pytest.approx(0.2)
     assert Validation((comparison(1.0, 1.0), comparison(0.7, 1.0), comparison(1.0, 1.0))).met is False
+
+
+@pytest.mark.parametrize(("layout", "shards"), [("fsdp", 4), ("hsdp=2", 2), ("tp=2", 2), ("tp=1", 1)])
+def test_layouts_that_can_be_measured(layout: str, shards: int) -> None:
+    assert shards_of(read_layout(layout), 4) == shards
+    machine = machine_from("round", 4, samples_of(1), samples_of(4), PIECES, PIECES["network"])
+    save = SaveTask(64 << 20, 64, persistent=True, shards=shards)
+    # All of the state is shared out evenly, whoever holds it: these are as quick as replicas, up to the spans.
+    found, replicated = predict(machine, 4, save, read_layout(layout)), predict(machine, 4, save)
+    assert found["persistent"] == pytest.approx(replicated["persistent"], rel=0.1)
+
+
+@pytest.mark.parametrize("layout", ["pp=2", "tp=2,hsdp=2", "zero1", "hsdp=3"])
+def test_layouts_that_cannot(layout: str) -> None:
+    with pytest.raises(ConfigError):
+        shards_of(read_layout(layout), 4)

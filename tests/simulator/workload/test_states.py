@@ -7,7 +7,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from deeppart_simulator.workload.states import ITEM_BYTES, State, read_state
+from deeppart_simulator.workload.states import State, read_state
+from deeppart_simulator.workload.tensors import ITEM_BYTES
 
 from deeppart.errors import ConfigError
 from deeppart.model import LeafSpec

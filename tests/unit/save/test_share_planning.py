@@ -53,5 +53,5 @@ def test_a_plan_that_fails_is_told_instead_of_raised(monkeypatch: pytest.MonkeyP
     def no_memory(*_: Any, **__: Any) -> Any:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(share_planning, "partition", no_memory)
+    monkeypatch.setattr(share_planning, "share_set", no_memory)
     assert planned({"a": torch.zeros(10)}) == "MemoryError: none left"

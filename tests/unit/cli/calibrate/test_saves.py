@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from deeppart.cli.calibrate import saves
 from deeppart.cli.calibrate.saves import MEASURED, measure_save
 from deeppart.cli.calibrate.tasks import SaveTask
 from deeppart.comm import SingleComm
+from deeppart.state.tree.sharded import read_shards
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -23,3 +25,13 @@ def test_each_round_that_counts_has_a_number(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "local").exists() == local
     for blocked, persistent in zip(found["blocked"], found["persistent"], strict=True):
         assert persistent >= blocked, "counted from the call"
+
+
+def test_ranks_have_different_parts_of_a_tensor_that_they_divide() -> None:
+    task = SaveTask(nbytes=40, tensors=2, shards=3)
+    whole = saves._state(SaveTask(nbytes=40, tensors=2), 0)
+    for name, tensor in whole.items():
+        found = [read_shards(saves._state(task, rank)[name], name) for rank in range(6)]
+        assert [[box.offset[0] for box in each.boxes] for each in found] == [[0], [2], [4]] * 2
+        assert torch.equal(torch.cat([each.tensors[0] for each in found[:3]]), tensor)
+        assert {each.shape for each in found} == {(5,)}

@@ -1,0 +1,227 @@
+"""Who holds what: the boxes of each leaf on each rank, as groups of ranks that hold boxes of equal sizes.
+
+The boxes are those that the library computes from a DTensor's mesh and placements (``deeppart.plan.shards``): what
+``fully_shard`` and tensor parallelism of PyTorch give to a rank. Most ranks hold boxes of equal sizes at other places,
+so that few of them are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from deeppart.model import LeafSpec
+from deeppart.model.boxes import Box
+from deeppart.partition import Leaves
+from deeppart.partition.cost import IntArray
+from deeppart.plan.shards import Split, place_boxes
+
+from .layout import RankGrid
+from .tensors import ITEM_BYTES, Tensor
+
+#: Sizes of the boxes of one leaf on one rank.
+_Sizes = tuple[tuple[int, ...], ...]
+
+
+class Kind(NamedTuple):
+    """Which ranks divide a leaf. Two leaves of one kind are divided among the same ranks.
+
+    Attributes:
+        stage: of the pipeline.
+        expert: which of the expert-parallel ranks have it; None for leaves outside experts.
+        tensor: tensor-parallel ranks that divide it; 1 for none.
+        shards: data-parallel ranks that divide it; 1 for none.
+        in_a_row: true if these divide its elements in a row (ZeRO); false if they divide its first dimension (FSDP).
+    """
+
+    stage: int
+    expert: int | None = None
+    tensor: int = 1
+    shards: int = 1
+    in_a_row: bool = False
+
+
+class Form(NamedTuple):
+    """What the boxes of a leaf follow from, beside its kind.
+
+    Attributes:
+        shape: of the whole tensor.
+        divided: the dimension that tensor parallelism divides.
+    """
+
+    shape: tuple[int, ...]
+    divided: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """What each rank of a set holds alike, up to the places of boxes.
+
+    Attributes:
+        leaves: the boxes, for the partitioner.
+        tensors: the leaves of the state that they are of.
+        pieces: of each box its leaf's number in ``tensors``, and which of that leaf's boxes it is.
+        bytes_by_dtype: bytes of the boxes.
+    """
+
+    leaves: Leaves
+    tensors: tuple[Tensor, ...]
+    pieces: tuple[tuple[int, int], ...]
+    bytes_by_dtype: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """Sets of ranks that hold boxes of equal sizes: within a set the same bytes, from set to set others.
+
+    Attributes:
+        held: by each rank.
+        ranks: int64[sets, members].
+        places: int64[sets, 2]; the place of each set among the shards, and among the tensor-parallel ranks.
+        kind: of the leaves; None for those that every rank has for itself.
+    """
+
+    held: Held
+    ranks: IntArray
+    places: IntArray
+    kind: Kind | None
+
+    @property
+    def leaves(self) -> Leaves:
+        """What each rank holds."""
+        return self.held.leaves
+
+    def boxes(self, number: int) -> list[list[Box]]:
+        """The boxes of each of ``held.tensors`` on the ranks of one set."""
+        shard, place = self.places[number].tolist()
+        if self.kind is None:
+            return [[Box.whole(tensor.shape)] for tensor in self.held.tensors]
+        return [boxes_at(form_of(tensor), self.kind, shard, place) for tensor in self.held.tensors]
+
+
+def kind_of(tensor: Tensor, grid: RankGrid, layers: int, experts: int) -> Kind:
+    """Which ranks of a layout divide a leaf."""
+    parameter = tensor.parameter
+    stage = grid.stage_of(parameter.layer, layers)
+    expert = None
+    if parameter.expert is not None and grid.expert > 1:
+        expert = parameter.expert * grid.expert // experts
+    if tensor.plain or not tensor.shape:
+        return Kind(stage, expert)
+    among = grid.tensor if parameter.divided is not None else 1
+    if tensor.optimizer and grid.optimizer_sharded:
+        return Kind(stage, expert, among, grid.data // (1 if expert is None else grid.expert), True)
+    return Kind(stage, expert, among, grid.shards)
+
+
+def form_of(tensor: Tensor) -> Form:
+    """What the boxes of a leaf follow from."""
+    return Form(tensor.shape, tensor.parameter.divided or 0)
+
+
+def boxes_at(form: Form, kind: Kind, shard: int, place: int) -> list[Box]:
+    """The boxes of a leaf on one rank, in order, without empty ones.
+
+    As ``fully_shard`` on top of ``parallelize_module`` of PyTorch divides: tensor parallelism cuts a dimension into
+    pieces; FSDP then cuts the first one, of each piece that tensor parallelism would make of it, if it is the same.
+    """
+    if kind.in_a_row:
+        form = Form((math.prod(form.shape),), 0)
+    splits: list[list[Split]] = [[] for _ in form.shape]
+    both = kind.tensor > 1 and kind.shards > 1 and form.divided == 0
+    strides = kind.tensor if both and not kind.in_a_row else 1
+    if kind.shards > 1:
+        splits[0].append(Split(kind.shards, shard, strides))
+    if kind.tensor > 1:
+        tensor = Split(kind.tensor, place)
+        splits[form.divided].insert(0 if kind.in_a_row else len(splits[form.divided]), tensor)
+    return [each.box for each in place_boxes(form.shape, splits)]
+
+
+def groups_of(
+    tensors: Iterable[Tensor], grid: RankGrid, layers: int, experts: int, known: dict[object, Held]
+) -> Iterator[Groups]:
+    """All sets of ranks, and what they hold.
+
+    Args:
+        layers, experts: of the model.
+        known: what was held on other numbers of ranks; added to.
+    """
+    kinds: dict[Kind, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(kind_of(tensor, grid, layers, experts), []).append(tensor)
+    for kind, alike in kinds.items():
+        forms = list(dict.fromkeys(map(form_of, alike)))
+        ranks = grid.ranks_of(kind.stage, kind.expert, kind.shards, divided=kind.tensor > 1)
+        for sizes, places in classes(kind, forms).items():
+            key = (grid.stages, kind, sizes)
+            if key not in known:
+                known[key] = _held(alike, dict(zip(forms, sizes, strict=True)))
+            yield Groups(known[key], ranks[places[:, 0], places[:, 1]], places, kind)
+
+
+def own_groups(tensors: Sequence[Tensor], ranks: int, known: dict[object, Held]) -> Groups:
+    """Leaves that every rank has for itself."""
+    if "own" not in known:
+        known["own"] = _held(tensors, {form_of(tensor): (tensor.shape,) for tensor in tensors})
+    return Groups(known["own"], np.arange(ranks, dtype=np.int64)[:, None], np.zeros((ranks, 2), dtype=np.int64), None)
+
+
+def classes(kind: Kind, forms: Sequence[Form]) -> dict[tuple[_Sizes, ...], IntArray]:
+    """The ranks by the sizes of what they hold: of each form the sizes of its boxes -> int64[n, 2], (shard, place).
+
+    Ranks that hold nothing are left out.
+    """
+    found: dict[tuple[_Sizes, ...], list[IntArray]] = {}
+    for first, end in pairwise(_ends(kind, forms)):
+        for place in range(kind.tensor):
+            sizes = tuple(tuple(box.sizes for box in boxes_at(form, kind, first, place)) for form in forms)
+            if any(sizes):
+                shards = np.arange(first, end, dtype=np.int64)
+                found.setdefault(sizes, []).append(np.stack((shards, np.full_like(shards, place)), axis=1))
+    return {sizes: _sorted(np.concatenate(places)) for sizes, places in found.items()}
+
+
+def _sorted(places: IntArray) -> IntArray:
+    return places[np.lexsort((places[:, 1], places[:, 0]))]
+
+
+def _ends(kind: Kind, forms: Sequence[Form]) -> list[int]:
+    """Shards at which boxes of other sizes may begin: between two of these, all shards hold boxes of equal sizes."""
+    ends = {0, kind.shards}
+    for form in forms if kind.shards > 1 else ():
+        length = math.prod(form.shape) if kind.in_a_row else form.shape[0]
+        apart = kind.tensor if kind.in_a_row or form.divided == 0 else 1
+        for run in _pieces(length, apart):
+            full = run // -(-run // kind.shards)
+            ends |= {min(full, kind.shards), min(full + 1, kind.shards)}
+    return sorted(ends)
+
+
+def _pieces(length: int, ranks: int) -> set[int]:
+    """The lengths of the pieces that so many ranks cut a length into, without 0."""
+    each = -(-length // ranks)
+    return {each, length % each} - {0} if each else set()
+
+
+def _held(tensors: Sequence[Tensor], sizes: dict[Form, _Sizes]) -> Held:
+    """Boxes of so many elements; they stand for those at any place."""
+    specs: list[LeafSpec] = []
+    pieces: list[tuple[int, int]] = []
+    by_dtype: dict[str, int] = {}
+    kept: list[Tensor] = []
+    counts = {form: [math.prod(each) for each in of_form] for form, of_form in sizes.items()}
+    for tensor in tensors:
+        item, of_boxes = ITEM_BYTES[tensor.dtype], counts[form_of(tensor)]
+        for number, elements in enumerate(of_boxes):
+            specs.append(LeafSpec(tensor.path, elements * item, item))
+            pieces.append((len(kept), number))
+        if of_boxes:
+            by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + sum(of_boxes) * item
+            kept.append(tensor)
+    return Held(Leaves.of(specs, 1), tuple(kept), tuple(pieces), by_dtype)
