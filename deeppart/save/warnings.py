@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,8 @@ from deeppart.state.compare.classify import Classified
 from deeppart.state.tree.naming import Naming, pattern_of, some_names
 from deeppart.state.tree.replication import Replication
 
+#: The names of an optimizer's parameters: pipeline stages have other ones.
+_PARAMETER_NAMES = re.compile(r"(^|/)param_groups/[0-9]+/params(/|$)")
 _SUSPECT = ". Earlier steps are suspect: they hold one rank's bytes, or a mixture, for all"
 
 
@@ -44,7 +47,7 @@ class Warnings:
         """Warn of leaves that turn out to differ between ranks."""
         if self._quiet:
             return
-        own = self._naming.news((*noticed, *found.per_rank))
+        own = self._naming.news([name for name in (*noticed, *found.per_rank) if not _PARAMETER_NAMES.search(name)])
         if own:
             names = some_names(own)
             warn_caller(f"these leaves differ between ranks and are saved per rank from now on: {names}", PerRankNotice)

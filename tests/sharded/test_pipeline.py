@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 def test_stages_come_back_as_stages_and_as_a_whole_and_a_whole_as_stages(tmp_path: Path) -> None:
     found = told(4, [torchrun_command(4, ["-m", "tests.sharded.pipeline_job", str(tmp_path)])], tmp_path, {})
     for each in found:
+        assert each["notices"] == []
         assert (each["same"], each["exchanged"], each["fsdp"], each["back"]) == ([2, []], [2, []], [2, []], [5, []])
     loaded = deeppart.load(tmp_path / "stages")
     assert wrong(loaded, 2) == []
