@@ -20,7 +20,7 @@ from deeppart.state.document.decoding import decode_structure
 from deeppart.state.document.part_document import OwnDocument, decode_meta
 from deeppart.state.document.structure import SavedNode, Structure
 from deeppart.state.document.whole import gather_wholes, with_wholes
-from deeppart.state.restore.boxes import BoxScatter, LiveBox, check_bytes
+from deeppart.state.restore.boxes import BoxScatter, LiveBox, by_leaf, check_bytes
 from deeppart.state.restore.merge import build, tie
 from deeppart.state.restore.scatter import LeafPiece, Scatter, check_cover, check_places, chunk_pieces
 from deeppart.state.restore.target import Target, decode_values
@@ -136,6 +136,7 @@ class OpenCheckpoint:
         #: Number of a leaf -> the sharded tensor that it is.
         tensors = [tensor.for_rank(rank) for tensor in self._wholes.tensors.values()]
         self._sharded = dict(enumerate(tensors, start=len(of_ranks[rank].types)))
+        self._own_spans = [by_leaf(reader.spans) for reader in self._readers] if self._sharded else []
         self._pieces = [chunk_pieces(reader.spans, reader.raw_starts) for reader in self._readers]
         self._chunks = [_chunks_of_leaves(chunks) for chunks in self._pieces]
 
@@ -155,7 +156,7 @@ class OpenCheckpoint:
         """
         leaves = self._with_owners(leaves) - set(self.structure.aliases)
         for leaf in leaves & self._sharded.keys():
-            check_bytes(self._sharded[leaf], [reader.spans for reader in self._readers], self._where)
+            check_bytes(self._sharded[leaf], self._own_spans, self._where)
         leaves -= self._sharded.keys()
         own = set(np.flatnonzero(self.structure.per_rank).tolist())
         shared = [reader.spans[reader.spans["table"] == SHARED_TABLE] for reader in self._readers]

@@ -15,7 +15,7 @@ from deeppart.recovery.tables import PartIndexView
 from deeppart.state.document.apart import OwnTree, without_apart
 from deeppart.state.document.structure import SavedValue, Structure
 from deeppart.state.document.whole import ShardSource, Wholes, WholeTensor, gather_wholes, with_wholes
-from deeppart.state.restore.boxes import check_bytes
+from deeppart.state.restore.boxes import by_leaf, check_bytes
 from deeppart.state.restore.scatter import check_cover, check_places
 from deeppart.state.tree.paths import Path, readable
 
@@ -51,10 +51,6 @@ class SavedStep:
     def tensors(self) -> dict[int, WholeTensor]:
         """The sharded tensors by leaf number."""
         return dict(enumerate(self.wholes.tensors.values(), start=self.first_whole))
-
-    def is_everywhere(self, tensor: WholeTensor) -> bool:
-        """True if every rank of the save had a sharded tensor, if only to say that it has no shard of it."""
-        return tensor.known_to == len(self.of_ranks)
 
     def shard_leaves(self, part: int) -> frozenset[int]:
         """Numbers of the leaves of a part that are shards of tensors."""
@@ -135,8 +131,9 @@ def check_spans(saved: SavedStep, indexes: Sequence[PartIndexView]) -> None:
     replicated = wanted - set(np.flatnonzero(shared.per_rank).tolist())
     check_cover(list(shared.types), replicated, spans, where)
     saved.wholes.check(where)
+    own_spans = [by_leaf(index.spans) for index in indexes] if saved.wholes.tensors else []
     for tensor in saved.wholes.tensors.values():
-        check_bytes(tensor, [index.spans for index in indexes], where)
+        check_bytes(tensor, own_spans, where)
     if saved.any_own:
         for document, structure, index in zip(saved.documents.own, saved.of_ranks, indexes, strict=True):
             own = index.spans[index.spans["table"] != SHARED_TABLE]

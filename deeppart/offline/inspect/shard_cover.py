@@ -11,7 +11,7 @@ from deeppart.errors import CorruptFileError, FormatError
 from deeppart.offline.inspect.parts import OpenPart, own_spans
 from deeppart.state.document.structure import SavedApart, Structure
 from deeppart.state.document.whole import Wholes, gather_wholes
-from deeppart.state.restore.boxes import check_bytes
+from deeppart.state.restore.boxes import by_leaf, check_bytes
 
 _NOTHING = Structure(SavedApart(), (), np.zeros(0, dtype=np.bool_))
 
@@ -45,13 +45,12 @@ class ShardCover:
             parts: how many there should be; what the others held is not known.
         """
         ranks = range(parts)
-        empty = next(iter(self._spans.values()))[:0] if self._spans else np.zeros(0, dtype=[])
         try:
             wholes = gather_wholes([self._of_ranks.get(rank, _NOTHING) for rank in ranks], self._where)
         except CorruptFileError as error:
             yield "(sharded tensors)", f"{error.summary} ({error.found})"
             return
-        spans = [self._spans.get(rank, empty) for rank in ranks]
+        spans = [by_leaf(self._spans[rank]) if rank in self._spans else {} for rank in ranks]
         for key, tensor in wholes.tensors.items():
             try:
                 Wholes({key: tensor}).check(self._where)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from deeppart.errors import CorruptFileError, FreedMemoryError
 from deeppart.model.boxes import Box
-from deeppart.part import OWN_TABLE
+from deeppart.part import OWN_TABLE, SPAN_DTYPE
 from deeppart.state.document.whole import ShardSource, WholeTensor
 from deeppart.state.memory.held import HeldMemory
 from deeppart.state.restore.patches import BoxWriter, Patch, cut_patch, packed_patch, patch_bytes, patches
@@ -134,11 +134,19 @@ class BoxScatter:
             )
 
 
-def check_bytes(tensor: WholeTensor, spans: Sequence[npt.NDArray[np.void]], where: str) -> None:
+def by_leaf(spans: npt.NDArray[np.void]) -> dict[int, npt.NDArray[np.void]]:
+    """The rows of a part's span table that are of its rank's own leaves, by leaf, ascending in the leaf's bytes."""
+    own = spans[spans["table"] == OWN_TABLE]
+    own = own[np.lexsort((own["start"], own["leaf"]))]
+    leaves, first = np.unique(own["leaf"], return_index=True)
+    return dict(zip(leaves.tolist(), np.split(own, first[1:]), strict=True)) if len(own) else {}
+
+
+def check_bytes(tensor: WholeTensor, spans: Sequence[Mapping[int, npt.NDArray[np.void]]], where: str) -> None:
     """Check that the parts together hold every byte of each box of a tensor exactly once.
 
     Args:
-        spans: span table of each part.
+        spans: of each part, as of :func:`by_leaf`.
 
     Raises:
         CorruptFileError: they do not.
@@ -148,13 +156,8 @@ def check_bytes(tensor: WholeTensor, spans: Sequence[npt.NDArray[np.void]], wher
         by_box.setdefault((source.box, -1), []).append(source)
     by_box |= {(source.box, source.part): [source] for source in tensor.own}
     for (box, _), sources in by_box.items():
-        rows = []
-        for source in sources:
-            table = spans[source.part]
-            mine = table[(table["table"] == OWN_TABLE) & (table["leaf"] == source.leaf)].copy()
-            mine["leaf"] = 0
-            rows.append(mine)
-        found = np.concatenate(rows)
+        rows = [spans[source.part][source.leaf] for source in sources if source.leaf in spans[source.part]]
+        found = np.concatenate(rows) if rows else np.zeros(0, dtype=SPAN_DTYPE)
         found = found[np.argsort(found["start"], kind="stable")]
         ends = found["start"] + found["length"]
         expected = np.concatenate([np.zeros(1, dtype=np.uint64), ends])

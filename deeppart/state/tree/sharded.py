@@ -146,7 +146,7 @@ def local_tensors(item: Any) -> list[torch.Tensor]:
     """The plain tensors in which lies what this rank has of a sharded tensor."""
     if _is_dtensor(item):
         inner = item._local_tensor
-        return local_tensors(inner) if is_sharded(inner) else [inner]
+        return list(read_shards(item, "").tensors) if is_sharded(inner) else [inner]
     if _has_protocol(item) or _is_sharded_tensor(item):
         return list(read_shards(item, "").tensors)
     return [item.detach()]

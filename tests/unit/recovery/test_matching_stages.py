@@ -155,8 +155,7 @@ def test_no_rank_makes_memory_for_stages_of_others(tmp_path: Path, per_rank: Any
     if apart:
         saved[1]["more"] = {"n": 5, "k": torch.ones(3)}
     saved.append({"rng": torch.full((2,), 2)})
-    replicated: Any = {"replicated": {"more": "none"}} if apart else {}
-    save(tmp_path, saved, **replicated)
+    save(tmp_path, saved, replicated={"more": "none"} if apart else "auto")
 
     def boxed(comm: Comm) -> list[str]:
         opened = open_step(tmp_path, comm)
