@@ -5,34 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
-from deeppart_simulator.workload.layout import Layout, read_layout
-from deeppart_simulator.workload.shapes import Parameter
-from deeppart_simulator.workload.states import State, read_state, state_of
-from deeppart_simulator.workload.tensors import ITEM_BYTES, Tensor
+from deeppart_simulator.workload.states import State, read_state
+from deeppart_simulator.workload.tensors import ITEM_BYTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deeppart.model.boxes import Box
 from deeppart.partition.water_filling import fill
 from deeppart.plan.shards import fault_of_cover
-
-#: Layout -> ranks that it needs.
-LAYOUTS = {"": 1, "tp=2": 2, "tp=3": 3, "fsdp": 1, "hsdp=2": 2, "hsdp=4": 4, "tp=2,fsdp": 2, "tp=2,hsdp=3": 6}
-
-
-@st.composite
-def states(draw: st.DrawFn) -> tuple[State, int]:
-    layout = draw(st.sampled_from(sorted(LAYOUTS)))
-    found = []
-    for number in range(draw(st.integers(1, 8))):
-        shape = draw(st.lists(st.integers(0, 40), max_size=3).map(tuple))
-        divided = draw(st.one_of(st.none(), st.integers(0, len(shape) - 1))) if shape else None
-        dtype = draw(st.sampled_from(["float32", "bfloat16", "int64"]))
-        found.append(
-            Tensor(Parameter(f"w{number}", shape, 0, divided), f"w{number}", dtype, shape, plain=draw(st.booleans()))
-        )
-    ranks = LAYOUTS[layout] * draw(st.integers(1, 4))
-    return state_of("random", found, "test", read_layout(layout) if layout else Layout()), ranks
+from tests.sharded.random_states import states
 
 
 @settings(deadline=None, max_examples=60)
