@@ -37,6 +37,7 @@ from deeppart.part import (
 from deeppart.plan.restart import Source
 from deeppart.recovery.load_part import LoadedPart, sound_pieces
 from deeppart.storage.files import DurableFile, fill
+from deeppart.storage.kept import Kept
 from deeppart.storage.node import file_problem, one_line
 
 
@@ -97,7 +98,10 @@ class Repairer:
             parts = self._reach.manifests[attempt].parts
             records = [record for record in parts if record.file.split("/")[0] == file.name]
             damaged = DamagedNodeFile(file, attempt, records, self._signing)
-            outcomes = damaged.repair(lambda record: self._elsewhere(attempt, record, file.parent / record.file))
+            with Kept(file) as kept:
+                outcomes = damaged.repair(
+                    lambda record: self._elsewhere(attempt, record, file.parent / record.file), kept.keep
+                )
         except DeeppartError as error:
             return [Repaired(path, None, one_line(error)) for path in paths.values()]
         done = []
