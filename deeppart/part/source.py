@@ -24,7 +24,15 @@ from deeppart import access
 from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part.format import corrupt
-from deeppart.part.node_file import NODE_FOOTER_BYTES, NodeFooter, NodeTable, Section, SectionPath, parse_section_path
+from deeppart.part.node_file import (
+    NODE_FOOTER_BYTES,
+    TABLE_NAME_BYTES,
+    NodeFooter,
+    NodeTable,
+    Section,
+    SectionPath,
+    parse_section_path,
+)
 
 
 class ByteSource(Protocol):
@@ -228,14 +236,24 @@ def read_table(source: ByteSource, place: SectionPath) -> NodeTable:
     Raises:
         CorruptFileError, NewerFormatError: the file is damaged, or of a later version. StorageError: it cannot be read.
     """
+    return _table(source, place.file, (place.first, place.world_size))
+
+
+def read_any_table(source: ByteSource, where: str) -> NodeTable:
+    """The same, whatever name the file ought to have: as itself says."""
+    return _table(source, where, None)
+
+
+def _table(source: ByteSource, where: str, name: tuple[int, int] | None) -> NodeTable:
     if source.size < NODE_FOOTER_BYTES:
         found = f"{source.size} bytes"
-        raise corrupt("a node file is too short", expected=f"{NODE_FOOTER_BYTES} bytes", found=found, where=place.file)
+        raise corrupt("a node file is too short", expected=f"{NODE_FOOTER_BYTES} bytes", found=found, where=where)
     data = source.read_at(source.size - NODE_FOOTER_BYTES, NODE_FOOTER_BYTES)
-    footer = NodeFooter.decode(data, file_length=source.size, where=place.file)
-    footer.check_length(place.world_size, place.file)
+    footer = NodeFooter.decode(data, file_length=source.size, where=where)
+    first, world_size = name or NodeTable.name_in(source.read_at(footer.table_offset, TABLE_NAME_BYTES))
+    footer.check_length(world_size, where)
     table = source.read_at(footer.table_offset, footer.table_length)
-    return NodeTable.decode(table, footer, place.first, place.world_size, where=place.file)
+    return NodeTable.decode(table, footer, first, world_size, where=where)
 
 
 class MemorySource:

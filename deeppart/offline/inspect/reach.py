@@ -34,6 +34,7 @@ from deeppart.part import (
 from deeppart.part.format import HEADER_BYTES, PartHeader
 from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
 from deeppart.recovery.load_part import LoadedPart, load_part
+from deeppart.storage.kept import is_kept_name
 from deeppart.storage.manifests import read_manifests
 from deeppart.storage.node import one_line
 from deeppart.storage.steps import list_steps, parse_step_directory_name
@@ -119,6 +120,12 @@ class Reach:
         named = frozenset({record.node_index_digest or record.index_digest} if record else ())
         return own or others or named
 
+    def copies(self, attempt: Attempt, rank: int) -> list[Path]:
+        """Files, or sections, of a part, in their places or found on nodes; sound or not."""
+        if attempt not in self._files.attempts() or rank >= attempt.world_size:
+            return []
+        return [Path(each.path) for each in self._files.findings(attempt)[rank].sources if each.rebuild is None]
+
     def is_persistent(self, path: Path) -> bool:
         """True if a file, or a section, lies in a step of the persistent directory."""
         return file_of(path).parent.parent == self._root
@@ -128,7 +135,7 @@ class Reach:
         stored = [each for _, found in self._nodes.stocks for each in (*found.bases, *found.parts)]
         names = [Path(each.path) for each in stored if each.index_digest == index_digest]
         for step in list_steps(self._root).values():
-            names += [step / path.name, step / part_file_name(rank, world_size)]
+            names += [step / path.name, step / part_file_name(rank, world_size), *kept_in(step)]
         for committed in self.steps.values():
             parts = committed.manifest.parts
             records = [each for each in parts if each.index_digest == index_digest]
@@ -229,3 +236,11 @@ def header_of(path: Path, at: int = 0) -> PartHeader | None:
             return PartHeader.decode(source.read_at(at, HEADER_BYTES), where=str(path))
     except (FormatError, StorageError):
         return None
+
+
+def kept_in(directory: Path) -> list[Path]:
+    """What lay in the places of other files there, under the names that it is kept by."""
+    try:
+        return [directory / name for name in sorted(access.names_in(directory)) if is_kept_name(name)]
+    except OSError:
+        return []

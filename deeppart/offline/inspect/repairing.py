@@ -7,20 +7,23 @@ not at all. Memory: one part; two where parity is computed from parts that have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
+from deeppart import access
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
 from deeppart.model import Attempt, PartRecord
+from deeppart.offline.inspect.misplaced import Misplaced
 from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
 from deeppart.offline.inspect.node_files import NodeFiles
 from deeppart.offline.inspect.parity import encode_share
 from deeppart.offline.inspect.reach import Reach
-from deeppart.offline.inspect.repair_paths import repair_order
+from deeppart.offline.inspect.repair_paths import file_of, repair_order
 from deeppart.offline.inspect.repair_results import Results, is_base
 from deeppart.part import (
     FileSource,
@@ -39,6 +42,7 @@ from deeppart.recovery.load_part import LoadedPart, sound_pieces
 from deeppart.storage.files import DurableFile, fill
 from deeppart.storage.kept import Kept
 from deeppart.storage.node import file_problem, one_line
+from deeppart.storage.steps import is_temporary_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +76,40 @@ class Repairer:
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None = None) -> None:
         self._nodes, self._signing = nodes, signing
         self._reach = Reach(root, nodes, damaged, signing)
-        self._results = Results(self._reach, signing)
+        self._results, self._misplaced = Results(self._reach, signing), Misplaced(self._reach)
+        self._kept: list[Path] = []
 
     def repair_nodes(self) -> list[Repaired]:
         """Everything that is damaged on the nodes: parts first, since parity is computed from them."""
         damage = sorted((each.path for each in self._nodes.damage), key=repair_order)
         return [self._attempted(path) for path in damage]
 
+    def remove_leftovers(self) -> None:
+        """Remove what repairs that were interrupted have left in committed steps, and beside damaged files on nodes.
+
+        As far as the system lets us. Nobody writes to a committed step but who repairs it.
+        """
+        directories = {step.directory for step in self._reach.steps.values()}
+        for directory in directories | {each.path.parent for each in self._nodes.damage}:
+            with contextlib.suppress(OSError):
+                for name in filter(is_temporary_name, access.names_in(directory)):
+                    access.remove(directory / name)
+
     def repair(self, paths: Sequence[Path]) -> list[Repaired]:
-        """Files of committed steps, and sections of node files."""
+        """Files of committed steps, and sections of node files: first those that lie in each other's places."""
+        moved = dict(self._misplaced.straighten(paths))
+        told, lost = set(map(file_of, paths)), []
+        done = [Repaired(own, f"{file}, where it lay", None) for own, file in moved.items() if own not in told]
+        for path in paths:
+            if file_of(path) in {*moved, *moved.values()} and self._results.problem(path) is None:
+                self._reach.bad.discard(str(path))
+                lay = moved.get(file_of(path))
+                done.append(Repaired(path, f"{lay}, where it lay" if lay else "an exchange of names", None))
+            else:
+                lost.append(path)
+        return done + self._repair_all(lost)
+
+    def _repair_all(self, paths: Sequence[Path]) -> list[Repaired]:
         sections: dict[str, list[SectionPath]] = {}
         for path in paths:
             if (place := parse_section_path(path)) is not None:
@@ -98,7 +127,7 @@ class Repairer:
             parts = self._reach.manifests[attempt].parts
             records = [record for record in parts if record.file.split("/")[0] == file.name]
             damaged = DamagedNodeFile(file, attempt, records, self._signing)
-            with Kept(file) as kept:
+            with self._keeping(file) as kept:
                 outcomes = damaged.repair(
                     lambda record: self._elsewhere(attempt, record, file.parent / record.file), kept.keep
                 )
@@ -125,8 +154,25 @@ class Repairer:
             return Repaired(path, None, one_line(error))
         return self._checked(path, source)
 
+    @contextlib.contextmanager
+    def _keeping(self, path: Path) -> Iterator[Kept]:
+        """Around what writes over a place: keeps what lies there if it is all there is of something else."""
+        with Kept(path) as kept:
+            if self._misplaced.must_stay(path):
+                kept.keep()
+            yield kept
+        if kept.name is not None:
+            self._kept.append(kept.name)
+
+    def _put(self, path: Path, pieces: Iterable[memoryview | bytes]) -> None:
+        with self._keeping(path):
+            fill(DurableFile(path, over="damaged"), pieces)
+
     def _checked(self, path: Path, source: str) -> Repaired:
         """What was put in place is read once more, as what the place requires, before it is called repaired."""
+        if self._kept:
+            source += f" (what lay there is kept: {', '.join(map(str, self._kept))})"
+            self._kept.clear()
         problem = self._results.problem(path)
         if problem is not None:
             return Repaired(path, None, f"{source} was put in its place, which is still not sound: {problem}")
@@ -151,8 +197,8 @@ class Repairer:
         part, source = self._reach.get(attempt, rank, path, wanted)
         for name, other in part.bases():
             if not is_base(path.with_name(name)):
-                fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
-        _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
+                self._put(path.with_name(name), sound_pieces(other))
+        self._write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return _told(source)
 
     def _repair_bases(self, path: Path, attempt: Attempt, rank: int, wanted: frozenset[str]) -> str | None:
@@ -189,7 +235,7 @@ class Repairer:
                 with FileSource(other) as source:
                     if PartReader(source, where=str(other)).index_digest != index_digest:
                         continue
-                fill(DurableFile(path, over="damaged"), sound_pieces(other))
+                self._put(path, sound_pieces(other))
                 return str(other)
             except (FormatError, StorageError) as error:
                 tried.append(one_line(error))
@@ -199,6 +245,28 @@ class Repairer:
             where=str(path),
             todo="name the local_dir of nodes with --local, or let a restored job write a new checkpoint",
         )
+
+    def _write(self, path: Path, part: LoadedPart, digest: str | None) -> None:
+        """Put a part in place.
+
+        Raises:
+            CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
+        """
+
+        def pieces() -> Iterator[memoryview | bytes]:
+            whole = xxhash.xxh3_128()
+            for piece in part.pieces():
+                whole.update(piece)
+                yield piece
+            if digest is not None and whole.hexdigest() != digest:
+                raise CorruptFileError(
+                    "what was found in its place has another digest",
+                    expected=digest,
+                    found=whole.hexdigest(),
+                    where=str(path),
+                )
+
+        self._put(path, pieces())
 
     def _repair_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""
@@ -220,29 +288,6 @@ class Repairer:
                 file.abort()
                 raise
         return f"the {len(parts)} parts that it protects"
-
-
-def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
-    """Put a part in place.
-
-    Raises:
-        CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
-    """
-
-    def pieces() -> Iterator[memoryview | bytes]:
-        whole = xxhash.xxh3_128()
-        for piece in part.pieces():
-            whole.update(piece)
-            yield piece
-        if digest is not None and whole.hexdigest() != digest:
-            raise CorruptFileError(
-                "what was found in its place has another digest",
-                expected=digest,
-                found=whole.hexdigest(),
-                where=str(path),
-            )
-
-    fill(DurableFile(path, over="damaged"), pieces())
 
 
 def _told(source: Source) -> str:

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-import deeppart
 from deeppart.offline.inspect import repairing
-from tests.unit.cli_support import call, call_json, step_dir
+from tests.unit.cli_support import call, call_json, save_incrementally, step_dir
 
 PART = "part-00000-of-00001.dpp"
-
-
-def save_incrementally(root: Path, local: Path, files: str = "rank") -> Path:
-    """Steps 1 to 3, all on both levels; 2 and 3 refer to a file of step 1. The steps on the node."""
-    frozen = torch.arange(2_000_000, dtype=torch.int32)
-    where: dict[str, Any] = {"persistent_dir": str(root), "local_dir": str(local), "files": files}
-    config = deeppart.Config(**where, keep={"persistent": 0, "local": 0}, compression="none")
-    with deeppart.Checkpointer(config) as saving:
-        for step in (1, 2, 3):
-            state = {"frozen": frozen, "w": torch.full((300_000,), float(step))}
-            saving.checkpoint(state, step=step).wait(timeout=200)
-    (node,) = local.iterdir()
-    return node
 
 
 def base_of(directory: Path) -> Path:
@@ -71,17 +55,6 @@ def test_a_base_on_a_node_that_is_another_sound_file(tmp_path: Path, files: str)
     assert call_json("verify", root, "--local", local)["good"]
 
 
-def test_a_part_on_a_node_without_its_base_and_without_a_manifest(tmp_path: Path) -> None:
-    """Nothing but its own header tells what it is."""
-    root, local = tmp_path / "p", tmp_path / "l"
-    node = save_incrementally(root, local)
-    three = step_dir(node, 3)
-    shutil.rmtree(step_dir(root, 3))
-    base_of(three).unlink()
-    document = call_json("verify", root, "--all", "--local", local, "--repair")
-    assert [each["repaired"] for each in document["repairs"]] == [True] and base_of(three).is_file()
-
-
 def test_what_is_still_damaged_afterwards_is_not_called_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +62,7 @@ def test_what_is_still_damaged_afterwards_is_not_called_repaired(
     save_incrementally(root, local)
     path = step_dir(root, 3) / PART
     path.write_bytes(path.read_bytes()[:-1])
-    monkeypatch.setattr(repairing, "_write", lambda path, part, digest: None)
+    monkeypatch.setattr(repairing.Repairer, "_put", lambda self, path, pieces: None)
     (repair,) = call_json("verify", root, "--local", local, "--repair", code=1)["repairs"]
     assert not repair["repaired"] and "still not sound: the part file is truncated" in repair["problem"]
     assert "not repaired" in call("verify", root, "--local", local, "--repair", code=1)
