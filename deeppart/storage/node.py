@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
-from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
+from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError, lacks_descriptors
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
     FileSource,
@@ -243,10 +243,13 @@ class NodeContents:
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
-    """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line.
+    """Open every file of a lineage on a node, of all levels. What is wrong becomes a line.
 
     Args:
         signing: parts must be signed with one of these keys; None: not checked.
+
+    Raises:
+        StorageError: this process may not open more files, which says nothing about these.
     """
     found = NodeContents()
     with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
@@ -259,6 +262,8 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
     try:
         steps, foreign = own_and_foreign_steps(root)
     except StorageError as error:
+        if lacks_descriptors(error):
+            raise
         found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
     for path in foreign:
@@ -269,12 +274,16 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
         except FileNotFoundError:  # a running job has retired it meanwhile
             continue
         except OSError as error:
+            if lacks_descriptors(refusal := storage_error("cannot list a checkpoint directory", error, directory)):
+                raise refusal from error
             found.not_listed(f"cannot list {directory}: {error.strerror}")
             continue
         for name in names:
             try:
                 _look_at(directory / name, key, level, lineage, signing, found)
             except (FormatError, StorageError) as error:
+                if lacks_descriptors(error):
+                    raise
                 if is_gone(directory / name):
                     continue
                 found.problems.append(one_line(error))

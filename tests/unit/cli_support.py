@@ -174,7 +174,7 @@ def forge(
         state = {
             "a": torch.arange(900, dtype=torch.float32),
             "b": torch.arange(100),
-            "rng": torch.full((16,), rank, dtype=torch.uint8),
+            "rng": torch.full((16,), rank % 256, dtype=torch.uint8),
             "position": 1000 + rank,
         }
         flat = flatten(state)
