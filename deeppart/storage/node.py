@@ -33,7 +33,7 @@ from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.files import DurableFile, Over, make_directory
 from deeppart.storage.links import link, remove_links
 from deeppart.storage.mapped import forget_removed
-from deeppart.storage.prepared import drop_made, make_spare, unfinished_directory
+from deeppart.storage.prepared import drop_made, give_back, make_spare, unfinished_directory
 from deeppart.storage.refusals import storage_error
 from deeppart.storage.retired import is_gone
 from deeppart.storage.small_files import write_file
@@ -75,7 +75,7 @@ class NodeLevel:
     ) -> None:
         self.name, self.signing = name, signing
         self.root = node_root(directory, lineage, name)
-        self._session = session
+        self._directory, self._session = directory / lineage, session
         self._spares = spares_directory(self.root, session)
         make_directory(directory, access.node_place(permissions))
         make_directory(directory / lineage, access.node_rules(permissions))
@@ -164,7 +164,11 @@ class NodeLevel:
     def _open(self, path: Path, mend: bool) -> DurableFile:
         forget_removed()  # others of this node may have removed files that this process has mapped
         over: Over = "damaged" if mend else "nothing"
-        return DurableFile(path, spares=self._spares, over=over)
+        return DurableFile(path, spares=self._spares, over=over, make_space=self._make_space)
+
+    def _make_space(self) -> bool:
+        """Give back what this session keeps to be written over, at all levels of this node: they share its storage."""
+        return give_back(spares_directory(self._directory / folder, self._session) for folder in NODE_FOLDERS.values())
 
     def steps(self) -> set[StepKey]:
         """Steps that have anything here.
