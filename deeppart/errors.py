@@ -12,6 +12,7 @@ This module knows nothing of the rest of the package.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import sys
 import threading
@@ -150,6 +151,11 @@ class StorageError(DeeppartError):
     def __init__(self, summary: str, *, errno: int | None = None, **answers: str | None) -> None:
         super().__init__(summary, **answers)
         self.errno = errno
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """True if an error says nothing about a file: this process, or its machine, may not open more of them."""
+    return isinstance(error, StorageError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class DirectoryInUseError(StorageError):

@@ -25,6 +25,7 @@ from deeppart.access.operations import (
     sync_directory,
 )
 from deeppart.access.path_walk import make_directory
+from deeppart.access.reading import ReadFile
 from deeppart.access.refusals import ForeignAccessError, NotRegularError, answers
 from deeppart.access.rules import PERMISSIONS, READING, Identity, Rules, node_place, node_rules, persistent_rules
 
@@ -36,6 +37,7 @@ __all__ = [
     "Guards",
     "Identity",
     "NotRegularError",
+    "ReadFile",
     "Rules",
     "answers",
     "check_found",

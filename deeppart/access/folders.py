@@ -20,6 +20,7 @@ from deeppart.access.guards import Held, forget, held, rules_for
 from deeppart.access.hanging import storage_operation
 from deeppart.access.path_walk import components, descend, walk
 from deeppart.access.refusals import NotRegularError, refuse
+from deeppart.access.room import with_room
 from deeppart.access.rules import READING, Rules
 
 #: What ``open`` says of a link; of a FIFO that nobody reads, a socket or a device without driver; of a directory.
@@ -198,7 +199,7 @@ def open_folder(path: Path, otherwise: Rules = READING) -> Folder:
         ForeignAccessError: others could decide what is in it. OSError: it is not there, or not a directory.
     """
     with storage_operation("open", path):
-        return _open_folder(path, otherwise)
+        return with_room(lambda: _open_folder(path, otherwise))
 
 
 def _open_folder(path: Path, otherwise: Rules) -> Folder:

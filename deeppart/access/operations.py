@@ -12,10 +12,15 @@ from typing import Any
 from deeppart.access.descriptors import who
 from deeppart.access.folders import Folder, open_folder
 from deeppart.access.refusals import ForeignAccessError, NotRegularError, refuse
+from deeppart.access.room import with_room
 from deeppart.access.rules import READING, Rules, planted
 
 
 def _in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules = READING) -> Any:
+    return with_room(lambda: _once_in_parent(path, use, otherwise))
+
+
+def _once_in_parent(path: Path, use: Callable[[Folder, str], Any], otherwise: Rules) -> Any:
     try:
         with open_folder(path.parent, otherwise) as folder:
             return use(folder, path.name)

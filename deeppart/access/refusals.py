@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from deeppart.access.room import advice
 from deeppart.access.rules import Complaint
 
 
@@ -33,7 +34,7 @@ def answers(error: OSError) -> dict[str, str]:
         todo = "find out who has put it there, and remove it"
         return {"expected": "a regular file", "found": str(error.strerror), "where": str(error.filename), "todo": todo}
     if not isinstance(error, ForeignAccessError):
-        return {}
+        return advice(error)
     complaint = error.complaint
     where = str(error.filename)
     return {"expected": complaint.expected, "found": complaint.found, "where": where, "todo": complaint.todo}

@@ -117,6 +117,7 @@ def _repair(
     """Repair what can be: parts on the persistent level, and files on nodes."""
     damaged = [step_directory(directory, verdict.key) / file for verdict in verdicts for file in verdict.damaged_files]
     repairer = Repairer(directory, nodes or NodeFiles((), (), 0, 0, ()), damaged, signing)
+    repairer.remove_leftovers()
     return repairer.repair_nodes() + repairer.repair(damaged)
 
 

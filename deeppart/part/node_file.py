@@ -43,6 +43,8 @@ TABLE_HEAD_BYTES: Final = 64
 _HEAD = struct.Struct("<8sIIQ40s")
 _ROW = struct.Struct("<IIQQ16s")
 _FOOTER = struct.Struct("<8sQQQ16s8s")
+#: As much of a table as tells whose it is.
+TABLE_NAME_BYTES: Final = TABLE_HEAD_BYTES + _ROW.size
 _NAME = re.compile(r"node-([0-9]{5,8})-of-([0-9]{5,8})\.dpn", re.ASCII)
 
 
@@ -215,6 +217,11 @@ class NodeTable:
             found=f"{len(self.sections)} sections, of ranks {ranks}" + (", ..." if len(self.sections) > 8 else ""),
             where=where,
         )
+
+    @staticmethod
+    def name_in(data: bytes | memoryview) -> tuple[int, int]:
+        """Lowest rank and world size that the first bytes of a table say, unchecked; see :data:`TABLE_NAME_BYTES`."""
+        return _ROW.unpack_from(data, TABLE_HEAD_BYTES)[0], _HEAD.unpack_from(data)[2]
 
     def encode(self) -> bytes:
         """Return table and footer, which stand at :attr:`offset` in the file.

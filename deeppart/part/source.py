@@ -5,13 +5,13 @@ Invariants
 ----------
 * ``read_at`` and ``read_into`` give all the bytes asked for or raise; they keep no position, so threads may share a
   source.
+* Any number may be open: only so many have a descriptor at a time (:class:`deeppart.access.ReadFile`).
 * Only regular files are opened, as :mod:`deeppart.access` reaches them: never through a symbolic link below a directory
   that is guarded, and a FIFO cannot block us.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import threading
@@ -21,10 +21,19 @@ from typing import Protocol
 import numpy as np
 
 from deeppart import access
-from deeppart.access.hanging import call, storage_operation
+from deeppart.access.hanging import storage_operation
 from deeppart.errors import CorruptFileError, StorageError
 from deeppart.part.format import corrupt
-from deeppart.part.node_file import NODE_FOOTER_BYTES, NodeFooter, NodeTable, Section, SectionPath, parse_section_path
+from deeppart.part.mapping import map_file
+from deeppart.part.node_file import (
+    NODE_FOOTER_BYTES,
+    TABLE_NAME_BYTES,
+    NodeFooter,
+    NodeTable,
+    Section,
+    SectionPath,
+    parse_section_path,
+)
 
 
 class ByteSource(Protocol):
@@ -81,16 +90,12 @@ class FileSource:
         self.file_path = self.path if place is None else place.file
         self.section = section
         try:
-            self._fd = access.open_file(self.file_path)
+            self._file = access.ReadFile(self.file_path)
         except access.NotRegularError as error:
             raise corrupt(str(error.strerror), expected="a regular file", where=self.path) from error
         except OSError as error:
             raise self._storage_error("cannot open a part file", error) from error
-        try:
-            status = call("fstat", self.path, self._fd)
-        except OSError as error:
-            self.close()
-            raise self._storage_error("cannot open a part file", error) from error
+        status = self._file.status
         self.size, self.written = status.st_size, status.st_mtime
         self._offset = 0
         try:
@@ -122,8 +127,8 @@ class FileSource:
         rest = buffer.cast("B")
         while rest:
             try:
-                with storage_operation("read", self.path):
-                    count = os.preadv(self._fd, [rest], self._offset + offset)
+                with self._file.descriptor() as descriptor, storage_operation("read", self.path):
+                    count = os.preadv(descriptor, [rest], self._offset + offset)
             except OSError as error:
                 raise self._storage_error(f"cannot read {len(rest)} bytes at {offset} of a part file", error) from error
             if count == 0:
@@ -166,11 +171,10 @@ class FileSource:
 
     def _map(self, flags: int, protection: int) -> memoryview:
         try:
-            memory = mmap.mmap(self._fd, self.size, flags=flags, prot=protection, offset=self._offset)
-            return memoryview(memory).toreadonly()
-        except (OSError, ValueError) as error:
-            found = OSError(getattr(error, "errno", None), str(error))
-            raise self._storage_error("cannot map a part file", found) from error
+            with self._file.descriptor() as descriptor:
+                return map_file(descriptor, self._offset, self.size, flags, protection)
+        except OSError as error:
+            raise self._storage_error("cannot map a part file", error) from error
 
     def beside(self, name: str) -> FileSource:
         """The file ``name`` in the same directory, opened once.
@@ -187,10 +191,7 @@ class FileSource:
         """Close the file; a second call does nothing."""
         for other in self._beside.values():
             other.close()
-        descriptor, self._fd = self._fd, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):  # nothing was written: it says nothing about what was read
-                os.close(descriptor)
+        self._file.close()
 
     def __enter__(self) -> FileSource:
         return self
@@ -228,14 +229,24 @@ def read_table(source: ByteSource, place: SectionPath) -> NodeTable:
     Raises:
         CorruptFileError, NewerFormatError: the file is damaged, or of a later version. StorageError: it cannot be read.
     """
+    return _table(source, place.file, (place.first, place.world_size))
+
+
+def read_any_table(source: ByteSource, where: str) -> NodeTable:
+    """The same, whatever name the file ought to have: as itself says."""
+    return _table(source, where, None)
+
+
+def _table(source: ByteSource, where: str, name: tuple[int, int] | None) -> NodeTable:
     if source.size < NODE_FOOTER_BYTES:
         found = f"{source.size} bytes"
-        raise corrupt("a node file is too short", expected=f"{NODE_FOOTER_BYTES} bytes", found=found, where=place.file)
+        raise corrupt("a node file is too short", expected=f"{NODE_FOOTER_BYTES} bytes", found=found, where=where)
     data = source.read_at(source.size - NODE_FOOTER_BYTES, NODE_FOOTER_BYTES)
-    footer = NodeFooter.decode(data, file_length=source.size, where=place.file)
-    footer.check_length(place.world_size, place.file)
+    footer = NodeFooter.decode(data, file_length=source.size, where=where)
+    first, world_size = name or NodeTable.name_in(source.read_at(footer.table_offset, TABLE_NAME_BYTES))
+    footer.check_length(world_size, where)
     table = source.read_at(footer.table_offset, footer.table_length)
-    return NodeTable.decode(table, footer, place.first, place.world_size, where=place.file)
+    return NodeTable.decode(table, footer, first, world_size, where=where)
 
 
 class MemorySource:

@@ -10,46 +10,36 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from deeppart.comm.base import Comm, Operation
 from deeppart.comm.waiting import finish
-from deeppart.errors import CheckpointError, RestoreError, as_error
-from deeppart.model import LEVELS, Attempt, PartRecord
+from deeppart.errors import CheckpointError, RestoreError, as_error, lacks_descriptors
+from deeppart.model import LEVELS, Attempt
 from deeppart.nodes.exchange.memory import Arena, Bytes, NoExchangeMemoryError
 from deeppart.nodes.exchange.rebuild import rebuild_parts
 from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
 from deeppart.part import FileSource, MemorySource, Signing
 from deeppart.plan.restart import (
     Candidate,
-    Committed,
     Inventory,
     Location,
     Read,
-    StoredParity,
-    StoredPart,
     assign,
     explain,
     on_node,
     survey,
 )
+from deeppart.recovery.inventory import Run, no_more_files
 from deeppart.recovery.load_part import LEAST_THREADS, LoadedPart, OpenedPart, load_part
 from deeppart.state.capture.staging import Staging, staging_bytes
-from deeppart.storage.manifests import read_manifests, unusable
-from deeppart.storage.node import NodeContents, one_line, take_stock
-from deeppart.storage.persistent import PersistentLevel
-from deeppart.storage.straightening import straighten
+from deeppart.storage.node import one_line
 
 #: Lines of an error about a step that cannot be recovered.
 _MOST_REASONS = 40
-#: Drives an operation, named by a text, to its end and returns its result.
-Run = Callable[[Operation[Any], str], Any]
-#: (part, the source that failed, why)
-_Failure = tuple[int, Location, str]
+#: (part, the source that failed, why, and whether that says nothing of the source: see :func:`lacks_descriptors`)
+_Failure = tuple[int, Location, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,99 +69,6 @@ class Recovered:
         return self.candidate.attempt
 
 
-def take_inventory(
-    comm: Comm,
-    node_of: tuple[int, ...],
-    local: Path | None,
-    persistent: PersistentLevel,
-    lineage: str,
-    run: Run,
-    *,
-    straightens: bool | None = None,
-) -> Inventory:
-    """List what every node and the persistent level hold (collective); the same result on every rank.
-
-    Args:
-        local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
-        run: drives an operation on ``comm``, named by a text, to its end.
-        straightens: files in wrong places on nodes are renamed first, in ``local`` by this rank if it is the one
-            to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
-
-    Raises:
-        PeerTimeoutError, RemoteRankError: from the other ranks.
-    """
-    what = "taking inventory"
-    stock: NodeContents | None = None
-    renamed: list[str] = []
-    if straightens is not None:
-        if local is not None and straightens:
-            stock = _take_stock(local, lineage, persistent.signing)
-            renamed = _straightened(stock)
-        run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
-    if stock is None or renamed:
-        stock = _take_stock(local, lineage, persistent.signing)
-    stock.problems += renamed
-    files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
-    lines = [line for line in stock.problems if line not in stock.refused]
-    message = json.dumps([*files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
-    gathered = [json.loads(text) for text in run(comm.allgather(message), what)]
-    if len(set(node_of)) > 1:  # the same path is another file on each of them
-        for rank, (_, _, *told) in enumerate(gathered):
-            for lines in told:
-                lines[:] = [on_node(line, rank) for line in lines]
-    committed_text = json.dumps(_list_committed(persistent)).encode() if comm.rank == 0 else None
-    committed, unfinished, damaged, newer = json.loads(run(comm.broadcast(committed_text), what))
-    return Inventory(
-        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
-        node_of=node_of,
-        committed=tuple(
-            Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
-            for identity, directory, records, created in committed
-        ),
-        problems=tuple(line for _, _, lines, *_ in gathered for line in lines) + tuple(unfinished),
-        damaged=tuple(damaged) + tuple(line for *_, refused, _ in gathered for line in refused),
-        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, *_ in gathered),
-        unusable=tuple((step, reason) for step, reason in newer),
-        unread=tuple(line for *_, unread in gathered for line in unread),
-    )
-
-
-def _take_stock(local: Path | None, lineage: str, signing: Signing | None) -> NodeContents:
-    """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told."""
-    if local is None:
-        return NodeContents()
-    try:
-        return take_stock(local, lineage, signing)
-    except Exception as error:
-        line = one_line(as_error(error, f"listing what lies in {local} failed"))
-        return NodeContents(problems=[line], unlisted=[line])
-
-
-def _straightened(stock: NodeContents) -> list[str]:
-    """The files that were renamed to their right names; it stops at the first failure."""
-    try:
-        return straighten(stock)
-    except Exception as error:  # of whatever kind: the other ranks wait for the list
-        return [one_line(as_error(error, "renaming files in wrong places failed"))]
-
-
-def _list_committed(persistent: PersistentLevel) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
-    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)"""
-    try:
-        found, problems = read_manifests(persistent.root, persistent.signing)
-    except Exception as error:  # of whatever kind: the other ranks wait for this list
-        return [], [], [one_line(as_error(error, f"listing the checkpoints in {persistent.root} failed"))], []
-    committed = [
-        [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
-        for each in found
-        for created in (each.manifest.created,)
-    ]
-    lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
-    bad = unusable(problems)
-    unfinished = [line for key, line in lines.items() if key not in bad]
-    return committed, unfinished, [lines[key] for key in bad], [(key.step, reason) for key, reason in bad.items()]
-
-
 def recover(
     comm: Comm,
     inventory: Inventory,
@@ -198,7 +95,7 @@ def recover(
 
     Raises:
         RestoreError: a complete checkpoint, or the one asked for, cannot be recovered; or there may be one where
-            something could not be read; the reasons are listed.
+            something could not be read; or some rank may not open more files. The reasons are listed.
     """
 
     def run(operation: Operation[Any], what: str) -> Any:
@@ -276,18 +173,25 @@ def read_candidate(
         if not failed:
             bases = _gather_bases(comm, mine, f"{label}, reading", run)
             return Recovered(candidate, reads, mine, bases), [*lines, explain(candidate, reads)]
-        lines += [f"{label}: {reason}" for _, _, reason in failed]
-        rest = candidate.without([(part, location) for part, location, _ in failed])
+        lines += [f"{label}: {reason}" for _, _, reason, _ in failed]
+        rest = candidate.without([(part, location) for part, location, *_ in failed])
         if isinstance(rest, int):
             return None, [*lines, f"{label}: no other source for part {rest}"]
         candidate = rest
 
 
 def _gather_failures(comm: Comm, failures: list[_Failure], what: str, run: Run) -> list[_Failure]:
-    """Everyone's, on every rank."""
-    message = [(part, location.rank, location.path, reason) for part, location, reason in failures]
+    """Everyone's, on every rank.
+
+    Raises:
+        RestoreError: some rank may not open more files, which no other source and no older step mends.
+    """
+    message = [(part, location.rank, location.path, reason, lacks) for part, location, reason, lacks in failures]
     texts = run(comm.allgather(json.dumps(message).encode()), what)
-    return [(part, Location(rank, path), reason) for text in texts for part, rank, path, reason in json.loads(text)]
+    told = [(rank, each) for rank, text in enumerate(texts) for each in json.loads(text)]
+    if lines := [f"rank {rank}: {reason}" for rank, (_, _, _, reason, lacks) in told if lacks]:
+        raise no_more_files(f"{what}: the files of a checkpoint cannot be opened", lines)
+    return [(part, Location(rank, path), reason, lacks) for _, (part, rank, path, reason, lacks) in told]
 
 
 def _gather_bases(comm: Comm, mine: dict[int, LoadedPart], what: str, run: Run) -> dict[int, tuple[str, ...]]:
@@ -317,25 +221,26 @@ def _read_mine(
                     source = files.enter_context(FileSource(read.source.path))
                     opened[read.part] = OpenedPart(source, read, attempt, signing)
                 except Exception as error:  # of whatever kind: the other ranks wait for what this one has read
-                    failures.append((read.part, read.source.location, _by(read, error)))
+                    failures.append(_failure(read, error))
         try:
             rooms = _rooms(assigned, opened, staging)
         except MemoryError as error:
-            return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}") for read in assigned]
+            return {}, {}, [(read.part, read.source.location, f"rank {rank}: {error}", False) for read in assigned]
         for read in assigned:
             if read.part not in opened:
                 continue
             try:
                 mine[read.part] = opened[read.part].load(rooms[read.part], threads)
             except Exception as error:
-                failures.append((read.part, read.source.location, _by(read, error)))
+                failures.append(_failure(read, error))
     return mine, {part: room for part, room in rooms.items() if part not in opened}, failures
 
 
-def _by(read: Read, error: Exception) -> str:
+def _failure(read: Read, error: Exception) -> _Failure:
     """A line about a source that failed, and on which node, where others may have a file of the same path."""
     line = one_line(as_error(error, f"reading {read.source.path} failed"))
-    return on_node(line, read.reader) if read.source.is_on_a_node else line
+    line = on_node(line, read.reader) if read.source.is_on_a_node else line
+    return read.part, read.source.location, line, lacks_descriptors(error)
 
 
 def _rooms(assigned: list[Read], opened: dict[int, OpenedPart], staging: Staging) -> dict[int, Bytes]:
@@ -388,5 +293,5 @@ def _rebuild_mine(
             data = space[read.part][: read.source.nbytes]
             mine[read.part] = load_part(MemorySource(data.data, name), read, attempt, signing, threads)
         except Exception as error:
-            failures.append((read.part, read.source.location, _by(read, error)))
+            failures.append(_failure(read, error))
     return mine, failures

@@ -22,7 +22,8 @@ from deeppart.model.units import show_bytes
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.nodes.pairing import Protection
 from deeppart.plan.restart import Inventory, Location, on_node, survey
-from deeppart.recovery.recover import read_candidate, take_inventory
+from deeppart.recovery.inventory import take_inventory
+from deeppart.recovery.recover import read_candidate
 from deeppart.repair.heal import Healer, healing_for
 from deeppart.save.pipeline import Pipeline
 from deeppart.state.capture.staging import Staging

@@ -10,6 +10,8 @@ Invariants
   that is known to be: other ranks may have heard that it is complete, and have removed what it replaces.
 * A local part is not removed while it is being flushed, copied or encoded, nor as long as copies or parity of its step
   are kept: each is only worth something together with the other.
+* A step that has failed at a level for all that is known protects nothing: else, where copies fail from the first
+  checkpoint on, no local part would ever go.
 """
 
 from __future__ import annotations
@@ -54,9 +56,10 @@ class Retention:
         self._keep, self._every = keep, every
         self._steps: dict[str, list[StepKey]] = {level: [] for level in earlier}
         self._leftovers = {level: set(keys) for level, keys in earlier.items() if level != Level.PERSISTENT}
-        self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in earlier if level != Level.PERSISTENT}
+        self._in_doubt: dict[str, set[StepKey]] = {level: set() for level in self._leftovers}
+        self._failed: dict[str, set[StepKey]] = {level: set() for level in self._leftovers}
         self._abandoned: set[StepKey] = set()
-        self._lock = threading.Lock()  # guards the four above
+        self._lock = threading.Lock()  # guards the five above
         # A file system may take seconds to remove a step: what happens on nodes does not wait for that.
         self._removing = threading.Lock()  # guards the next; taken first
         self._keeping = None
@@ -73,11 +76,12 @@ class Retention:
     def adopt(self, key: StepKey) -> None:
         """Files of a step of an earlier run have been put on nodes again; they go when a newer step is committed."""
         with self._lock:
-            for keys in self._leftovers.values():
+            for level, keys in self._leftovers.items():
                 keys.add(key)
+                self._failed[level].discard(key)
 
     def abandon(self, level: str, key: StepKey, files: Iterable[Path], *, in_doubt: bool = False) -> None:
-        """A step failed at a level: this rank's files go now, the rest of the step with the next commit at the latest.
+        """A step failed at a level: this rank's files go now, the rest of the step with the next commit of any level.
 
         Args:
             files: the files that this rank wrote for that step there; they may or may not exist.
@@ -90,7 +94,7 @@ class Retention:
             if level == Level.PERSISTENT:  # where the manifest tells
                 self._abandoned.add(key)
             else:
-                (self._in_doubt if in_doubt else self._leftovers)[level].add(key)
+                (self._in_doubt if in_doubt else self._failed)[level].add(key)
 
     def committed(self, level: str, key: StepKey, retire: Callable[[set[StepKey]], set[StepKey]]) -> list[str]:
         """A step is complete at a level: remove what ``keep`` no longer wants.
@@ -144,11 +148,8 @@ class Retention:
             steps, leftovers, keep = self._steps[name], self._leftovers[name], self._keep[name]
             protected |= self._in_doubt[name]
             replaced = bool(steps if self._every[name] else self._steps[Level.LOCAL])
-            if not keep or not replaced:
-                protected |= leftovers | set(steps)
-                continue
-            kept = set(steps[-keep:])
-            unwanted = (leftovers | set(steps)) - kept
+            kept = set(steps[-keep:]) if keep and replaced else leftovers | set(steps)
+            unwanted = (leftovers | set(steps) | self._failed[name]) - kept
             dropped = retire(unwanted - protected if name == Level.LOCAL else unwanted)
             protected |= kept
             try:
@@ -157,6 +158,7 @@ class Retention:
                 refusal = refusal or error
                 continue
             leftovers -= dropped
+            self._failed[name] -= dropped
             self._steps[name] = [key for key in steps if key not in dropped]
         if refusal is not None:
             raise refusal

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deeppart.comm.waiting import finish
 from deeppart.plan.restart import Inventory
-from deeppart.recovery.recover import take_inventory
+from deeppart.recovery.inventory import take_inventory
 from deeppart.session.record import Session
 
 

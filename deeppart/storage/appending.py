@@ -32,6 +32,8 @@ SYNC_EVERY_BYTES = 256 << 20
 
 #: Refusals that mean "not with O_DIRECT here" rather than "not at all".
 NO_DIRECT = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+#: No space, or no more of it for this user.
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def _is_aligned(data: npt.NDArray[np.uint8]) -> bool:
@@ -129,6 +131,10 @@ class Appending(ABC):
         fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
         self._direct = False
 
+    def _make_space(self) -> bool:
+        """Called where there is no space left: True if some was given back, and it is worth to try again."""
+        return False
+
     def _put(self, data: memoryview) -> memoryview:
         """Put bytes where they belong without a system call, as far as that is possible; returns the rest."""
         return data
@@ -145,6 +151,8 @@ class Appending(ABC):
             except OSError as error:
                 if self._direct and error.errno in NO_DIRECT:
                     self._leave_direct()
+                    continue
+                if error.errno in NO_SPACE and self._make_space():
                     continue
                 raise storage_error("cannot write a checkpoint file", error, self.temporary) from error
             if self._direct and written % ALIGNMENT:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from deeppart import access
 from deeppart.access.hanging import call, storage_operation
 from deeppart.errors import StorageError
-from deeppart.storage.appending import BLOCK_BYTES, NO_DIRECT, Appending
+from deeppart.storage.appending import BLOCK_BYTES, NO_DIRECT, NO_SPACE, Appending
 from deeppart.storage.exclusive import rename_new
 from deeppart.storage.mapped import bytes_in_memory, file_memory
 from deeppart.storage.rate import RateLimit
@@ -54,6 +54,7 @@ class DurableFile(Appending):
             blocks need not be found and cleared again.
         over: the kind of file that this one may replace.
         make_parent: true to make the directory, if it is not there.
+        make_space: gives back what can be done without where there is no space left, and says whether there was any.
 
     Attributes:
         nbytes: bytes written so far.
@@ -80,25 +81,37 @@ class DurableFile(Appending):
         spares: Path | None = None,
         over: Over = "nothing",
         make_parent: bool = True,
+        make_space: Callable[[], bool] = lambda: False,
     ) -> None:
         # Process numbers of two hosts may be the same: nobody else has this name, or can open the file by it.
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
         super().__init__(path, temporary, direct=direct, limit=limit)
-        self._over = over
+        self._over, self._make_space_by = over, make_space
         self._mappable = 0
         try:
-            # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
-            if make_parent:
-                access.make_folder(path.parent)
-            spare = None if spares is None else take_spare(spares, self.temporary)
-            if spare is not None:
-                self._fd, self._direct = spare, False
-                self._mappable = bytes_in_memory(self._fd)
-            else:
-                self._fd, self._direct = self._create(direct)
+            while self._fd < 0:
+                try:
+                    self._begin(direct, spares, make_parent)
+                except OSError as error:
+                    if error.errno not in NO_SPACE or not make_space():
+                        raise
         except OSError as error:
             self.abort()
             raise storage_error("cannot create a checkpoint file", error, self.temporary) from error
+
+    def _begin(self, direct: bool, spares: Path | None, make_parent: bool) -> None:
+        # Not its parents: where those are gone, a file system is not mounted: no directory must take its place.
+        if make_parent:
+            access.make_folder(self.path.parent)
+        spare = None if spares is None else take_spare(spares, self.temporary)
+        if spare is not None:
+            self._fd, self._direct = spare, False
+            self._mappable = bytes_in_memory(self._fd)
+        else:
+            self._fd, self._direct = self._create(direct)
+
+    def _make_space(self) -> bool:
+        return self._make_space_by()
 
     def _create(self, direct: bool) -> tuple[int, bool]:
         if direct and hasattr(os, "O_DIRECT"):

@@ -47,7 +47,7 @@ class LockedFile:
     def __init__(self, path: str, memory: memoryview) -> None:
         self.memory = memory
         self._path = path
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory.obj))
+        self._address = int(np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0])
         _call(_LIBC.mlock2, self._address, memory.nbytes, _MLOCK_ONFAULT)
 
     def bring(self, offset: int, length: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deeppart import access
-from deeppart.errors import CorruptFileError, FormatError, StorageError
+from deeppart.errors import CorruptFileError, FormatError, StorageError, lacks_descriptors
 from deeppart.model import Manifest, StepKey
 from deeppart.part import Signing, decode_manifest
 from deeppart.storage.refusals import storage_error
@@ -74,7 +74,7 @@ def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedS
         signing: as for :func:`read_manifest`.
 
     Raises:
-        StorageError: the root cannot be listed.
+        StorageError: the root cannot be listed; or this process may not open more files.
     """
     found: list[CommittedStep] = []
     problems: dict[StepKey, str] = {}
@@ -84,6 +84,8 @@ def read_manifests(root: Path, signing: Signing | None) -> tuple[list[CommittedS
         except FileNotFoundError:
             problems[key] = UNFINISHED
         except (FormatError, StorageError) as error:
+            if lacks_descriptors(error):
+                raise
             problems[key] = f"{error.summary}: {error.found}" if error.found else error.summary
     return sorted(found, key=lambda each: each.order), problems
 

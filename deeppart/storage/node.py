@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access import PERMISSIONS
-from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError
+from deeppart.errors import DeeppartError, FormatError, SignatureError, StorageError, lacks_descriptors
 from deeppart.model import Attempt, Level, ParityIdentity, StepKey
 from deeppart.part import (
     FileSource,
@@ -33,7 +33,7 @@ from deeppart.plan.restart import StoredParity, StoredPart
 from deeppart.storage.files import DurableFile, Over, make_directory
 from deeppart.storage.links import link, remove_links
 from deeppart.storage.mapped import forget_removed
-from deeppart.storage.prepared import drop_made, make_spare, unfinished_directory
+from deeppart.storage.prepared import drop_made, give_back, make_spare, unfinished_directory
 from deeppart.storage.refusals import storage_error
 from deeppart.storage.retired import is_gone
 from deeppart.storage.small_files import write_file
@@ -75,7 +75,7 @@ class NodeLevel:
     ) -> None:
         self.name, self.signing = name, signing
         self.root = node_root(directory, lineage, name)
-        self._session = session
+        self._directory, self._session = directory / lineage, session
         self._spares = spares_directory(self.root, session)
         make_directory(directory, access.node_place(permissions))
         make_directory(directory / lineage, access.node_rules(permissions))
@@ -164,7 +164,11 @@ class NodeLevel:
     def _open(self, path: Path, mend: bool) -> DurableFile:
         forget_removed()  # others of this node may have removed files that this process has mapped
         over: Over = "damaged" if mend else "nothing"
-        return DurableFile(path, spares=self._spares, over=over)
+        return DurableFile(path, spares=self._spares, over=over, make_space=self._make_space)
+
+    def _make_space(self) -> bool:
+        """Give back what this session keeps to be written over, at all levels of this node: they share its storage."""
+        return give_back(spares_directory(self._directory / folder, self._session) for folder in NODE_FOLDERS.values())
 
     def steps(self) -> set[StepKey]:
         """Steps that have anything here.
@@ -243,10 +247,13 @@ class NodeContents:
 
 
 def take_stock(directory: Path, lineage: str, signing: Signing | None) -> NodeContents:
-    """Open every file of a lineage on a node, of all levels. Raises nothing: what is wrong becomes a line.
+    """Open every file of a lineage on a node, of all levels. What is wrong becomes a line.
 
     Args:
         signing: parts must be signed with one of these keys; None: not checked.
+
+    Raises:
+        StorageError: this process may not open more files, which says nothing about these.
     """
     found = NodeContents()
     with access.guarded(directory, access.READING):  # a job's own rules, below it, come first
@@ -259,6 +266,8 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
     try:
         steps, foreign = own_and_foreign_steps(root)
     except StorageError as error:
+        if lacks_descriptors(error):
+            raise
         found.not_listed(f"{error.summary}: {error.found}: {root}")
         return
     for path in foreign:
@@ -269,12 +278,16 @@ def _take_stock(root: Path, level: str, lineage: str, signing: Signing | None, f
         except FileNotFoundError:  # a running job has retired it meanwhile
             continue
         except OSError as error:
+            if lacks_descriptors(refusal := storage_error("cannot list a checkpoint directory", error, directory)):
+                raise refusal from error
             found.not_listed(f"cannot list {directory}: {error.strerror}")
             continue
         for name in names:
             try:
                 _look_at(directory / name, key, level, lineage, signing, found)
             except (FormatError, StorageError) as error:
+                if lacks_descriptors(error):
+                    raise
                 if is_gone(directory / name):
                     continue
                 found.problems.append(one_line(error))

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from deeppart import access
 from deeppart.access.hanging import call
-from deeppart.storage.mapped import bytes_in_memory, file_memory
+from deeppart.storage.mapped import bytes_in_memory, file_memory, forget_removed
+from deeppart.storage.spares import drop_spares, is_checkpoint_file
 
 #: Written and mapped at a time; in between, it can be stopped.
 _PIECE_BYTES = 8 << 20
@@ -69,6 +70,24 @@ def drop_made(spares: Path, names: Iterable[str]) -> None:
                 access.remove(directory / name)
         with contextlib.suppress(OSError), access.open_folder(directory.parent) as above:
             above.remove_directory(directory.name)
+
+
+def give_back(directories: Iterable[Path]) -> bool:
+    """Remove the recycled files that nobody has taken, and those that are being made; True if there were any.
+
+    Where space is short, what might be written over later must not keep from what is to be written now.
+
+    Args:
+        directories: of recycled files.
+    """
+    found = False
+    for spares in directories:
+        for directory in (spares, unfinished_directory(spares)):
+            with contextlib.suppress(OSError):
+                found |= any(map(is_checkpoint_file, access.names_in(directory)))
+            drop_spares(directory)
+    forget_removed()
+    return found
 
 
 def _fill(path: Path, descriptor: int, nbytes: int, is_wanted: Callable[[], bool]) -> bool:

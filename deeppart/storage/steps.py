@@ -18,6 +18,7 @@ from pathlib import Path
 from deeppart import access
 from deeppart.errors import StorageError
 from deeppart.model import StepKey
+from deeppart.storage.kept import is_kept_name
 from deeppart.storage.refusals import storage_error
 from deeppart.storage.spares import in_order_of_removal, is_checkpoint_file
 
@@ -46,6 +47,11 @@ def parse_step_directory_name(name: str) -> StepKey | None:
         return None
     key = StepKey(int(match[1]), match[2] or "", int(match[3] or 0))
     return key if step_directory_name(key) == name else None
+
+
+def is_temporary_name(name: str) -> bool:
+    """True for the name of a file that is being written, or whose writer has died."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 def list_steps(root: Path) -> dict[StepKey, Path]:
@@ -143,7 +149,7 @@ def remove_step(path: Path) -> None:
                 folder.remove(MANIFEST_NAME)
                 folder.sync()
             for name in in_order_of_removal(names):
-                if is_checkpoint_file(name) or _TEMPORARY.fullmatch(name):
+                if is_checkpoint_file(name) or is_temporary_name(name) or is_kept_name(name):
                     folder.remove(name)
             is_empty = not folder.names()
         if is_empty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,10 @@ import torch
 
 import deeppart
 from deeppart.errors import BackgroundFailureWarning, CheckpointError, DeeppartError, DirectoryInUseError, StorageError
+from deeppart.model import Attempt
+from deeppart.part import base_file_name, part_file_name
 from deeppart.save import write
+from deeppart.storage.node import NodeLevel
 from deeppart.testing.states import difference
 from tests.unit.cli_support import block
 
@@ -164,6 +168,20 @@ def test_both_full(mount_tmpfs: Callable[..., Path]) -> None:
 
 
 # --- read-only --------------------------------------------------------------------------------------------------------
+
+
+def test_files_made_in_advance_leave_the_room_to_what_is_written(mount_tmpfs: Callable[..., Path]) -> None:
+    """A tmpfs on which the parts of a node and copies find room, but not files to write over besides."""
+    directory = mount_tmpfs("node", 16)
+    local, partner = (NodeLevel(directory, "1" * 32, name, "2" * 32) for name in ("local", "partner"))
+    for name in (part_file_name(0, 2), base_file_name(0, 2, "0" * 32)):
+        assert local.prepare_file(name, 6 << 20, lambda: True)
+    for level, rank in ((local, 0), (partner, 1)):
+        file = level.open_part(Attempt("1" * 32, "2" * 32, 0, 1, 2), rank)
+        for _ in range(6):
+            file.write(bytes(1 << 20))
+        file.commit()
+    assert shutil.disk_usage(directory).free < 5 << 20
 
 
 def test_a_local_file_system_that_turns_read_only(mount_tmpfs: Callable[..., Path], tmp_path: Path) -> None:

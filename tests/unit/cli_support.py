@@ -83,6 +83,19 @@ def save(root: Path, *steps: int, local_dir: Path | None = None, **options: Any)
             checkpointer.checkpoint(make_state(float(step)), step=step).wait("persistent", timeout=200)
 
 
+def save_incrementally(root: Path, local: Path, files: str = "rank") -> Path:
+    """Steps 1 to 3, all on both levels; 2 and 3 refer to a file of step 1. The steps on the node."""
+    frozen = torch.arange(2_000_000, dtype=torch.int32)
+    where: dict[str, Any] = {"persistent_dir": str(root), "local_dir": str(local), "files": files}
+    config = deeppart.Config(**where, keep={"persistent": 0, "local": 0}, compression="none")
+    with deeppart.Checkpointer(config) as saving:
+        for step in (1, 2, 3):
+            state = {"frozen": frozen, "w": torch.full((300_000,), float(step))}
+            saving.checkpoint(state, step=step).wait(timeout=200)
+    (node,) = local.iterdir()
+    return node
+
+
 def step_dir(root: Path, step: int) -> Path:
     """The directory of the only attempt at a step, at a level."""
     found = [path for key, path in list_steps(root).items() if key.step == step]
@@ -161,7 +174,7 @@ def forge(
         state = {
             "a": torch.arange(900, dtype=torch.float32),
             "b": torch.arange(100),
-            "rng": torch.full((16,), rank, dtype=torch.uint8),
+            "rng": torch.full((16,), rank % 256, dtype=torch.uint8),
             "position": 1000 + rank,
         }
         flat = flatten(state)

@@ -14,7 +14,7 @@ from deeppart.errors import FormatError, StorageError
 from deeppart.model import Level, Manifest
 from deeppart.part import Signing, decode_manifest, parse_section_path
 from deeppart.plan.restart import Candidate, Inventory, Outlook, Read, StoredParity, StoredPart, assign, survey
-from deeppart.recovery.recover import take_inventory
+from deeppart.recovery.inventory import take_inventory
 from deeppart.storage.completeness import part_problem
 from deeppart.storage.manifests import MANIFEST_LIMIT_BYTES
 from deeppart.storage.node import take_stock

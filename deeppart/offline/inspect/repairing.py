@@ -7,49 +7,42 @@ not at all. Memory: one part; two where parity is computed from parts that have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
 from deeppart import access
-from deeppart.comm.single import SingleComm
-from deeppart.comm.waiting import finish
 from deeppart.errors import CorruptFileError, DeeppartError, FormatError, StorageError
-from deeppart.model import Attempt, ParityIdentity, ParityMember, PartRecord
-from deeppart.nodes.exchange.memory import Arena
-from deeppart.nodes.exchange.rebuild import rebuild_parts
-from deeppart.nodes.exchange.rebuild_steps import Wanted, padded_bytes
+from deeppart.model import Attempt, PartRecord
+from deeppart.offline.inspect.misplaced import Misplaced
 from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
 from deeppart.offline.inspect.node_files import NodeFiles
 from deeppart.offline.inspect.parity import encode_share
-from deeppart.offline.inspect.repair_paths import are_one, file_of, repair_order
+from deeppart.offline.inspect.reach import Reach
+from deeppart.offline.inspect.repair_paths import file_of, repair_order
+from deeppart.offline.inspect.repair_results import Results, is_base
 from deeppart.part import (
     FileSource,
-    MemorySource,
     ParityWriter,
     PartReader,
     SectionPath,
     Signing,
     is_parity_file_name,
-    parity_file_name,
     parse_base_file_name,
     parse_part_file_name,
     parse_section_path,
     part_file_name,
-    set_id,
 )
-from deeppart.plan.restart import Committed, FilesByAttempt, Inventory, Read, Source
-from deeppart.recovery.load_part import LoadedPart, load_part, sound_pieces
+from deeppart.plan.restart import Source
+from deeppart.recovery.load_part import LoadedPart, sound_pieces
 from deeppart.storage.files import DurableFile, fill
-from deeppart.storage.manifests import read_manifests
+from deeppart.storage.kept import Kept
 from deeppart.storage.node import file_problem, one_line
-from deeppart.storage.steps import list_steps, parse_step_directory_name
-
-_TIMEOUT_S = 3600.0
+from deeppart.storage.steps import is_temporary_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +74,42 @@ class Repairer:
     """
 
     def __init__(self, root: Path, nodes: NodeFiles, damaged: Sequence[Path], signing: Signing | None = None) -> None:
-        self._root, self._nodes, self._signing = root, nodes, signing
-        steps, _ = read_manifests(root, signing)
-        self._steps = {step.key: step for step in steps}
-        self._manifests = {step.manifest.attempt: step.manifest for step in steps}
-        self._bad = {str(path) for path in damaged} | {str(each.path) for each in nodes.damage}
-        self._inventory = Inventory(
-            found=(tuple(part for _, found in nodes.stocks for part in found.parts),),
-            node_of=(0,),
-            committed=tuple(
-                Committed(step.manifest.attempt, str(step.directory), step.manifest.parts, step.manifest.created)
-                for step in steps
-            ),
-            parity=(tuple(each for _, found in nodes.stocks for each in found.parity),),
-        )
-        self._files = FilesByAttempt(self._inventory)
-        self._arena = Arena()
+        self._nodes, self._signing = nodes, signing
+        self._reach = Reach(root, nodes, damaged, signing)
+        self._results, self._misplaced = Results(self._reach, signing), Misplaced(self._reach)
+        self._kept: list[Path] = []
 
     def repair_nodes(self) -> list[Repaired]:
         """Everything that is damaged on the nodes: parts first, since parity is computed from them."""
         damage = sorted((each.path for each in self._nodes.damage), key=repair_order)
         return [self._attempted(path) for path in damage]
 
+    def remove_leftovers(self) -> None:
+        """Remove what repairs that were interrupted have left in committed steps, and beside damaged files on nodes.
+
+        As far as the system lets us. Nobody writes to a committed step but who repairs it.
+        """
+        directories = {step.directory for step in self._reach.steps.values()}
+        for directory in directories | {each.path.parent for each in self._nodes.damage}:
+            with contextlib.suppress(OSError):
+                for name in filter(is_temporary_name, access.names_in(directory)):
+                    access.remove(directory / name)
+
     def repair(self, paths: Sequence[Path]) -> list[Repaired]:
-        """Files of committed steps, and sections of node files."""
+        """Files of committed steps, and sections of node files: first those that lie in each other's places."""
+        moved = dict(self._misplaced.straighten(paths))
+        told, lost = set(map(file_of, paths)), []
+        done = [Repaired(own, f"{file}, where it lay", None) for own, file in moved.items() if own not in told]
+        for path in paths:
+            if file_of(path) in {*moved, *moved.values()} and self._results.problem(path) is None:
+                self._reach.bad.discard(str(path))
+                lay = moved.get(file_of(path))
+                done.append(Repaired(path, f"{lay}, where it lay" if lay else "an exchange of names", None))
+            else:
+                lost.append(path)
+        return done + self._repair_all(lost)
+
+    def _repair_all(self, paths: Sequence[Path]) -> list[Repaired]:
         sections: dict[str, list[SectionPath]] = {}
         for path in paths:
             if (place := parse_section_path(path)) is not None:
@@ -118,11 +123,14 @@ class Repairer:
     def _attempted_node_file(self, file: Path, places: Sequence[SectionPath]) -> list[Repaired]:
         paths = {place.rank: file / part_file_name(place.rank, place.world_size) for place in places}
         try:
-            attempt = self._attempt_of(file, places[0].world_size)
-            parts = self._manifests[attempt].parts
+            attempt = self._reach.attempt_of(file, places[0].world_size)
+            parts = self._reach.manifests[attempt].parts
             records = [record for record in parts if record.file.split("/")[0] == file.name]
             damaged = DamagedNodeFile(file, attempt, records, self._signing)
-            outcomes = damaged.repair(lambda record: self._elsewhere(attempt, record, file.parent / record.file))
+            with self._keeping(file) as kept:
+                outcomes = damaged.repair(
+                    lambda record: self._elsewhere(attempt, record, file.parent / record.file), kept.keep
+                )
         except DeeppartError as error:
             return [Repaired(path, None, one_line(error)) for path in paths.values()]
         done = []
@@ -131,12 +139,12 @@ class Repairer:
             if isinstance(outcome, DeeppartError):
                 done.append(Repaired(path, None, one_line(outcome)))
             else:
-                self._bad.discard(str(path))
-                done.append(Repaired(path, outcome, None))
+                done.append(self._checked(path, outcome))
         return done
 
     def _elsewhere(self, attempt: Attempt, record: PartRecord, path: Path) -> tuple[Iterator[memoryview | bytes], str]:
-        part, source = self._get(attempt, record.rank, path, self._wanted(attempt, record.rank, path, record))
+        wanted = self._reach.wanted(attempt, record.rank, path, record)
+        part, source = self._reach.get(attempt, record.rank, path, wanted)
         return part.pieces(), _told(source)
 
     def _attempted(self, path: Path) -> Repaired:
@@ -144,7 +152,31 @@ class Repairer:
             source = self._repair(path)
         except DeeppartError as error:
             return Repaired(path, None, one_line(error))
-        self._bad.discard(str(path))  # it may serve as a source for the next one
+        return self._checked(path, source)
+
+    @contextlib.contextmanager
+    def _keeping(self, path: Path) -> Iterator[Kept]:
+        """Around what writes over a place: keeps what lies there if it is all there is of something else."""
+        with Kept(path) as kept:
+            if self._misplaced.must_stay(path):
+                kept.keep()
+            yield kept
+        if kept.name is not None:
+            self._kept.append(kept.name)
+
+    def _put(self, path: Path, pieces: Iterable[memoryview | bytes]) -> None:
+        with self._keeping(path):
+            fill(DurableFile(path, over="damaged"), pieces)
+
+    def _checked(self, path: Path, source: str) -> Repaired:
+        """What was put in place is read once more, as what the place requires, before it is called repaired."""
+        if self._kept:
+            source += f" (what lay there is kept: {', '.join(map(str, self._kept))})"
+            self._kept.clear()
+        problem = self._results.problem(path)
+        if problem is not None:
+            return Repaired(path, None, f"{source} was put in its place, which is still not sound: {problem}")
+        self._reach.bad.discard(str(path))  # it may serve as a source for the next one
         return Repaired(path, source, None)
 
     def _repair(self, path: Path) -> str:
@@ -157,28 +189,38 @@ class Repairer:
         if parsed is None:
             raise FormatError("not a file that can be repaired", where=str(path))
         rank, world_size = parsed
-        if (lent := self._repair_bases(path)) is not None:
+        attempt = self._reach.attempt_of(path, world_size)
+        record = self._reach.record(attempt, rank)
+        wanted = self._reach.wanted(attempt, rank, path, record)
+        if (lent := self._repair_bases(path, attempt, rank, wanted)) is not None:
             return lent
-        attempt = self._attempt_of(path, world_size)
-        record = self._record(attempt, rank)
-        part, source = self._get(attempt, rank, path, self._wanted(attempt, rank, path, record))
+        part, source = self._reach.get(attempt, rank, path, wanted)
         for name, other in part.bases():
-            if not access.exists(path.with_name(name)):
-                fill(DurableFile(path.with_name(name), over="damaged"), sound_pieces(other))
-        _write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
+            if not is_base(path.with_name(name)):
+                self._put(path.with_name(name), sound_pieces(other))
+        self._write(path, part, record.digest if record and record.index_digest == source.index_digest else None)
         return _told(source)
 
-    def _repair_bases(self, path: Path) -> str | None:
-        """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere."""
+    def _repair_bases(self, path: Path, attempt: Attempt, rank: int, wanted: frozenset[str]) -> str | None:
+        """Put in place again what a part refers to; None if that is not all that is wrong with it, or is nowhere.
+
+        Args:
+            attempt, rank, wanted: the part that must lie there, and the digests of indexes that it may have.
+        """
+        signing = self._signing
         try:
             with FileSource(path) as source:
-                names = PartReader(source, where=str(path), signing=self._signing).base_names
-            lacking = [path.with_name(name) for name in names if not access.exists(path.with_name(name))]
+                reader = PartReader(
+                    source, where=str(path), expected_attempt=attempt, expected_rank=rank, signing=signing
+                )
+            if wanted and reader.index_digest not in wanted:
+                return None
+            lacking = [base for base in map(path.with_name, reader.base_names) if not is_base(base)]
             bases = [(base, parse_base_file_name(base.name)) for base in lacking]
             sources = [self._repair_base(base, *parsed) for base, parsed in bases if parsed is not None]
         except (FormatError, StorageError):
             return None
-        sound = sources and file_problem(path, self._signing, lambda nbytes: None) is None
+        sound = sources and file_problem(path, signing, lambda nbytes: None) is None
         return ", ".join(sources) if sound else None
 
     def _repair_base(self, path: Path, rank: int, world_size: int, index_digest: str) -> str:
@@ -187,24 +229,13 @@ class Repairer:
         Raises:
             CorruptFileError: there is no sound one.
         """
-        stored = [each for _, found in self._nodes.stocks for each in (*found.bases, *found.parts)]
-        names = [Path(each.path) for each in stored if each.index_digest == index_digest]
-        for step in list_steps(self._root).values():
-            names += [step / path.name, step / part_file_name(rank, world_size)]
-        for committed in self._steps.values():
-            parts = committed.manifest.parts
-            records = [each for each in parts if each.index_digest == index_digest]
-            names += [committed.directory / each.file for each in records]  # sections, too
         tried = []
-        for other in dict.fromkeys(names):
-            file = file_of(other)
-            if str(other) in self._bad or not access.exists(file) or are_one(path, file):
-                continue
+        for other in self._reach.same_files(path, rank, world_size, index_digest):
             try:
                 with FileSource(other) as source:
                     if PartReader(source, where=str(other)).index_digest != index_digest:
                         continue
-                fill(DurableFile(path, over="damaged"), sound_pieces(other))
+                self._put(path, sound_pieces(other))
                 return str(other)
             except (FormatError, StorageError) as error:
                 tried.append(one_line(error))
@@ -215,104 +246,36 @@ class Repairer:
             todo="name the local_dir of nodes with --local, or let a restored job write a new checkpoint",
         )
 
-    def _attempt_of(self, path: Path, world_size: int) -> Attempt:
-        """The checkpoint to which a file belongs, according to the directory in which it lies."""
-        for _, found in self._nodes.stocks:
-            for part in found.parts:
-                if part.path == str(path):
-                    return part.attempt
-        key = parse_step_directory_name(path.parent.name)
-        if key in self._steps and path.parent.parent == self._root:
-            return self._steps[key].manifest.attempt
-        known = [a for a in self._files.attempts() if key and key.may_hold(a) and a.world_size == world_size]
-        committed = [attempt for attempt in known if self._files.is_committed(attempt)]
-        if len(committed or known) != 1:
-            raise CorruptFileError(
-                "nothing tells which checkpoint this file belonged to",
-                found=f"{len(known)} at this step",
-                where=str(path),
-            )
-        return (committed or known)[0]
-
-    def _wanted(self, attempt: Attempt, rank: int, path: Path, record: PartRecord | None) -> frozenset[str]:
-        """Digests of the indexes that a file may have; empty where nothing tells.
-
-        A part may be encoded in one way on nodes and in another on the persistent level. There, it must be the file
-        that its manifest names; on nodes, what parity was computed of and copies were made of, or these would not count
-        for it any more.
-        """
-        if self._is_persistent(path):
-            return frozenset({record.index_digest} if record else ())
-        stored = [each for _, found in self._nodes.stocks for each in found.parts]
-        mine = [each for each in stored if (each.attempt, each.rank) == (attempt, rank)]
-        own = frozenset(each.index_digest for each in mine if each.path == str(path))
-        shares = [each.identity for _, found in self._nodes.stocks for each in found.parity]
-        members = [member for each in shares if each.attempt == attempt for member in each.members]
-        others = frozenset(member.index_digest for member in members if member.part == rank)
-        others |= frozenset(each.index_digest for each in mine)
-        named = frozenset({record.node_index_digest or record.index_digest} if record else ())
-        return own or others or named
-
-    def _is_persistent(self, path: Path) -> bool:
-        return file_of(path).parent.parent == self._root
-
-    def _get(self, attempt: Attempt, rank: int, path: Path, wanted: frozenset[str]) -> tuple[LoadedPart, Source]:
-        """A sound copy of a part, in memory.
-
-        Args:
-            path: the file that is to be repaired.
-            wanted: digests of the indexes that it may have; empty for any.
+    def _write(self, path: Path, part: LoadedPart, digest: str | None) -> None:
+        """Put a part in place.
 
         Raises:
-            CorruptFileError: there is none.
+            CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
         """
-        finding = self._files.findings(attempt)[rank]
-        tried = list(finding.remarks)
-        than = "" if self._is_persistent(path) else " than copies and parity here"
-        for source in finding.sources:
-            if source.path == str(path) or source.path in self._bad:
-                continue
-            if wanted and source.index_digest not in wanted:
-                same = "holds the same bytes, but encoded in another way"
-                tried.append(f"{source.path}: {same}{than}: a restore can use it")
-                continue
-            try:
-                return self._load(Read(rank, 0, source), attempt), source
-            except (FormatError, StorageError) as error:
-                tried.append(one_line(error))
-        raise CorruptFileError(
-            f"there is no sound copy of part {rank} within reach",
-            found="; ".join(tried) or "no other copy",
-            where=str(path),
-            todo="name the local_dir of more nodes with --local, or let a restored job rebuild it",
-        )
 
-    def _load(self, read: Read, attempt: Attempt) -> LoadedPart:
-        if read.source.rebuild is None:
-            with FileSource(read.source.path) as source:
-                return load_part(source, read, attempt, self._signing)
-        room = np.empty(padded_bytes(read.source.rebuild.identity), dtype=np.uint8)
-        comm = SingleComm()
-        wanted = [Wanted(read.part, 0, read.source.rebuild)]
-        operation = rebuild_parts(comm, wanted, {read.part: room}, self._arena, careful=True)
-        refused = finish(comm, operation, "repairing from parity", _TIMEOUT_S)
-        if refused:
-            raise CorruptFileError(refused[read.part], where=read.source.path)
-        return load_part(MemorySource(room[: read.source.nbytes].data), read, attempt, self._signing)
+        def pieces() -> Iterator[memoryview | bytes]:
+            whole = xxhash.xxh3_128()
+            for piece in part.pieces():
+                whole.update(piece)
+                yield piece
+            if digest is not None and whole.hexdigest() != digest:
+                raise CorruptFileError(
+                    "what was found in its place has another digest",
+                    expected=digest,
+                    found=whole.hexdigest(),
+                    where=str(path),
+                )
 
-    def _record(self, attempt: Attempt, rank: int) -> PartRecord | None:
-        """The manifest's entry about a part, if there is a manifest of this attempt."""
-        manifest = self._manifests.get(attempt)
-        return manifest.parts[rank] if manifest is not None else None
+        self._put(path, pieces())
 
     def _repair_parity(self, path: Path) -> str:
         """Compute a share of parity again, from all parts that it protects."""
-        identity = self._identity_of(path)
+        identity = self._reach.parity_identity(path)
         file = DurableFile(path, over="damaged")
         readers: list[PartReader] = []
         with ExitStack() as stack:
             parts = {
-                place: self._open(identity.attempt, member, path, stack, readers)
+                place: self._reach.open_member(identity.attempt, member, path, stack, readers)
                 for place, member in enumerate(identity.members)
                 if member.part is not None
             }
@@ -325,65 +288,6 @@ class Repairer:
                 file.abort()
                 raise
         return f"the {len(parts)} parts that it protects"
-
-    def _open(
-        self, attempt: Attempt, member: ParityMember, path: Path, stack: ExitStack, readers: list[PartReader]
-    ) -> FileSource | MemorySource:
-        """A sound copy of a part as it was encoded for parity, to read blocks from: a file if there is one, which is
-        added to ``readers``, else in memory.
-        """
-        assert member.part is not None
-        digest, signing = member.index_digest, self._signing
-        for source in self._files.findings(attempt)[member.part].sources:
-            if source.rebuild is None and source.index_digest == digest and source.path not in self._bad:
-                try:
-                    opened = stack.enter_context(FileSource(source.path))
-                    reader = PartReader(opened, where=source.path, expected_index_digest=digest, signing=signing)
-                    reader.verify()
-                    readers.append(reader)
-                    return opened
-                except (FormatError, StorageError):
-                    continue
-        loaded, _ = self._get(attempt, member.part, path, frozenset({digest}))
-        return MemorySource(b"".join(loaded.pieces()))
-
-    def _identity_of(self, path: Path) -> ParityIdentity:
-        """Whose share a parity file is, from itself or from the other members of its set."""
-        _, name, place, _, _ = path.stem.split("-")  # parity-<set>-<place>-of-<members>
-        for _, found in self._nodes.stocks:
-            for each in found.parity:
-                if set_id(each.identity) == name:
-                    identity = replace(each.identity, place=int(place))
-                    if parity_file_name(identity) == path.name:
-                        return identity
-        raise CorruptFileError(
-            "no other file of this parity set is within reach, so nothing tells what it protected",
-            where=str(path),
-            todo="name the local_dir of more nodes with --local",
-        )
-
-
-def _write(path: Path, part: LoadedPart, digest: str | None) -> None:
-    """Put a part in place.
-
-    Raises:
-        CorruptFileError: it is not what the manifest names after all. StorageError: it cannot be written.
-    """
-
-    def pieces() -> Iterator[memoryview | bytes]:
-        whole = xxhash.xxh3_128()
-        for piece in part.pieces():
-            whole.update(piece)
-            yield piece
-        if digest is not None and whole.hexdigest() != digest:
-            raise CorruptFileError(
-                "what was found in its place has another digest",
-                expected=digest,
-                found=whole.hexdigest(),
-                where=str(path),
-            )
-
-    fill(DurableFile(path, over="damaged"), pieces())
 
 
 def _told(source: Source) -> str:

@@ -149,6 +149,11 @@ def verify(subject: Subject, advance: Advance = lambda nbytes: None) -> VerifyRe
     return VerifyResult(subject.key, state, *counts, tuple(damage_found), manifest)
 
 
+def damage_of_part(files: StepFiles, rank: int) -> list[Damage]:
+    """Everything that is wrong with one part of a step, and with the older files that it refers to; all is read."""
+    return _Checking(files, lambda nbytes: None).part(files.manifest.parts[rank])
+
+
 def _without_manifest(subject: Subject) -> VerifyResult:
     gone = is_gone(subject.directory) if subject.error is None else step_is_retired(subject.directory)
     if gone:
@@ -176,19 +181,24 @@ class _Checking:
     def run(self) -> list[Damage]:
         """Everything that is wrong, by part, then what concerns all of them."""
         for record in self._files.manifest.parts:
-            before = self.nbytes
-            try:
-                with self._files.open(record.rank) as part:
-                    self._part(part)
-            except (FormatError, StorageError) as error:
-                self._unreadable[record.rank] = len(self._damage)
-                leaves = self._names.all_own(record.rank)
-                missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
-                message = "the part file is missing" if missing else _text(error)
-                self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
-            whole = record.nbytes + record.referenced_bytes
-            self._advance(whole - (self.nbytes - before))  # what was not read will not be
+            self.part(record)
         self._cover()
+        return self._damage
+
+    def part(self, record: PartRecord) -> list[Damage]:
+        """Check one part, and add to everything that is wrong."""
+        before = self.nbytes
+        try:
+            with self._files.open(record.rank) as part:
+                self._part(part)
+        except (FormatError, StorageError) as error:
+            self._unreadable[record.rank] = len(self._damage)
+            leaves = self._names.all_own(record.rank)
+            missing = isinstance(error, StorageError) and error.errno == errno.ENOENT
+            message = "the part file is missing" if missing else _text(error)
+            self._damage.append(Damage("part", message, record.file, record.rank, leaves=leaves))
+        whole = record.nbytes + record.referenced_bytes
+        self._advance(whole - (self.nbytes - before))  # what was not read will not be
         return self._damage
 
     def _part(self, part: OpenPart) -> None:

@@ -77,7 +77,7 @@ STAGES: dict[str, Stage] = {
     "retiring: persistent level": Stage("deeppart.storage.persistent.PersistentLevel.remove", needs="retire", who=ROOT),
     "retiring: a node": Stage("deeppart.storage.node.NodeLevel.retire", needs="local", who=LEADER),
     "retiring: one step removed": Stage("deeppart.storage.steps.remove_step", after=True, needs="retire", who=ROOT),
-    "restore: listing a node": Stage("deeppart.recovery.recover.take_stock", "restore", needs="local", who=LEADER),
+    "restore: listing a node": Stage("deeppart.recovery.inventory.take_stock", "restore", needs="local", who=LEADER),
     "restore: reading a part": Stage("deeppart.recovery.load_part.OpenedPart.load", "restore", after=True),
     "restore: checking blocks": Stage("deeppart.nodes.exchange.set_files._good_blocks", "restore", needs="rebuild"),
     "restore: rebuilding": Stage("deeppart.nodes.exchange.rebuild._Moving._start", "restore", needs="rebuild"),

@@ -16,10 +16,11 @@ from deeppart.model import Attempt
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
+from deeppart.recovery.inventory import take_inventory
 from deeppart.recovery.live import flatten_live
 from deeppart.recovery.matching import Matched, check_step, find_places, match
 from deeppart.recovery.ranks import Ranks
-from deeppart.recovery.recover import Recovered, recover, take_inventory
+from deeppart.recovery.recover import Recovered, recover
 from deeppart.recovery.saved import SavedStep, saved_step
 from deeppart.recovery.tables import PartIndexView, Tables, share_tables
 from deeppart.state.capture.staging import Staging

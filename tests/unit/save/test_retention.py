@@ -11,11 +11,13 @@ import pytest
 import deeppart
 from deeppart.model import StepKey
 from deeppart.save.retention import Retention
+from deeppart.storage.node import NodeLevel
 from deeppart.storage.persistent import PersistentLevel
 from deeppart.storage.steps import list_steps, step_directory
 from tests.unit.cli_support import steps_in
 
 PATIENCE_S = 200.0
+SESSION = "b" * 32
 
 
 def test_a_file_system_that_removes_slowly_holds_up_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +117,65 @@ def test_with_one_step_of_its_own_the_one_that_counts_stays(tmp_path: Path) -> N
             checkpointer.restore({"x": 0})
             checkpointer.checkpoint({"x": 3}, 3).wait(timeout=PATIENCE_S)
     assert 1 in steps_in(tmp_path) and 3 in steps_in(tmp_path), "two that can be restored"
+
+
+@pytest.mark.parametrize("level", ["partner", "parity"])
+@pytest.mark.parametrize("good", [0, 2], ids=["from-the-first-on", "later"])
+def test_where_copies_fail_every_time_local_parts_do_not_pile_up(tmp_path: Path, level: str, good: int) -> None:
+    """The last step that has copies stays with them, and the newest; nothing else."""
+    retention, levels = on_a_node(tmp_path, level)
+    for step in range(1, 9):
+        save(retention, levels, level, step, fails=step > good)
+        protected = {good} if good and step > good else set()
+        assert numbers(levels["local"]) == {step} | protected
+    assert numbers(levels[level]) == ({good, 8} if good else {8}), "of those before, not even an empty directory"
+
+
+def test_copies_of_an_earlier_run_keep_their_local_parts_while_copies_fail(tmp_path: Path) -> None:
+    old = StepKey(1, "a" * 32, 0)
+    retention, levels = on_a_node(tmp_path, "partner", earlier=old)
+    for step in (2, 3, 4):
+        save(retention, levels, "partner", step, fails=True)
+        assert numbers(levels["local"]) == numbers(levels["partner"]) == {1, step}
+    save(retention, levels, "partner", 5, fails=False)
+    assert numbers(levels["local"]) == numbers(levels["partner"]) == {5}
+
+
+def test_a_step_in_doubt_at_a_level_keeps_its_local_parts(tmp_path: Path) -> None:
+    """Other ranks may have heard that it is complete, and have removed what it replaces."""
+    retention, levels = on_a_node(tmp_path, "partner")
+    save(retention, levels, "partner", 1, fails=True, in_doubt=True)
+    save(retention, levels, "partner", 2, fails=True)
+    assert numbers(levels["local"]) == numbers(levels["partner"]) == {1, 2}
+
+
+def on_a_node(directory: Path, level: str, earlier: StepKey | None = None) -> tuple[Retention, dict[str, NodeLevel]]:
+    """What tidies a node up with `local` and one redundant level, each of which keeps one step."""
+    levels = {name: NodeLevel(directory, "f" * 32, name, SESSION) for name in ("local", level)}
+    found = set() if earlier is None else {earlier}
+    for node_level in levels.values():
+        for key in found:
+            step_directory(node_level.root, key).mkdir()
+    ones = dict.fromkeys(levels, 1)
+    return Retention(levels, None, ones, ones, {name: set(found) for name in levels}), levels
+
+
+def save(
+    retention: Retention, levels: dict[str, NodeLevel], level: str, step: int, *, fails: bool, in_doubt: bool = False
+) -> None:
+    """A step that is complete at `local`, and at the redundant level unless it fails."""
+    key = StepKey(step, SESSION, step)
+    for node_level in levels.values():
+        step_directory(node_level.root, key).mkdir()
+    retention.committed("local", key, set)
+    if fails:
+        retention.abandon(level, key, [], in_doubt=in_doubt)
+    else:
+        retention.committed(level, key, set)
+
+
+def numbers(level: NodeLevel) -> set[int]:
+    return {key.step for key in level.steps()}
 
 
 def newest_key(root: Path) -> StepKey:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deeppart.errors import StorageError
 from deeppart.storage import mapped
 from deeppart.storage.files import DurableFile
 from deeppart.storage.mapped import forget_all, lies_in_memory
@@ -106,3 +107,37 @@ def test_the_session_itself_removes_both(memory: Path) -> None:
     (unfinished_directory(spares_directory(level.root, "2" * 32)) / BASE).write_bytes(b"zeros")
     level.drop_spares()
     assert os.listdir(level.root) == []
+
+
+@pytest.mark.parametrize("level", ["local", "partner", "parity"])
+@pytest.mark.parametrize("operation", ["write", "open"])
+def test_it_gives_way_where_any_level_of_the_node_has_no_space(memory: Path, level: str, operation: str) -> None:
+    """To what is written now."""
+    levels = {name: NodeLevel(memory, "1" * 32, name, "2" * 32) for name in ("local", "partner", "parity")}
+    if not levels["local"].prepare_file(BASE, 1000, lambda: True):
+        pytest.skip("no file system in memory here")
+    unfinished = unfinished_directory(spares_directory(levels["local"].root, "2" * 32))
+    unfinished.mkdir(exist_ok=True)
+    (unfinished / NAME).write_bytes(b"zeros")
+    path = memory / "1" / NAME
+    path.parent.mkdir()
+    with StorageFaults(memory) as faults:
+        levels[level]._spares = memory / "none"  # as if others had taken them: this one has to find room
+        faults.refuse(2 if operation == "open" else 0, errno.ENOSPC, only=(operation,))
+        file = levels[level]._open(path, mend=False)
+        file.write(b"now")
+        file.commit()
+        assert faults.refused == 1
+    assert path.read_bytes() == b"now" and not mapped._kept.mappings
+    assert not unfinished.exists() and not spares_directory(levels["local"].root, "2" * 32).exists()
+
+
+def test_where_nothing_can_give_way_the_write_fails(memory: Path) -> None:
+    level = NodeLevel(memory, "1" * 32, "local", "2" * 32)
+    with StorageFaults(memory) as faults:
+        faults.refuse(0, errno.ENOSPC, only=("write",), count=None)
+        file = level._open(memory / NAME, mend=False)
+        with pytest.raises(StorageError, match="cannot write"):
+            file.write(b"now")
+        file.abort()
+        assert faults.refused == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -17,6 +19,9 @@ from deeppart.offline.inspect.choosing import choose_steps
 from deeppart.offline.inspect.node_file_repair import DamagedNodeFile
 from deeppart.offline.inspect.verifying import VerifyResult, verify
 from deeppart.part import FileSource, decode_manifest, parse_section_path, read_table
+from deeppart.storage.kept import Kept
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.steps import list_steps
 from tests.unit.cli_support import call, call_json, flip, forge, manifest_path, save, step_dir
 from tests.unit.node_files import gather
 
@@ -170,6 +175,81 @@ def test_storage_that_refuses(case: Case, monkeypatch: pytest.MonkeyPatch) -> No
         case.damaged.repair(case.elsewhere(0))
     monkeypatch.undo()
     assert case.file.read_bytes() == damaged and len(os.listdir(case.file.parent)) == 3
+
+
+# --- reads that fail --------------------------------------------------------------------------------------------------
+
+
+def refuse_reads(
+    monkeypatch: pytest.MonkeyPatch, file: Path, where: Callable[[int, int], bool], times: int = 1 << 30
+) -> None:
+    """Reads of this file, now, whose range is one of those fail with EIO, so many times."""
+    real, inode, left = os.preadv, file.stat().st_ino, [times]
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if os.fstat(fd).st_ino == inode and left[0] and where(offset, offset + sum(map(len, buffers))):
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+
+
+def test_a_bad_sector_in_a_section_without_a_copy_costs_that_sector(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old file, of which more may be read another time, is kept."""
+    sound, bad = case.file.read_bytes(), MIB + 4100
+    flip(case.file, 4100)
+    damaged = case.file.read_bytes()
+    with monkeypatch.context() as patch:
+        refuse_reads(patch, case.file, lambda start, stop: start <= bad < stop)
+        with Kept(case.file) as kept:
+            outcomes = case.damaged.repair(case.elsewhere(0), kept.keep)
+    assert outcomes[0] == "copy 0" and isinstance(outcomes[1], CorruptFileError)
+    block = slice(MIB + 4096, min(MIB + 8192, MIB + len(case.parts[1])))
+    zeros = bytes(block.stop - block.start)
+    assert case.file.read_bytes() == sound[: block.start] + zeros + sound[block.stop :]
+    assert kept.name is not None and kept.name.read_bytes() == damaged
+    PersistentLevel(case.root).remove(set(list_steps(case.root)))
+    assert not case.file.parent.exists(), "what was kept goes with the step"
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_reads_that_fail_in_passing_cost_nothing(case: Case, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """It is repaired, or stays, for the next time."""
+    sound = case.file.read_bytes()
+    flip(case.file, 4100)
+    with monkeypatch.context() as patch, contextlib.suppress(StorageError):
+        refuse_reads(patch, case.file, lambda start, stop: start >= MIB, times)
+        assert case.damaged.repair(case.elsewhere(0))[0] == "copy 0"
+    if times > 2:
+        assert {damage.rank for damage in case.verdict().damage} == {0}
+        assert case.damaged.repair(case.elsewhere(0)) == {0: "copy 0"}
+    assert case.file.read_bytes() == sound and len(os.listdir(case.file.parent)) == 3
+
+
+def test_a_section_that_cannot_be_read_at_all_and_has_no_copy_stays(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = case.file.read_bytes()
+    flip(case.file, 4100)
+    with monkeypatch.context() as patch:
+        refuse_reads(patch, case.file, lambda start, stop: stop > MIB)
+        with pytest.raises(StorageError, match="cannot read"):
+            case.damaged.repair(case.elsewhere(0))
+        assert len(os.listdir(case.file.parent)) == 3
+        assert case.damaged.repair(case.elsewhere(0, 1)) == {0: "copy 0", 1: "copy 1"}, "nothing of it is needed"
+    assert case.file.read_bytes() == sound
+
+
+def test_a_file_that_cannot_be_opened_now_stays(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = case.file.stat().st_ino
+    with monkeypatch.context() as patch:
+        refuse_reads(patch, case.file, lambda start, stop: True)
+        with pytest.raises(StorageError):
+            case.damaged.repair(case.elsewhere(0))
+    assert case.file.stat().st_ino == before and case.verdict().state == "sound"
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------

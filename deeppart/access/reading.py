@@ -1,0 +1,163 @@
+"""Files that are being read: any number of them, of which only so many have a descriptor at a time.
+
+A restore on few ranks reads a checkpoint of many, and a job of 4,096 ranks has 4,096 parts and their bases. Linux lets
+a process have 1,024 files open unless its limit (``ulimit -n``) is raised. So a file that has not been read for a while
+gives its descriptor up, and is opened again when it is read the next time. It must be the same file then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deeppart.access.descriptors import close_descriptor
+from deeppart.access.hanging import call
+from deeppart.access.operations import open_file
+from deeppart.access.room import give_way
+
+#: Files with a descriptor at a time; fewer where the limit of this process is low.
+_MOST_OPEN = 256
+_LEAST_OPEN = 8
+
+
+def most_open() -> int:
+    """How many files that are being read may have a descriptor now: a quarter of what this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if soft == resource.RLIM_INFINITY else max(_LEAST_OPEN, min(_MOST_OPEN, soft // 4))
+
+
+class ReadFile:
+    """A regular file to be read; threads may share it.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        status: of the file when it was opened first.
+
+    Raises:
+        OSError: as ``open(2)`` and ``fstat(2)``. NotRegularError, ForeignAccessError: it is not used.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._opening = threading.Lock()  # held while it is opened again; taken before the lock of all
+        self._users = 0
+        self._closed = False
+        self._fd = open_file(path)
+        try:
+            self.status: os.stat_result = call("fstat", path, self._fd)
+        except BaseException:
+            close_descriptor(self._fd)
+            raise
+        _recent.has_opened(self)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """The descriptor, which stays open inside.
+
+        Raises:
+            OSError: it cannot be opened again; ``ESTALE`` if another file has its name now.
+        """
+        with self._opening:
+            if not _recent.begin(self):
+                self._open_again()
+        try:
+            yield self._fd
+        finally:
+            _recent.end(self)
+
+    def _open_again(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
+        descriptor = open_file(self._path)
+        try:
+            if not os.path.samestat(call("fstat", self._path, descriptor), self.status):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self._path)
+        except BaseException:
+            close_descriptor(descriptor)
+            raise
+        self._fd = descriptor
+        _recent.has_opened(self, users=1)
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        _recent.close(self)
+
+
+class _Recent:
+    """The files of this process that have a descriptor, least recently read first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # guards the order, and descriptor, users and closed of every file
+        self._order: dict[ReadFile, None] = {}
+
+    def after_fork(self) -> None:
+        """In the child: another thread of the parent may have held the lock."""
+        self.lock = threading.Lock()
+
+    def has_opened(self, file: ReadFile, users: int = 0) -> None:
+        """Count a file in, and others out where there are too many."""
+        with self.lock:
+            file._users += users
+            self._order[file] = None
+            surplus = len(self._order) - most_open()
+            given_up = [self._give_up(idle) for idle in self._idle(surplus, but=file)]
+        for descriptor in given_up:
+            close_descriptor(descriptor)
+
+    def begin(self, file: ReadFile) -> bool:
+        """Begin to use the descriptor of a file; False if it has none."""
+        with self.lock:
+            if file not in self._order:
+                return False
+            del self._order[file]
+            self._order[file] = None
+            file._users += 1
+            return True
+
+    def end(self, file: ReadFile) -> None:
+        """End it; the last of a closed file closes it."""
+        descriptor = -1
+        with self.lock:
+            file._users -= 1
+            if file._closed and not file._users and file in self._order:
+                descriptor = self._give_up(file)
+        if descriptor >= 0:
+            close_descriptor(descriptor)
+
+    def close(self, file: ReadFile) -> None:
+        """Close a file, at the latest when nobody reads it any more."""
+        descriptor = -1
+        with self.lock:
+            file._closed = True
+            if not file._users and file in self._order:
+                descriptor = self._give_up(file)
+        if descriptor >= 0:
+            close_descriptor(descriptor)
+
+    def close_idle(self) -> bool:
+        """Give up the descriptors of all that nobody reads now; True if there were any."""
+        with self.lock:
+            given_up = [self._give_up(file) for file in self._idle(len(self._order))]
+        for descriptor in given_up:
+            close_descriptor(descriptor)
+        return bool(given_up)
+
+    def _idle(self, most: int, but: ReadFile | None = None) -> list[ReadFile]:
+        idle = (file for file in self._order if not file._users and file is not but)
+        return [file for file, _ in zip(idle, range(max(0, most)), strict=False)]
+
+    def _give_up(self, file: ReadFile) -> int:
+        del self._order[file]
+        descriptor, file._fd = file._fd, -1
+        return descriptor
+
+
+_recent = _Recent()
+os.register_at_fork(after_in_child=_recent.after_fork)
+give_way(_recent.close_idle)

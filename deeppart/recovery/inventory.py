@@ -1,0 +1,148 @@
+"""The inventory of a restore: what every node and the persistent level hold, the same on every rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deeppart.comm.base import Comm, Operation
+from deeppart.errors import RestoreError, as_error, lacks_descriptors
+from deeppart.model import Attempt, PartRecord
+from deeppart.part import Signing
+from deeppart.plan.restart import Committed, Inventory, StoredParity, StoredPart, on_node
+from deeppart.storage.manifests import read_manifests, unusable
+from deeppart.storage.node import NodeContents, one_line, take_stock
+from deeppart.storage.persistent import PersistentLevel
+from deeppart.storage.straightening import straighten
+
+#: Lines of an error about processes that may not open more files.
+_MOST_LINES = 8
+#: Drives an operation, named by a text, to its end and returns its result.
+Run = Callable[[Operation[Any], str], Any]
+
+
+def take_inventory(
+    comm: Comm,
+    node_of: tuple[int, ...],
+    local: Path | None,
+    persistent: PersistentLevel,
+    lineage: str,
+    run: Run,
+    *,
+    straightens: bool | None = None,
+) -> Inventory:
+    """List what every node and the persistent level hold (collective); the same result on every rank.
+
+    Args:
+        local: this rank's ``local_dir`` if it is the one to list it, otherwise None.
+        run: drives an operation on ``comm``, named by a text, to its end.
+        straightens: files in wrong places on nodes are renamed first, in ``local`` by this rank if it is the one
+            to do it; nothing else may use that meanwhile. None: nothing is put right anywhere.
+
+    Raises:
+        PeerTimeoutError, RemoteRankError: from the other ranks.
+        RestoreError: some rank may not open the files that there are. Raised on all ranks.
+    """
+    what = "taking inventory"
+    stock: NodeContents | None = None
+    renamed: list[str] = []
+    refused: list[str] = []
+    if straightens is not None:
+        if local is not None and straightens:
+            stock = _take_stock(local, lineage, persistent.signing, refused)
+            renamed = _straightened(stock)
+        run(comm.maximum(np.zeros(1, np.int64)), what)  # other nodes may have the same directory, and list it then
+    if stock is None or renamed:
+        stock = _take_stock(local, lineage, persistent.signing, refused)
+    stock.problems += renamed
+    committed_text = json.dumps(_list_committed(persistent, refused)).encode() if comm.rank == 0 else None
+    files = [part.to_json() for part in stock.parts], [parity.to_json() for parity in stock.parity]
+    lines = [line for line in stock.problems if line not in stock.refused]
+    message = json.dumps([refused, *files, lines, stock.refused, stock.unlisted + stock.unread]).encode()
+    told = [json.loads(text) for text in run(comm.allgather(message), what)]
+    if lines := [f"rank {rank}: {line}" for rank, (theirs, *_) in enumerate(told) for line in theirs]:
+        raise no_more_files("what there is to restore cannot be listed", lines)
+    gathered = [rest for _, *rest in told]
+    if len(set(node_of)) > 1:  # the same path is another file on each of them
+        for rank, (_, _, *texts) in enumerate(gathered):
+            for each in texts:
+                each[:] = [on_node(line, rank) for line in each]
+    committed, unfinished, damaged, newer = json.loads(run(comm.broadcast(committed_text), what))
+    return Inventory(
+        found=tuple(tuple(StoredPart.from_json(part) for part in parts) for parts, *_ in gathered),
+        node_of=node_of,
+        committed=tuple(
+            Committed(Attempt(*identity), directory, tuple(PartRecord(*record) for record in records), created)
+            for identity, directory, records, created in committed
+        ),
+        problems=tuple(line for _, _, lines, *_ in gathered for line in lines) + tuple(unfinished),
+        damaged=tuple(damaged) + tuple(line for *_, refused, _ in gathered for line in refused),
+        parity=tuple(tuple(StoredParity.from_json(each) for each in parity) for _, parity, *_ in gathered),
+        unusable=tuple((step, reason) for step, reason in newer),
+        unread=tuple(line for *_, unread in gathered for line in unread),
+    )
+
+
+def _take_stock(local: Path | None, lineage: str, signing: Signing | None, refused: list[str]) -> NodeContents:
+    """The files on this node; none if another rank lists them, or if that fails, which the other ranks are told.
+
+    Args:
+        refused: gets a line if this process may not open more files.
+    """
+    if local is None:
+        return NodeContents()
+    try:
+        return take_stock(local, lineage, signing)
+    except Exception as error:
+        line = one_line(as_error(error, f"listing what lies in {local} failed"))
+        refused += [line] if lacks_descriptors(error) else []
+        return NodeContents(problems=[line], unlisted=[line])
+
+
+def _straightened(stock: NodeContents) -> list[str]:
+    """The files that were renamed to their right names; it stops at the first failure."""
+    try:
+        return straighten(stock)
+    except Exception as error:  # of whatever kind: the other ranks wait for the list
+        return [one_line(as_error(error, "renaming files in wrong places failed"))]
+
+
+def _list_committed(
+    persistent: PersistentLevel, refused: list[str]
+) -> tuple[list[Any], list[str], list[str], list[tuple[int, str]]]:
+    """(committed checkpoints, lines about steps never completed, lines about damaged ones, these and why)
+
+    Args:
+        refused: gets a line if this process may not open more files.
+    """
+    try:
+        found, problems = read_manifests(persistent.root, persistent.signing)
+    except Exception as error:  # of whatever kind: the other ranks wait for this list
+        line = one_line(as_error(error, f"listing the checkpoints in {persistent.root} failed"))
+        refused += [line] if lacks_descriptors(error) else []
+        return [], [], [line], []
+    committed = [
+        [astuple(each.manifest.attempt), str(each.directory), list(map(astuple, each.manifest.parts)), created]
+        for each in found
+        for created in (each.manifest.created,)
+    ]
+    lines = {key: f"step {key.step} (persistent): {reason}" for key, reason in sorted(problems.items())}
+    bad = unusable(problems)
+    unfinished = [line for key, line in lines.items() if key not in bad]
+    return committed, unfinished, [lines[key] for key in bad], [(key.step, reason) for key, reason in bad.items()]
+
+
+def no_more_files(summary: str, lines: list[str]) -> RestoreError:
+    """The error of all ranks where some process may not open more files: no older checkpoint must take the place."""
+    return RestoreError(
+        summary,
+        expected="processes that may open the files of a checkpoint",
+        found="\n    ".join(lines[:_MOST_LINES]),
+        todo="raise the limit of open files of the job's processes (`ulimit -n`), and restore again; nothing is known "
+        "to be wrong with the checkpoint",
+    )

@@ -1,0 +1,43 @@
+"""A checkpoint of more parts than a process may open files: every reader of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli_support import forge, step_dir
+from tests.unit.node_files import gather
+
+RANKS = 200
+READS = """
+import resource, sys, warnings
+import deeppart
+from deeppart.cli import main
+from tests.unit.cli_support import invoke, live_for_forged
+warnings.simplefilter("ignore")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+root = sys.argv[1]
+assert deeppart.load(root)["a"].tolist() == list(range(900))
+assert deeppart.load(root, keys="rng", rank=150)["rng"].tolist() == [150] * 16
+assert invoke("verify", root).exit_code == 0
+live = live_for_forged()
+with deeppart.Checkpointer(persistent_dir=root) as checkpointer:
+    assert checkpointer.restore(live, per_rank="rank0") == 2
+assert live["a"].tolist() == list(range(900))
+"""
+
+
+@pytest.mark.parametrize("files", ["rank", "node"])
+def test_with_few_descriptors(tmp_path: Path, files: str) -> None:
+    """And it is the newest step that is restored."""
+    forge(tmp_path, 1, ranks=1)
+    forge(tmp_path, 2, ranks=RANKS)
+    if files == "node":
+        gather(step_dir(tmp_path, 2), 2)
+    done = subprocess.run(
+        [sys.executable, "-c", READS, str(tmp_path)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
