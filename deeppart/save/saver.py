@@ -266,6 +266,7 @@ class Saver:
             with_structure=self._comm.rank == 0,
             compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
             sharded=_own_shards(flat),
+            has_composites=flat.composites > 0,
         )
 
     def _renew(self, call: Call, flat: FlatState, rank0: tuple[int, int], *, fresh: bool) -> tuple[Divergence, ...]:
