@@ -1,7 +1,8 @@
 """Containers that mean something only as a whole: half of the live one and half of a saved one are neither.
 
 Tuples, as ``random.getstate()`` and ``np.random.get_state()`` give them, the dict that is the state of a
-``np.random.Generator``, and tensors that are made of others. With ``per_rank="drop"`` such a container is left alone as a whole.
+``np.random.Generator``, and tensors that are made of others. With ``per_rank="drop"`` such a container is left alone as
+a whole.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def check_unmade(saved: SavedArray, live: UnmadeLeaf, target: Target, path: Path
 
 
 def component(target: Target, arrays: dict[int, Array], node: SavedArray) -> Array:
-    """The array of a component: the very owner's if it is all of it. Jagged tensors of one shape share their offsets."""
+    """The array of a component: the very owner's if it is all of it, as jagged tensors of one shape share offsets."""
     alias = target.structure.aliases.get(node.index)
     if alias is not None and alias.owner in arrays and alias.owner not in target.live and alias.offset == 0:
         owner, mine = arrays[alias.owner], arrays[node.index]
@@ -153,10 +153,11 @@ def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any
 
 
 def settle(kind: str, live: Any, made: Any) -> tuple[Any, bool]:
-    """Copy a new tensor into the live one; returns that, or the new one where it takes its place.
+    """Copy a new tensor into the live one, if that is possible.
 
-    Also:
-        True if the live tensor had to become another one: whoever holds it otherwise than by this object has to be told.
+    Returns:
+        The live one, or the new one to put in its place; and whether anything but elements has changed: who holds the
+        tensor by another object has to be told.
     """
     with torch.no_grad():
         if kind in (QUANTIZED, CHANNELS):
@@ -173,6 +174,28 @@ def settle(kind: str, live: Any, made: Any) -> tuple[Any, bool]:
                 return live, True
             return live, False
         return made.to(live.device).requires_grad_(live.requires_grad), True
+
+
+def are_own(module: torch.nn.Module, live: Branch) -> bool:
+    """True if the tensors made of others that ``state_dict()`` gave lie in the memory of the module's own.
+
+    Those of torch do. Of a subclass it depends on what its ``detach()`` gives.
+    """
+    given = [(key, child) for key, child in zip(live.keys, live.children, strict=True) if is_composite(child)]
+    if not given:
+        return True
+    own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    return all(
+        key not in own or (isinstance(child, Branch) and _places(own[key]) == _places(child.container))
+        for key, child in given
+    )
+
+
+def _places(tensor: torch.Tensor) -> list[int]:
+    parts = take_apart(tensor, "")
+    if parts is None:
+        return [tensor.data_ptr()]
+    return [place for item in parts.items.values() if isinstance(item, torch.Tensor) for place in _places(item)]
 
 
 def _fits(live: dict[str, Any], made: dict[str, Any]) -> bool:

@@ -19,7 +19,8 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
     """True if the live state has nothing yet in the place of a saved array or container, so that one is created.
 
-    That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss begins as 1e9, and is a tensor later.
+    That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss begins
+    as 1e9, and is a tensor later.
     """
     if isinstance(live, UnmadeLeaf):
         return isinstance(saved, SavedArray)

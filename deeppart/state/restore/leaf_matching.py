@@ -293,8 +293,7 @@ class _Matching:
         leaves = (SavedArray, SavedValue, ArrayLeaf, ShardedLeaf, ValueLeaf)
         kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
         value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
-        name = f" ({saved.name})" if isinstance(saved, SavedBranch) and saved.kind == SUBCLASS else ""
-        name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else name
+        name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else ""
         return kind(
             f"the live state differs from the checkpoint at {readable(path)}",
             expected=f"{_describe(saved, value)}{name} (checkpoint)",
@@ -328,8 +327,11 @@ def _describe(node: SavedNode | Node, value: Any) -> str:
     if isinstance(node, UnmadeLeaf):
         return f"{node.kind} on the meta device"
     if isinstance(node, (SavedBranch, Branch)) and is_composite(node):
-        what = type(node.container).__name__ if isinstance(node, Branch) and node.kind == SUBCLASS else node.kind
-        return f"a tensor that is made of others ({what})"
+        return (
+            f"a {node.name if isinstance(node, SavedBranch) else branch_name(node.kind, node.container)}"
+            if (node.kind == SUBCLASS)
+            else f"a {node.kind} tensor"
+        )
     if isinstance(node, (SavedBranch, Branch)):
         return f"{name_kind(node.kind)} of {len(node.children)}"
     if isinstance(node, (SavedArray, ArrayLeaf)):

@@ -31,7 +31,7 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
     if isinstance(live.container, torch.optim.Optimizer):
         if any(each.is_meta for group in live.container.param_groups for each in group["params"]):
             raise StructureMismatchError(
-                f"an optimizer has parameters on the meta device, where its restored state would be lost: {readable(path)}",
+                f"an optimizer has parameters on the meta device, where its state would be lost: {readable(path)}",
                 where=f"path {readable(path)}",
                 todo="call module.to_empty(device=...) first, and build the optimizer over its parameters then",
             )

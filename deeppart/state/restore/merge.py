@@ -20,7 +20,7 @@ from deeppart.state.document.structure import (
     SavedSharded,
     SavedValue,
 )
-from deeppart.state.restore.composites import is_composite, is_dropped, rebuilt, settle
+from deeppart.state.restore.composites import are_own, is_composite, is_dropped, rebuilt, settle
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
@@ -175,6 +175,9 @@ class _Putting:
         if saved.kind == "object":
             changed, self._has_changed = self._has_changed, False
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
+            given = live.children[0]
+            if isinstance(live.container, torch.nn.Module) and isinstance(given, Branch):
+                self._has_changed |= not are_own(live.container, given)
             _load_object(live.container, merged, path, self._has_changed)
             self._has_changed = changed
             return live.container
