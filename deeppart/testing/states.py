@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart.state.tree.assembling import assemble
 from deeppart.state.tree.composites import SUBCLASS, Parts, take_apart
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.sharded import is_sharded
@@ -155,7 +156,7 @@ def blank(state: Any) -> Any:
     What a restore into it must bring back is all of ``state``.
     """
     if _parts(state) is not None:
-        return _zeroed(state.detach().clone())
+        return _zeroed(state)
     if isinstance(state, torch.Tensor):
         return torch.zeros(state.numel() * state.element_size(), dtype=torch.uint8).view(state.dtype).view(state.shape)
     if isinstance(state, np.ndarray):
@@ -171,15 +172,24 @@ def blank(state: Any) -> Any:
     return 0
 
 
-def _zeroed(tensor: Any) -> Any:
-    """The same tensor with zeros for elements."""
+def _zeroed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is made of others, with zeros for elements."""
     parts = _parts(tensor)
-    if parts is None:
-        return tensor.zero_()
-    for key, item in parts.items.items():
-        if isinstance(item, torch.Tensor) and (parts.kind == SUBCLASS or key in ("values", "ints")):
-            _zeroed(item)
-    return tensor
+    if parts is not None and parts.kind != SUBCLASS:
+        items = {key: item.clone() if isinstance(item, torch.Tensor) else item for key, item in parts.items.items()}
+        items["ints" if "ints" in items else "values"].zero_()
+        made: torch.Tensor = assemble(parts.kind, items)
+        return made
+    copied = tensor.detach().clone()
+    _zero(copied)
+    return copied
+
+
+def _zero(tensor: torch.Tensor) -> None:
+    parts = _parts(tensor)
+    for item in [tensor] if parts is None else parts.items.values():
+        if isinstance(item, torch.Tensor):
+            item.zero_() if parts is None else _zero(item)
 
 
 def arrays(state: Any) -> Iterator[Any]:
