@@ -36,7 +36,7 @@ class Described(torch.Tensor):
 
     @staticmethod
     def __new__(cls, a: torch.Tensor, context: Any = None) -> Described:
-        made: Described = torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)  # type: ignore[attr-defined]
+        made: Described = torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)
         return made
 
     def __init__(self, a: torch.Tensor, context: Any = None) -> None:

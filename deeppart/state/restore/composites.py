@@ -153,8 +153,11 @@ def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any
     return assemble(saved.kind, items)
 
 
-def settle(kind: str, live: Any, made: Any) -> tuple[Any, bool]:
+def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) -> tuple[Any, bool]:
     """Copy a new tensor into the live one, if that is possible.
+
+    Args:
+        offsets: those of jagged tensors that are on the live one's device already; takes more.
 
     Returns:
         The live one, or the new one to put in its place; and whether anything but elements has changed: who holds the
@@ -163,8 +166,10 @@ def settle(kind: str, live: Any, made: Any) -> tuple[Any, bool]:
     with torch.no_grad():
         if kind in (QUANTIZED, CHANNELS):
             same = kind == QUANTIZED and _same_parameters(live, made)
-            live.copy_(made)
+            live.copy_(made.to(live.device))
             return live, not same
+        if kind == JAGGED and live.device != made.device:
+            made = _moved(made, live.device, offsets)
         mine, theirs = take_apart(live, ""), take_apart(made, "")
         if mine is not None and theirs is not None and kind != JAGGED and _fits(mine.items, theirs.items):
             for key, item in theirs.items.items():
@@ -175,6 +180,18 @@ def settle(kind: str, live: Any, made: Any) -> tuple[Any, bool]:
                 return live, True
             return live, False
         return made.to(live.device).requires_grad_(live.requires_grad), True
+
+
+def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) -> Any:
+    """A jagged tensor on another device; those that have shared their offsets still do."""
+    parts = take_apart(made, "")
+    items = {} if parts is None else parts.items
+    for key, item in items.items():
+        if key == "values":
+            items[key] = item.to(device)
+        elif isinstance(item, torch.Tensor):
+            items[key] = offsets.setdefault(id(item), item.to(device))
+    return assemble(JAGGED, items)
 
 
 def are_own(module: torch.nn.Module, live: Branch) -> bool:

@@ -149,6 +149,7 @@ class _Putting:
         self._target, self._arrays, self._flat = target, arrays, flat
         #: A tensor has become another one, which the object that holds it is to be told.
         self._has_changed = False
+        self._offsets: dict[int, torch.Tensor] = {}
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
         """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
@@ -203,7 +204,9 @@ class _Putting:
         if is_dropped(saved, self._target):
             return live.container
         if saved.kind != SUBCLASS:
-            item, changed = settle(saved.kind, live.container, rebuilt(self._target, self._arrays, saved))
+            item, changed = settle(
+                saved.kind, live.container, rebuilt(self._target, self._arrays, saved), self._offsets
+            )
             self._has_changed |= changed
             return item
         for child, inner in zip(saved.children, live.children, strict=True):  # plain ones have been filled in place

@@ -18,6 +18,7 @@ from deeppart.state.tree.composites import CHANNELS, COMPRESSED, COO, INTS, JAGG
 from deeppart.state.tree.leaves import leaf_type
 
 _MOST_ELEMENTS = 1 << 62
+_MOST_REPEATED = 256 << 20
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -131,7 +132,11 @@ def _check_ints(ints: Any, dtype: Any) -> None:
 
 
 def _check_tensors(*items: Any) -> None:
-    _require(all(type(item) is torch.Tensor for item in items), "a component that is no tensor")
+    for item in items:
+        _require(type(item) is torch.Tensor, "a component that is no tensor")
+        # An alias costs nothing in a file, however often it repeats what it shares; the checks here would write it out.
+        most = max(item.untyped_storage().nbytes(), _MOST_REPEATED)
+        _require(item.nbytes <= most, "a component that repeats few bytes too often")
 
 
 def _check_shape(shape: Any) -> None:

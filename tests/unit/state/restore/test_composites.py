@@ -106,8 +106,8 @@ OTHERS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]]
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_number_of_elements_is_put_into_dicts_and_lists(tmp_path: Path, name: str) -> None:
     theirs, mine = OTHERS[name]
-    saved = {"x": theirs(), "l": [theirs(), (1, theirs())], "b": Box({"x": theirs()})}
-    live = {"x": mine(), "l": [mine(), (1, mine())], "b": Box({"x": mine()})}
+    saved: dict[str, Any] = {"x": theirs(), "l": [theirs(), (1, theirs())], "b": Box({"x": theirs()})}
+    live: dict[str, Any] = {"x": mine(), "l": [mine(), (1, mine())], "b": Box({"x": mine()})}
     old = live["x"]
     before = bits(old)
     restored(tmp_path, saved, live)
@@ -137,7 +137,7 @@ def test_where_it_cannot_be_replaced_it_is_refused(tmp_path: Path, name: str) ->
             assert "can only be replaced" in text and "put it into a dict or list" in text
 
 
-def module(tensor: torch.Tensor) -> torch.nn.Module:
+def module(tensor: torch.Tensor) -> Any:
     made = torch.nn.Linear(2, 2)
     made.register_buffer("x", tensor)
     return made
@@ -156,11 +156,11 @@ def test_a_module_hears_that_its_buffer_is_coalesced(tmp_path: Path, coalesced: 
     saved, live = (
         torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True) for _ in range(2)
     )
-    saved._coalesced_(coalesced)  # type: ignore[attr-defined]
-    live._coalesced_(not coalesced)  # type: ignore[attr-defined]
+    saved._coalesced_(coalesced)
+    live._coalesced_(not coalesced)
     modules = module(saved), module(live)
     restored(tmp_path, {"m": modules[0]}, {"m": modules[1]})
-    assert modules[1].x.is_coalesced() is coalesced  # type: ignore[operator,union-attr]
+    assert modules[1].x.is_coalesced() is coalesced
 
 
 def test_a_subclass_whose_detach_copies_is_loaded_into(tmp_path: Path) -> None:
@@ -168,14 +168,15 @@ def test_a_subclass_whose_detach_copies_is_loaded_into(tmp_path: Path) -> None:
         @classmethod
         def __torch_dispatch__(cls, function: Any, kinds: Any, arguments: Any = (), named: Any = None) -> Any:
             if function is torch.ops.aten.detach.default:
-                return Copying(arguments[0].a.clone(), arguments[0].b.clone())
+                return Copying(arguments[0].a.clone(), arguments[0].b.clone())  # type: ignore[no-untyped-call]
             if function is torch.ops.aten.copy_.default:
                 arguments[0].a.copy_(arguments[1].a)
                 arguments[0].b.copy_(arguments[1].b)
                 return arguments[0]
-            return super().__torch_dispatch__(function, kinds, arguments, named)
+            return super().__torch_dispatch__(function, kinds, arguments, named)  # type: ignore[no-untyped-call]
 
-    saved, live = module(Copying(torch.ones(3), torch.ones(3))), module(Copying(torch.zeros(3), torch.zeros(3)))
+    make: Any = Copying
+    saved, live = module(make(torch.ones(3), torch.ones(3))), module(make(torch.zeros(3), torch.zeros(3)))
     restored(tmp_path, {"m": saved}, {"m": live})
     assert bits(live.x) == bits(saved.x)
 
@@ -220,7 +221,8 @@ def test_what_is_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_one_tensor_at_two_places(tmp_path: Path) -> None:
-    for place, make in enumerate([coo, csr, quantized, by_channels, jagged, two]):
+    makers: list[Callable[[int], torch.Tensor]] = [coo, csr, quantized, by_channels, jagged, two]
+    for place, make in enumerate(makers):
         one, mine = make(1), make(3)
         live = restored(tmp_path / str(place), {"a": one, "b": one}, {"a": mine, "b": mine})
         assert bits(live) == bits({"a": one, "b": one})
@@ -262,7 +264,7 @@ META = "meta"
 
 def test_a_tensor_on_the_meta_device_is_created_where_a_container_takes_it(tmp_path: Path) -> None:
     saved = {"x": torch.ones(3), "l": [torch.ones(2), (1, torch.ones(1))], "t": (torch.ones(2),)}
-    live = {
+    live: dict[str, Any] = {
         "x": torch.ones(3, device=META),
         "l": [torch.empty(2, device=META), (1, torch.nn.Parameter(torch.empty(1, device=META)))],
         "t": (torch.zeros(2),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_each_kind_has_its_components(name: str) -> None:
 
 
 def test_components_share_the_memory_of_the_tensor() -> None:
-    for tensor, key, read in (
+    cases: list[tuple[torch.Tensor, str, Callable[[Any], torch.Tensor]]] = [
         (coo(), "values", lambda x: x._values()),
         (csr(), "values", lambda x: x.values()),
         (quantized(), "ints", lambda x: x.int_repr()),
@@ -38,7 +39,8 @@ def test_components_share_the_memory_of_the_tensor() -> None:
         (by_channels(), "ints", lambda x: x.int_repr()),
         (jagged(), "values", lambda x: x.values()),
         (two(), "a", lambda x: x.a),
-    ):
+    ]
+    for tensor, key, read in cases:
         parts = take_apart(tensor, "x")
         assert parts is not None
         parts.items[key].fill_(7)
@@ -101,7 +103,7 @@ def test_names_that_lead_to_no_tensors_are_refused(names: list[str], said: str) 
         def __tensor_flatten__(self) -> tuple[list[str], Any]:
             return names, None
 
-    odd = torch.Tensor._make_wrapper_subclass(Odd, (2,))  # type: ignore[attr-defined]
+    odd = torch.Tensor._make_wrapper_subclass(Odd, (2,))
     odd.context = torch.ones(2)
     with pytest.raises(UnsupportedLeafError, match=said):
         take_apart(odd, "x")
@@ -112,5 +114,5 @@ def test_the_result_of_a_collective_is_not_taken_for_what_it_wraps() -> None:
         def trigger_wait(self) -> torch.Tensor:
             return self.a
 
-    waiting = torch.Tensor._make_wrapper_subclass(Waiting, (2,))  # type: ignore[attr-defined]
+    waiting = torch.Tensor._make_wrapper_subclass(Waiting, (2,))
     assert take_apart(waiting, "x") is None
