@@ -107,15 +107,16 @@ def test_the_bits_of_a_nan_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("indices", [[[9, 0], [0, 0]], [[-1, 0], [0, 0]]])
 def test_what_was_not_sound_is_not_made_again(tmp_path: Path, indices: Any) -> None:
     bad = torch.sparse_coo_tensor(torch.tensor(indices), torch.ones(2), (5, 6), check_invariants=False)
-    save(tmp_path, {"x": bad, "y": 1})
+    save(tmp_path, {"a": torch.ones(3), "x": bad, "y": 1, "z": torch.ones(3)})
     with pytest.raises(CorruptFileError, match="do not make one"):
         deeppart.load(tmp_path)
     assert deeppart.load(tmp_path, keys="y") == {"y": 1}
-    for live in (coo(1, 2), coo(1, 3)):
+    for item in (coo(1, 2), coo(1, 3), None):
+        live = {"a": torch.zeros(3), "x": item, "y": 0, "z": torch.zeros(3)}
         before = bits(live)
         with deeppart.Checkpointer(config(tmp_path)) as ck:
             with pytest.raises(CorruptFileError, match="do not make one"):
-                ck.restore({"x": live, "y": 0})
+                ck.restore(live)
         assert bits(live) == before
 
 

@@ -8,6 +8,7 @@ list; so does every jagged one, because other tensors go by the offsets of the l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,16 @@ from deeppart.errors import LeafMismatchError, StructureMismatchError
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.target import DROPPED, Target
 from deeppart.state.tree.assembling import assemble
-from deeppart.state.tree.composites import CHANNELS, COMPOSITES, CONTEXT, JAGGED, QUANTIZED, SUBCLASS, take_apart
+from deeppart.state.tree.composites import (
+    CHANNELS,
+    COMPOSITES,
+    CONTEXT,
+    JAGGED,
+    KEYS,
+    QUANTIZED,
+    SUBCLASS,
+    take_apart,
+)
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, leaf_type, overlaps_itself
 from deeppart.state.tree.paths import Path, readable
@@ -136,6 +146,29 @@ def component(target: Target, arrays: dict[int, Array], node: SavedArray) -> Arr
         if leaf_type(owner) == leaf_type(mine) and isinstance(mine, torch.Tensor) and mine.is_contiguous():
             return owner
     return arrays[node.index]
+
+
+def composites_of(node: SavedNode) -> Iterator[SavedBranch]:
+    """The tensors in a tree that are made anew of their components."""
+    if isinstance(node, SavedBranch):
+        if node.kind in KEYS:
+            yield node
+        else:
+            for child in node.children:
+                if isinstance(child, SavedBranch):
+                    yield from composites_of(child)
+
+
+def leaves_to_check(target: Target) -> set[int]:
+    """Numbers of the leaves whose bytes :func:`~deeppart.state.restore.merge.check_composites` wants: components, and
+    the owners of their memory.
+    """
+    found: set[int] = set()
+    for node in composites_of(target.structure.tree):
+        if not is_dropped(node, target):
+            found |= {child.index for child in node.children if isinstance(child, SavedArray)}
+    aliases = target.structure.aliases
+    return {aliases[index].owner if index in aliases else index for index in found}
 
 
 def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Mapping
 from functools import partialmethod
 from typing import Any
 
@@ -20,7 +21,7 @@ from deeppart.state.document.structure import (
     SavedSharded,
     SavedValue,
 )
-from deeppart.state.restore.composites import are_own, is_composite, is_dropped, rebuilt, settle
+from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
@@ -73,6 +74,27 @@ def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -
     octets = owner.reshape(-1).view(np.uint8)
     elements = octets[: octets.size - octets.size % kind.itemsize].view(kind.dtype)[start:]
     return np.lib.stride_tricks.as_strided(elements, kind.shape, tuple(stride * kind.itemsize for stride in strides))
+
+
+def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
+    """See that tensors that are made of others can be made, before anything live is touched.
+
+    Args:
+        arrays: those of :func:`~deeppart.state.restore.composites.leaves_to_check` that are here, filled.
+
+    Raises:
+        CorruptFileError: the components of one do not make it.
+    """
+    known = dict(arrays)
+    for node in composites_of(target.structure.tree):
+        numbers = [child.index for child in node.children if isinstance(child, SavedArray)]
+        for index in numbers:
+            alias = target.structure.aliases.get(index)
+            if alias is not None and alias.owner in arrays:
+                owner = _in_c_order(arrays[alias.owner])
+                known[index] = _view(owner, target.types[index], alias.offset, alias.strides)
+        if not is_dropped(node, target) and all(index in known for index in numbers):
+            rebuilt(target, known, node)
 
 
 def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
