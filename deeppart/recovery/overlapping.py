@@ -30,16 +30,16 @@ class ToFill:
         arrays: by leaf number.
         alone: memory for those that share some with another, or are components of tensors that are made of others, to
             be brought alone first.
-        components: which of these are components.
         boxed: arrays of leaves that are filled box by box.
         boxes: fills these, and the shards of live sharded tensors.
+        components: which of ``alone`` are components.
     """
 
     arrays: dict[int, Array]
     alone: dict[int, Array]
-    components: set[int]
     boxed: dict[int, Array]
     boxes: BoxScatter
+    components: frozenset[int] = frozenset()
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
@@ -62,7 +62,7 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     boxed = target.boxed_arrays()
     wanted = live_boxes(matched, boxed)
     _check_boxes(matched, wanted, arrays)
-    return ToFill(arrays, alone, components, boxed | dict(target.created), BoxScatter(wanted))
+    return ToFill(arrays, alone, boxed | dict(target.created), BoxScatter(wanted), frozenset(components))
 
 
 def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[WholeTensor, list[LiveBox]]]:
