@@ -12,6 +12,7 @@ import torch
 import deeppart
 from deeppart.errors import CorruptFileError, StructureMismatchError
 from deeppart.offline.export import export
+from deeppart.part import decode_manifest
 from deeppart.testing.states import blank, difference
 from tests.tensor_kinds import KINDS, NAN, bits, coo, csr, jagged, quantized, two
 
@@ -128,6 +129,31 @@ def test_an_archive_has_the_components(tmp_path: Path) -> None:
         assert state["x"].attrs["type"] == "sparse_coo" and state["x/indices"].shape == (2, 4)
         assert state["q/scale"][()] == quantized(1).q_scale()
         assert state["s"].attrs["name"].endswith("TwoTensor") and state["s/a"].shape == (3,)
+
+
+@pytest.mark.parametrize(("item", "version"), [(torch.ones(3), 3), (coo(1), 4), ([{"a": two(1)}], 4)])
+def test_only_states_with_such_tensors_have_a_new_version(tmp_path: Path, item: Any, version: int) -> None:
+    save(tmp_path, {"x": item})
+    (manifest,) = tmp_path.rglob("manifest")
+    assert decode_manifest(manifest.read_bytes(), where="here").structure["version"] == version
+
+
+@pytest.mark.skipif(len(torch.backends.quantized.supported_engines) < 2, reason="torch has no kernels for it here")
+def test_a_quantized_module_of_torch(tmp_path: Path) -> None:
+    """Its ``state_dict()`` unpacks weights, which it takes back in ``load_state_dict()``."""
+
+    def model(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        made: torch.nn.Module = torch.ao.quantization.quantize_dynamic(plain, {torch.nn.Linear}, dtype=torch.qint8)
+        return made
+
+    saved, live, loaded, sample = model(1), model(2), model(3), torch.randn(3, 8)
+    save(tmp_path, {"m": saved})
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        assert ck.restore({"m": live}) == 1
+    loaded.load_state_dict(deeppart.load(tmp_path)["m"])
+    assert torch.equal(live(sample), saved(sample)) and torch.equal(loaded(sample), saved(sample))
 
 
 def test_a_weight_of_torchao(tmp_path: Path) -> None:
