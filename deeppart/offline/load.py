@@ -50,7 +50,8 @@ def load(
 
     Returns:
         The nested state, with containers as saved, objects as what their ``state_dict()`` returned, tensors on the
-        CPU, tied where they were tied. With ``keys``, containers hold only what matched.
+        CPU, tied where they were tied; subclasses of tensors are dicts of what they are made of. With ``keys``,
+        containers hold only what matched.
 
     Raises:
         RestoreError: no such checkpoint.

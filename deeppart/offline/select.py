@@ -8,6 +8,7 @@ from typing import Any
 from deeppart.errors import StructureMismatchError
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue, Structure
 from deeppart.state.tree.columns import CONTAINERS
+from deeppart.state.tree.composites import COMPOSITES
 from deeppart.state.tree.paths import ROOT, readable
 from deeppart.state.tree.patterns import covers, may_match_below
 from deeppart.state.tree.runs import make_run, run_items, run_kind
@@ -34,6 +35,9 @@ def select(structure: Structure, values: list[Any], patterns: Sequence[str] | No
         found = [(key, child) for key, child in inner if child is not None]
         if not found:
             return None
+        if node.kind in COMPOSITES:  # a tensor is wanted as a whole
+            kept.update(_arrays(node))
+            return node
         children = tuple(child for _, child in found)
         whole = len(found) == len(node.children)
         kind = node.kind if whole or node.kind != "namedtuple" else "dict"  # a namedtuple needs all its fields

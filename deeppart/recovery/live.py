@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from deeppart._gc import collection_paused
 from deeppart.errors import DeeppartError, StateError
 from deeppart.state.restore.target import Target
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.flatten import flatten
-from deeppart.state.tree.leaves import overlaps_itself
+from deeppart.state.tree.leaves import check_tensor, overlaps_itself
 from deeppart.state.tree.paths import Path, readable
 from deeppart.state.tree.runs import encode_leaf_value
 
@@ -30,7 +31,10 @@ def flatten_live(state: Any) -> FlatState:
 def refusal_of_state(state: Any) -> DeeppartError | None:
     """The reason why a state cannot be saved, if there is nothing to restore: found now, not at the first save."""
     try:
-        for leaf in flatten_live(state).values:
+        flat = flatten_live(state)
+        if flat.unmade:
+            check_tensor(torch.empty(0, device="meta"), readable(flat.unmade[0].path))
+        for leaf in flat.values:
             encode_leaf_value(leaf.value, readable(leaf.path))
     except DeeppartError as error:
         return error

@@ -14,6 +14,8 @@ from deeppart.recovery.old_ranks import Mapped
 from deeppart.state.document.ties import address
 from deeppart.state.document.whole import WholeTensor
 from deeppart.state.restore.boxes import BoxScatter, LiveBox
+from deeppart.state.restore.composites import leaves_to_check
+from deeppart.state.restore.merge import check_composites
 from deeppart.state.restore.overlaps import conflicting, overlapping
 from deeppart.state.tree.leaves import Array, new_array
 from deeppart.state.tree.paths import readable
@@ -26,15 +28,18 @@ class ToFill:
 
     Attributes:
         arrays: by leaf number.
-        alone: memory for those that share some with another, to be brought alone first.
+        alone: memory for those that share some with another, or are components of tensors that are made of others, to
+            be brought alone first.
         boxed: arrays of leaves that are filled box by box.
         boxes: fills these, and the shards of live sharded tensors.
+        components: which of ``alone`` are components.
     """
 
     arrays: dict[int, Array]
     alone: dict[int, Array]
     boxed: dict[int, Array]
     boxes: BoxScatter
+    components: frozenset[int] = frozenset()
 
 
 def arrays_to_fill(matched: Matched) -> ToFill:
@@ -50,12 +55,14 @@ def arrays_to_fill(matched: Matched) -> ToFill:
     untied = {index: data for index, data in target.live.items() if index in aliases}
     found = overlapping(live | untied)
     alone = {index: new_array(target.types[index]) for index in found if index not in untied}
+    components = {index for index in leaves_to_check(target) if index in arrays and index not in alone}
+    alone |= {index: new_array(target.types[index]) if index in live else arrays[index] for index in components}
     if wrong := [index for index in found if index in untied]:
         raise _overlap_error(matched, wrong, found)
     boxed = target.boxed_arrays()
     wanted = live_boxes(matched, boxed)
     _check_boxes(matched, wanted, arrays)
-    return ToFill(arrays, alone, boxed | dict(target.created), BoxScatter(wanted))
+    return ToFill(arrays, alone, boxed | dict(target.created), BoxScatter(wanted), frozenset(components))
 
 
 def live_boxes(matched: Matched, boxed: Mapping[int, Array]) -> dict[int, tuple[WholeTensor, list[LiveBox]]]:
@@ -129,12 +136,16 @@ def memory_alone(matched: Matched, to_fill: ToFill, replicated: list[int]) -> di
 
 
 def check_conflicts(matched: Matched, to_fill: ToFill, mapped: Mapped) -> None:
-    """See whether the leaves that were brought alone can all be had at once; the live ones are as before.
+    """See whether the leaves that were brought alone can all be had at once, and make tensors; the live ones are as
+    before.
 
     Raises:
         StructureMismatchError: one would be overwritten by another.
+        CorruptFileError: components do not make the tensor that they are saved for.
     """
     wanted = to_fill.alone | {index: value for index, value in mapped.arrays.items() if index in to_fill.alone}
+    check_composites(matched.target, wanted)
+    wanted = {index: array for index, array in wanted.items() if index not in to_fill.components}
     conflicts = conflicting({index: to_fill.arrays[index] for index in wanted}, wanted)
     if conflicts:
         raise _overlap_error(matched, conflicts, list(wanted))

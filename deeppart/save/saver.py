@@ -277,6 +277,7 @@ class Saver:
             with_structure=self._comm.rank == 0,
             compared=self._classifier.compared_earlier(agreed.call.turn) if self._comm.rank == 0 else (),
             sharded=_own_shards(flat, frozenset() if self._replicas is None else self._replicas.apart),
+            has_composites=flat.composites > 0,
         )
 
     def _renew(

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from deeppart.state.tree.assembling import assemble
+from deeppart.state.tree.composites import SUBCLASS, Parts, take_apart
 from deeppart.state.tree.paths import readable
+from deeppart.state.tree.sharded import is_sharded
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _DICTS = (dict, OrderedDict, Counter)
@@ -58,8 +61,9 @@ def array_bytes(data: Any) -> bytes:
 def difference(expected: Any, found: Any, *, path: str = "", ordered: bool = True) -> str | None:
     """The first difference of two states in structure, types or bits; None if there is none.
 
-    A tensor equals a Parameter with the same dtype, shape and bytes, an object what its ``state_dict()`` gives, and a
-    namedtuple one of another class with the same name and fields: these are the liberties that ``load`` takes.
+    A tensor equals a Parameter with the same dtype, shape and bytes, an object what its ``state_dict()`` gives, a
+    namedtuple one of another class with the same name and fields, and a subclass with ``__tensor_flatten__`` a dict of
+    what it is made of: these are the liberties that ``load`` takes.
 
     Args:
         ordered: true if the insertion order of dicts matters.
@@ -92,7 +96,15 @@ def difference(expected: Any, found: Any, *, path: str = "", ordered: bool = Tru
 def _open(item: Any) -> Any:
     while not isinstance(item, type) and callable(getattr(item, "state_dict", None)):
         item = item.state_dict()
-    return item
+    parts = _parts(item)
+    if parts is None:
+        return item
+    return parts.items if parts.kind == SUBCLASS else {parts.kind: parts.items}
+
+
+def _parts(item: Any) -> Parts | None:
+    """The components of a tensor that is made of others."""
+    return take_apart(item, "") if isinstance(item, torch.Tensor) and not is_sharded(item) else None
 
 
 def _shape(item: Any) -> Any:
@@ -143,6 +155,8 @@ def blank(state: Any) -> Any:
 
     What a restore into it must bring back is all of ``state``.
     """
+    if _parts(state) is not None:
+        return _zeroed(state)
     if isinstance(state, torch.Tensor):
         return torch.zeros(state.numel() * state.element_size(), dtype=torch.uint8).view(state.dtype).view(state.shape)
     if isinstance(state, np.ndarray):
@@ -156,6 +170,26 @@ def blank(state: Any) -> Any:
     if isinstance(state, Box):
         return Box(blank(state.content))
     return 0
+
+
+def _zeroed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is made of others, with zeros for elements."""
+    parts = _parts(tensor)
+    if parts is not None and parts.kind != SUBCLASS:
+        items = {key: item.clone() if isinstance(item, torch.Tensor) else item for key, item in parts.items.items()}
+        items["ints" if "ints" in items else "values"].zero_()
+        made: torch.Tensor = assemble(parts.kind, items)
+        return made
+    copied = tensor.detach().clone()
+    _zero(copied)
+    return copied
+
+
+def _zero(tensor: torch.Tensor) -> None:
+    parts = _parts(tensor)
+    for item in [tensor] if parts is None else parts.items.values():
+        if isinstance(item, torch.Tensor):
+            item.zero_() if parts is None else _zero(item)
 
 
 def arrays(state: Any) -> Iterator[Any]:

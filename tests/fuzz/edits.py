@@ -9,6 +9,7 @@ from typing import Any
 
 import zstandard
 
+from deeppart.state.tree.composites import COMPOSITES, KEYS
 from tests.fuzz.images import TWICE, ManifestImage, NodeFileImage, PartImage, Row
 from tests.fuzz.odd_values import NUMBERS, TAGGED, TEXTS, odd_value
 
@@ -403,7 +404,7 @@ def _nodes(tree: Any) -> list[list[Any]]:
 def _edit_node(node: list[Any], rng: random.Random) -> None:
     kind = rng.randrange(8)
     if kind == 0:
-        node[0] = rng.choice(("a", "v", "d", "o", "c", "l", "t", "n", "s", "z", 5, ["a"]))
+        node[0] = rng.choice(("a", "v", "d", "o", "c", "l", "t", "n", "s", "x", "z", 5, ["a"]))
     elif kind == 1:
         node[:] = rng.choice(
             (["l", [list(node)]], ["t", [list(node)]], ["s", "\ud800", list(node)], _deep(list(node), rng))
@@ -424,6 +425,14 @@ def _edit_node(node: list[Any], rng: random.Random) -> None:
             node[1][at] = rng.choice((*TAGGED, rng.choice(TEXTS), 1, True, 1.0, None, node[1][0], odd_value(rng)))
         else:
             node[0] = rng.choice("doc")
+    elif node[0] == "x" and len(node) > 4 and isinstance(node[3], list) and isinstance(node[4], list):
+        if kind < 5:
+            node[1] = rng.choice((*sorted(COMPOSITES), odd_value(rng)))
+            node[3] = list(KEYS.get(node[1], node[3])) if isinstance(node[1], str) and rng.random() < 0.8 else node[3]
+        elif kind == 5:
+            rng.shuffle(node[4])
+        else:
+            rng.choice((node[3], node[4])).append(rng.choice(("context", ["v", 0], ["a", 0], odd_value(rng))))
     elif node[0] in ("a", "v") and len(node) > 1:
         node[1] = rng.choice((0, 1, 2, rng.randrange(30), -1, "0", True, 1.0, 1 << 70))
 

@@ -20,6 +20,7 @@ import torch
 import deeppart
 from deeppart.storage import lineage, owner, timestamps
 from tests.fuzz.images import ManifestImage, PartImage
+from tests.tensor_kinds import KINDS
 from tests.unit import cli_support, node_files
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -91,6 +92,21 @@ def _large(fill: float) -> dict[str, Any]:
         "ids": torch.arange(1000) * int(fill),
         "bytes": torch.arange(3000, dtype=torch.uint8),
     }
+
+
+def _kinds(fill: float) -> dict[str, Any]:
+    """Tensors that are made of others, but for those that a restore replaces: a live state is to be told apart."""
+    seed = int(fill)
+    names = ("coo", "coo, coalesced", "csr", "bsr", "quint8", "channels", "subclass of subclasses")
+    made: dict[str, Any] = {name: KINDS[name](2 * seed + 1) for name in names}
+    other = KINDS["coo"](2 * seed + 5)
+    return {**made, "twice": other, "values": other._values(), "j": [KINDS["jagged"](2 * seed + 1), jagged_pair(seed)]}
+
+
+def jagged_pair(seed: int) -> dict[str, Any]:
+    """Two of one shape."""
+    one = KINDS["jagged"](2 * seed + 3)
+    return {"a": one, "b": one * 2}
 
 
 def _save(root: Path, *states: Any, **options: Any) -> None:
@@ -203,6 +219,7 @@ def make_seeds() -> Mapping[str, Seed]:
             made = _Made(scratch)
             made.add("odd", lambda root: _save(root, _odd(3.0), compression="none"), lambda: _odd(0.0))
             made.add("module", lambda root: _save(root, _module(2.0), compression="none"), lambda: _module(1.0))
+            made.add("kinds", lambda root: _save(root, _kinds(2.0), compression="none"), lambda: _kinds(1.0))
             made.add("planes", lambda root: _save(root, _large(2.0), compression="tensor"), lambda: _large(0.0))
             made.add("frames", lambda root: _save(root, _large(2.0), compression="zstd"), lambda: _large(0.0))
             made.add("bases", lambda root: _save(root, *_twice(), compression="none"), lambda: _large(0.0))

@@ -25,6 +25,7 @@ import torch
 from deeppart.state.compare.identity import TensorIdentity
 from deeppart.state.tree.fingerprint import full_digest
 from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node
+from deeppart.state.tree.flatten import PLAIN_TENSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
+    if type(tensor) not in PLAIN_TENSORS:  # a subclass that is made of others has no memory to ask for
+        return False
     return tensor.layout is torch.strided and not tensor.is_inference() and not tensor.is_meta
 
 

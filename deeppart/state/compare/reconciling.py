@@ -17,7 +17,8 @@ from deeppart.errors import StructureMismatchError
 from deeppart.state.document.decoding import decode_path
 from deeppart.state.document.encoding import encode_path
 from deeppart.state.document.structure import DICTS
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.composites import COMPOSITES, branch_name
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.naming import name_kind
 from deeppart.state.tree.paths import ExactPath, Path, exact, id_key, readable
 from deeppart.state.tree.replication import ALL, NONE, Replication
@@ -28,6 +29,7 @@ from deeppart.state.tree.values import encode_key
 _ARRAY, _VALUE, _NONE, _APART = "array", "value", "none", "apart"
 _RUN = "run of values in a "
 _SHARDED = "sharded tensor "
+_COMPOSITE = "tensor made of others, "
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,10 @@ def _describe(node: Node) -> list[Any]:
         return [_APART]
     if isinstance(node, ShardedLeaf):
         return [f"{_SHARDED}{node.kind}"]
+    if isinstance(node, UnmadeLeaf):
+        raise TypeError("a tensor without memory is in no state that is saved")
+    if node.kind in COMPOSITES:
+        return [_describe_composite(node)]
     if node.kind == "object":
         return _describe(node.children[0])
     if node.kind in ("list", "tuple"):
@@ -120,6 +126,12 @@ def _describe(node: Node) -> list[Any]:
         place = {id_key(key): at for at, key in enumerate(node.container)}
         items.sort(key=lambda item: place[id_key(item[0])])
     return [kind, [[encode_key(key, "a dict key"), item] for key, item in items]]
+
+
+def _describe_composite(node: Branch) -> str:
+    """All of its structure in one text: it is saved per rank as a whole, or not at all."""
+    inner = [f"{key} {_describe(child)[0]}" for key, child in zip(node.keys, node.children, strict=True)]
+    return f"{_COMPOSITE}{node.kind} {branch_name(node.kind, node.container)}({', '.join(inner)})"
 
 
 def _differences(reference: list[Any], mine: list[Any], path: Path, replication: Replication) -> Iterator[Difference]:
@@ -217,7 +229,7 @@ def _kinds(described: list[Any]) -> Iterator[str]:
 
 def _name(described: list[Any]) -> str:
     kind = described[0]
-    if kind.startswith(_SHARDED):
+    if kind.startswith((_SHARDED, _COMPOSITE)):
         return f"a {kind}"
     if len(described) == 2:
         return f"{name_kind(kind)} of {len(described[1])}"

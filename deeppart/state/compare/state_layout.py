@@ -16,9 +16,9 @@ from deeppart.state.document.encoding import encode_path, encode_tree
 from deeppart.state.document.structure import Alias
 from deeppart.state.document.ties import find_aliases, memory_groups
 from deeppart.state.tree.fingerprint import hash63, hash_json
-from deeppart.state.tree.flat import APART, ARRAY, OBJECT, SHARDED, VALUE, ArrayLeaf, FlatState, ValueLeaf
+from deeppart.state.tree.flat import APART, ARRAY, COMPOSITE, OBJECT, SHARDED, VALUE, ArrayLeaf, FlatState, ValueLeaf
 from deeppart.state.tree.leaves import LeafType, leaf_type
-from deeppart.state.tree.replication import ALL, AUTO, NONE, VERIFY, Replication
+from deeppart.state.tree.replication import ALL, AUTO, NONE, RANK0, VERIFY, Replication
 from deeppart.state.tree.values import Encoded, encode_key
 
 Flags = npt.NDArray[np.bool_]
@@ -182,7 +182,14 @@ def derive(flat: FlatState, replication: Replication) -> StateLayout:
 
 def _modes(leaves: Sequence[ArrayLeaf | ValueLeaf], replication: Replication) -> npt.NDArray[np.str_]:
     """Of each leaf, going by its path alone."""
-    return np.array([replication.mode(leaf.path) for leaf in leaves], dtype="<U8")
+    return np.array([_mode(leaf, replication) for leaf in leaves], dtype="<U8")
+
+
+def _mode(leaf: ArrayLeaf | ValueLeaf, replication: Replication) -> str:
+    mode = replication.mode(leaf.path)
+    if mode == RANK0 and leaf.inside:  # a component alone cannot be rank 0's
+        return replication.mode(leaf.path[: -leaf.inside])
+    return mode
 
 
 def _groups(flat: FlatState, types: list[LeafType], replication: Replication) -> npt.NDArray[np.int64]:
@@ -247,6 +254,6 @@ def _skeleton(tokens: list[Any]) -> list[Any]:
 
 
 def _token_text(token: Any) -> Encoded:
-    if token is ARRAY or token is VALUE or token is APART or token is SHARDED:
+    if token is ARRAY or token is VALUE or token is APART or token is SHARDED or token is COMPOSITE:
         return token
     return token.__name__ if isinstance(token, type) else encode_key(token, "a dict key")

@@ -14,7 +14,7 @@ import numpy as np
 from deeppart._gc import collection_paused
 from deeppart.errors import CorruptFileError, NewerFormatError
 from deeppart.part.format import MAX_LEAF_BYTES, short
-from deeppart.state.document.encoding import CODES, STRUCTURE_VERSION
+from deeppart.state.document.encoding import CODES, COMPOSITE_CODE, STRUCTURE_VERSION
 from deeppart.state.document.structure import (
     DICTS,
     Alias,
@@ -26,6 +26,7 @@ from deeppart.state.document.structure import (
     SavedValue,
     Structure,
 )
+from deeppart.state.tree.composites import CONTEXT, JAGGED, KEYS, SUBCLASS, VALUES
 from deeppart.state.tree.flatten import DEEPEST_NESTING
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Path, component, exact
@@ -33,7 +34,20 @@ from deeppart.state.tree.values import Encoded, decode_value
 
 _KINDS = {code: kind for kind, code in CODES.items()}
 #: What follows the code of a node, by number.
-_NODE_ITEMS = {"a": 1, "v": 1, "h": 1, "r": 0, "d": 3, "o": 3, "c": 3, "l": 1, "t": 1, "n": 3, "s": 2}
+_NODE_ITEMS = {
+    "a": 1,
+    "v": 1,
+    "h": 1,
+    "r": 0,
+    "d": 3,
+    "o": 3,
+    "c": 3,
+    "l": 1,
+    "t": 1,
+    "n": 3,
+    "s": 2,
+    COMPOSITE_CODE: 4,
+}
 #: Of the paths of all leaves together.
 MOST_PATH_CHARACTERS = 1 << 30
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -97,6 +111,8 @@ def _decode_structure(document: Any, where: str) -> Structure:
     sharded = tuple([decode_type(each, where) for each in _list(document.get("sharded", []))])
     if sorted(seen.sharded) != list(range(len(sharded))) or (sharded and (version < 4 or not has_apart)):
         raise ValueError("the tree does not name every sharded tensor exactly once")
+    if seen.composites and version < 4:
+        raise ValueError("tensors that are made of others, in a document of an older version")
     structure = Structure(tree, tuple(types), per_rank, aliases, values, own_values, rank0, has_apart, sharded=sharded)
     check_aliases(types, aliases)
     return structure
@@ -110,6 +126,7 @@ class Numbers:
     arrays: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     sharded: list[int] = field(default_factory=list)
+    composites: int = 0
 
 
 def decode_tree(document: Any, values: int, where: str) -> tuple[SavedNode, Numbers]:
@@ -140,6 +157,8 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
         return SavedSharded(rest[0])
     if code == "r":
         return SavedApart()
+    if code == COMPOSITE_CODE:
+        return _decode_composite(rest, seen, where)
     kind = _KINDS[code]
     if kind == "object":
         if type(rest[0]) is not str:
@@ -166,6 +185,31 @@ def _decode_node(document: Any, seen: Numbers, where: str) -> SavedNode:
             raise ValueError("two fields of a namedtuple have one name")
         return SavedBranch(kind, fields, children, name=name)
     raise ValueError(f"node {code!r}")
+
+
+def _decode_composite(rest: list[Any], seen: Numbers, where: str) -> SavedNode:
+    """A tensor that is made of others; whether its components fit each other is seen when it is made."""
+    kind, name, keys = rest[0], rest[1], _list(rest[2])
+    if type(kind) is not str or type(name) is not str or not all(type(key) is str for key in keys):
+        raise ValueError("a kind of tensor, or its components, have no names")
+    children = tuple([_decode_node(child, seen, where) for child in _list(rest[3])])
+    seen.composites += 1
+    if kind == SUBCLASS:
+        *inner, context = children
+        nested = [each for each in inner if not isinstance(each, SavedArray)]
+        sound = keys[-1] == CONTEXT and isinstance(context, SavedValue) and len(set(keys)) == len(keys) > 1
+        sound = sound and all(isinstance(each, SavedBranch) and each.kind in {*KEYS, SUBCLASS} for each in nested)
+    else:
+        fit = [
+            isinstance(child, SavedValue if key in VALUES else SavedArray)
+            for key, child in zip(keys, children, strict=False)
+        ]
+        if kind == JAGGED and len(children) == 4:
+            fit[2] = isinstance(children[2], (SavedArray, SavedValue))
+        sound = tuple(keys) == KEYS[kind] and not name and all(fit)
+    if not sound or len(keys) != len(children):
+        raise ValueError(f"components that a {short(kind)} tensor does not have")
+    return SavedBranch(kind, tuple(keys), children, name=name)
 
 
 def _decode_items(documents: list[Any], seen: Numbers, where: str) -> tuple[SavedNode, ...]:

@@ -13,14 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from deeppart.state.document.structure import DICTS, Alias
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.composites import COMPOSITES, branch_name
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.paths import Path, id_key
 from deeppart.state.tree.runs import LEAST_ITEMS
 from deeppart.state.tree.values import Encoded, encode_key, encode_value
 
-#: 4 has sharded tensors; what has none is written as 3, which older libraries read.
+#: 4 has sharded tensors and those that are made of others; what has none is written as 3, which older libraries read.
 STRUCTURE_VERSION, _WITHOUT_SHARDS = 4, 3
+#: Code of a tensor that is made of others.
+COMPOSITE_CODE = "x"
 #: Code of each kind of branch.
 CODES = {"dict": "d", "odict": "o", "counter": "c", "list": "l", "tuple": "t", "namedtuple": "n", "object": "s"}
 
@@ -39,6 +42,11 @@ def encode_tree(root: Node, first: tuple[int, int] = (0, 0)) -> Any:
         return ["h", root.index]
     if isinstance(root, Apart):
         return ["r"] if root.mine or root.node is None else encode_tree(root.node, first)
+    if isinstance(root, UnmadeLeaf):
+        raise TypeError("a tensor without memory is in no state that is saved")
+    if root.kind in COMPOSITES:
+        children = [encode_tree(child, first) for child in root.children]
+        return [COMPOSITE_CODE, root.kind, branch_name(root.kind, root.container), list(root.keys), children]
     code = CODES[root.kind]
     if root.kind in ("list", "tuple"):
         return [code, _encode_items(root.children, first)]
@@ -98,11 +106,13 @@ def encode_structure(
     rank0: list[Any],
     has_apart: bool,
     sharded: Sequence[LeafType] = (),
+    has_composites: bool = False,
 ) -> dict[str, Any]:
     """The structure document; ``tree`` comes from :func:`encode_tree`, ``rank0`` from :func:`encode_path`.
 
     Args:
         sharded: whole type of each sharded tensor that all ranks share.
+        has_composites: true if the state has tensors that are made of others.
     """
     leaves = []
     for index, (kind, own) in enumerate(zip(types, per_rank.tolist(), strict=True)):
@@ -114,7 +124,7 @@ def encode_structure(
     shared = [None if own else value for value, own in zip(values, per_rank_values.tolist(), strict=True)]
     with_shards = {"sharded": [encode_type(kind) for kind in sharded]} if sharded else {}
     return {
-        "version": STRUCTURE_VERSION if sharded else _WITHOUT_SHARDS,
+        "version": STRUCTURE_VERSION if sharded or has_composites else _WITHOUT_SHARDS,
         **with_shards,
         "tree": tree,
         "leaves": leaves,

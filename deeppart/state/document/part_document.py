@@ -87,6 +87,7 @@ class PartDocument:
         compared: for the manifest, the replicated leaves that were last compared in full before this step.
         own: the items that are apart on this rank.
         sharded: what it has of sharded tensors.
+        has_composites: true if this rank's state has tensors that are made of others.
     """
 
     tree: Any
@@ -99,6 +100,7 @@ class PartDocument:
     compared: tuple[ComparedEarlier, ...] = ()
     own: Own | None = None
     sharded: OwnShards | None = None
+    has_composites: bool = False
 
     def structure(self) -> dict[str, Any]:
         """The structure document."""
@@ -113,6 +115,7 @@ class PartDocument:
             [] if self.own is None else self.own.rank0,
             self.own is not None and self.own.anywhere,
             [] if self.sharded is None else self.sharded.whole[: self.sharded.shared],
+            self.has_composites,
         )
 
     def span_table(self, spans: npt.NDArray[np.void]) -> npt.NDArray[np.void]:

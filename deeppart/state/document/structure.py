@@ -88,8 +88,8 @@ class SavedBranch:
 
     Attributes:
         kind: as :class:`deeppart.state.tree.flat.Branch`.
-        keys: dict keys in insertion order, namedtuple fields, or list indices.
-        name: type name of a namedtuple or object, for display.
+        keys: dict keys in insertion order, namedtuple fields, names of components, or list indices.
+        name: type name of a namedtuple, object or subclass of tensors, for display and to tell it from others.
         metadata: ``_metadata`` of a module's state_dict, or None.
     """
 

@@ -1,7 +1,8 @@
 """Containers that mean something only as a whole: half of the live one and half of a saved one are neither.
 
-Tuples, as ``random.getstate()`` and ``np.random.get_state()`` give them, and the dict that is the state of a
-``np.random.Generator``. With ``per_rank="drop"`` such a container is left alone as a whole.
+Tuples, as ``random.getstate()`` and ``np.random.get_state()`` give them, the dict that is the state of a
+``np.random.Generator``, and tensors that are made of others. With ``per_rank="drop"`` such a container is left alone as
+a whole.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, SavedValue, walk_tree
+from deeppart.state.tree.composites import COMPOSITES
 from deeppart.state.tree.paths import Path
 
 _TUPLES = ("tuple", "namedtuple")
@@ -32,7 +34,7 @@ class Unit:
 
 
 def units_of(tree: SavedNode, arrays: set[int], values: set[int]) -> list[Unit]:
-    """The outermost units that hold any of these leaves or values; the state itself is none."""
+    """The outermost units that hold any of these leaves or values; the state itself is none, unless it is a tensor."""
     found = []
     for path, branch in _outermost(tree, ()):
         leaves = [leaf for _, leaf in walk_tree(branch, path)]
@@ -48,6 +50,9 @@ def units_of(tree: SavedNode, arrays: set[int], values: set[int]) -> list[Unit]:
 
 def _outermost(node: SavedNode, path: Path) -> Iterator[tuple[Path, SavedBranch]]:
     if not isinstance(node, SavedBranch):
+        return
+    if node.kind in COMPOSITES:
+        yield path, node
         return
     is_generator = node.kind in DICTS and _GENERATOR_KEY in node.keys
     if path and (node.kind in _TUPLES or is_generator) and not _has_objects(node):

@@ -8,7 +8,7 @@ from typing import Any
 
 from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
 from deeppart.state.restore.filling import holds_containers
-from deeppart.state.tree.flat import Branch, Node, ValueLeaf
+from deeppart.state.tree.flat import Branch, Node, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import LeafType
 from deeppart.state.tree.runs import RUN_KINDS, run_items, run_kind
 
@@ -19,8 +19,11 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 def is_lacking(saved: SavedNode, live: Node, types: Sequence[LeafType]) -> bool:
     """True if the live state has nothing yet in the place of a saved array or container, so that one is created.
 
-    That is None; or a number where an array of one element was saved: a best loss begins as 1e9, and is a tensor later.
+    That is None; a tensor on the meta device; or a number where an array of one element was saved: a best loss begins
+    as 1e9, and is a tensor later.
     """
+    if isinstance(live, UnmadeLeaf):
+        return isinstance(saved, SavedArray)
     if not isinstance(live, ValueLeaf):
         return False
     if isinstance(saved, SavedArray) and type(live.value) in _NUMBERS:

@@ -9,15 +9,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from deeppart._gc import collection_paused
 from deeppart.errors import LeafMismatchError, StateError, StructureMismatchError
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.composites import (
+    check_created,
+    check_unmade,
+    check_values,
+    is_composite,
+    is_dropped,
+    match_rebuilt,
+)
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet, only_values
 from deeppart.state.restore.filling import places, same_where_fixed
 from deeppart.state.restore.live_objects import check_object, some
 from deeppart.state.restore.target import DROPPED, Target, place_of
 from deeppart.state.restore.tied_leaves import check_ties
-from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.composites import SUBCLASS, branch_name
+from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import has_type, leaf_type
 from deeppart.state.tree.naming import name_kind
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
@@ -42,6 +53,9 @@ def find_targets(target: Target, flat: FlatState) -> None:
         matching.node(target.structure.tree, flat.root, (), fixed=True)
     target.untie_shards()
     check_ties(target, flat, matching.places)
+    for index, (_, error) in target.mistied.items():
+        if index not in target.live:  # a component, which is not compared with what it shares memory with
+            raise error
     for index, path in target.structure.rank0_leaves().items() if target.replaced else ():
         if path in target.replaced:
             target.live.pop(index, None)
@@ -59,7 +73,7 @@ class _Matching:
         self.places: dict[int, int] = {}
         #: id of a live container -> what goes there: a saved tree, or a container within a saved run.
         self._seen: dict[int, Any] = {}
-        self._objects = 0
+        self._objects = self._modules = 0
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, fixed: bool) -> None:
         """``fixed``: a changed value cannot be put here, because everything above is a tuple."""
@@ -74,20 +88,27 @@ class _Matching:
         """Match an item of rank 0's; if it has another structure here, it replaces the live item."""
         if _has_object(live):
             self._target.with_objects.add(exact(path))
-        before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects
+        before = dict(self._target.live), dict(self.places), dict(self._seen), self._objects, self._modules
         try:
             self._node(saved, live, path, False)
         except (StructureMismatchError, LeafMismatchError):
+            check_created(saved, path)
             if isinstance(live, Branch) and live.kind == "object":
                 raise
-            self._target.live, self.places, self._seen, self._objects = before
+            self._target.live, self.places, self._seen, self._objects, self._modules = before
             self._target.replaced.add(exact(path))
 
     def _node(self, saved: SavedNode, live: Node, path: Path, fixed: bool) -> None:
+        if isinstance(saved, SavedArray) and isinstance(live, UnmadeLeaf):
+            check_unmade(saved, live, self._target, path, movable=not (fixed or self._objects))
+            return
         if is_lacking(saved, live, self._target.structure.types) and not fixed:
+            check_created(saved, path)
             return
         saved, live = meet(saved, live, self._target.values)
-        if isinstance(saved, SavedBranch):
+        if is_composite(saved) or is_composite(live):
+            self._composite(saved, live, path, movable=not (fixed or self._modules))
+        elif isinstance(saved, SavedBranch):
             if not isinstance(live, Branch) or not _same_kind(saved.kind, live.kind):
                 raise self._kind_error(saved, live, path)
             self._branch(saved, live, path, fixed)
@@ -143,6 +164,25 @@ class _Matching:
         self._target.live[index] = data
         self.places[live.index] = index
 
+    def _composite(self, saved: SavedNode, live: Node, path: Path, *, movable: bool) -> None:
+        """A tensor that is made of others; another one can take its place if it is ``movable``."""
+        if not isinstance(saved, SavedBranch) or not isinstance(live, Branch):
+            raise self._kind_error(saved, live, path)
+        name = branch_name(live.kind, live.container)
+        if (saved.kind, saved.name, list(saved.keys)) != (live.kind, name, list(live.keys)):
+            raise self._kind_error(saved, live, path)
+        if saved.kind != SUBCLASS:
+            self.places |= match_rebuilt(saved, live, self._target, self._flat, path, movable=movable)
+            return
+        if is_dropped(saved, self._target):
+            return
+        check_values(saved, live, self._target, path)
+        for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
+            if isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
+                self._array(child.index, inner, (*path, key))
+            elif not isinstance(child, SavedValue):
+                self._composite(child, inner, (*path, key), movable=False)
+
     def _sharded(self, saved: SavedArray, live: ShardedLeaf, path: Path) -> None:
         """A live tensor of which this rank has shards gets a leaf of the same type, if all ranks had the same bytes."""
         expected = self._target.types[saved.index]
@@ -170,9 +210,10 @@ class _Matching:
             self._check_shared(saved, live.container, path)
         if saved.kind == "object":
             check_object(saved, live, self._target.values, path)
-            self._objects += 1
+            is_module = isinstance(live.container, torch.nn.Module)
+            self._objects, self._modules = self._objects + 1, self._modules + is_module
             self.node(saved.children[0], live.children[0], path, fixed=False)
-            self._objects -= 1
+            self._objects, self._modules = self._objects - 1, self._modules - is_module
             return
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
         names = id_keys(saved.keys)
@@ -187,7 +228,9 @@ class _Matching:
             inner = mine.get(name)
             if plain and isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf):
                 self._array(child.index, inner, (*path, key))
-            elif inner is not None and (fixed or not both_plain(child, inner, self._target.values)):
+            elif inner is None:
+                check_created(child, (*path, key))
+            elif fixed or not both_plain(child, inner, self._target.values):
                 self.node(child, inner, (*path, key), fixed=fixed)
 
     def _check_shared(self, saved: Any, container: Any, path: Path) -> None:
@@ -281,6 +324,14 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
 
 
 def _describe(node: SavedNode | Node, value: Any) -> str:
+    if isinstance(node, UnmadeLeaf):
+        return f"{node.kind} on the meta device"
+    if isinstance(node, (SavedBranch, Branch)) and is_composite(node):
+        return (
+            f"a {node.name if isinstance(node, SavedBranch) else branch_name(node.kind, node.container)}"
+            if (node.kind == SUBCLASS)
+            else f"a {node.kind} tensor"
+        )
     if isinstance(node, (SavedBranch, Branch)):
         return f"{name_kind(node.kind)} of {len(node.children)}"
     if isinstance(node, (SavedArray, ArrayLeaf)):

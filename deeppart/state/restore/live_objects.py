@@ -29,6 +29,12 @@ def check_object(saved: SavedBranch, live: Branch, values: list[Any], path: Path
                 todo=_wrapping(inner_saved.keys, inner_live.keys) or "build the module as it was when it was saved",
             )
     if isinstance(live.container, torch.optim.Optimizer):
+        if any(each.is_meta for group in live.container.param_groups for each in group["params"]):
+            raise StructureMismatchError(
+                f"an optimizer has parameters on the meta device, where its state would be lost: {readable(path)}",
+                where=f"path {readable(path)}",
+                todo="call module.to_empty(device=...) first, and build the optimizer over its parameters then",
+            )
         shapes = [_group_sizes(inner_saved, values), _group_sizes(inner_live, values)]
         if shapes[0] != shapes[1]:
             raise StructureMismatchError(

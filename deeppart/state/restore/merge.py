@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, OrderedDict, namedtuple
+from collections.abc import Mapping
 from functools import partialmethod
 from typing import Any
 
@@ -20,10 +21,12 @@ from deeppart.state.document.structure import (
     SavedSharded,
     SavedValue,
 )
+from deeppart.state.restore.composites import are_own, composites_of, is_composite, is_dropped, rebuilt, settle
 from deeppart.state.restore.counterparts import both_plain, is_lacking, meet
 from deeppart.state.restore.filling import fill
 from deeppart.state.restore.target import DROPPED, Target
-from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.composites import SUBCLASS
+from deeppart.state.tree.flat import Apart, ArrayLeaf, Branch, FlatState, Node, ShardedLeaf, UnmadeLeaf, ValueLeaf
 from deeppart.state.tree.leaves import Array, LeafType, in_a_row
 from deeppart.state.tree.paths import Path, exact, id_keys, readable
 
@@ -73,6 +76,27 @@ def _view(owner: Array, kind: LeafType, offset: int, strides: tuple[int, ...]) -
     return np.lib.stride_tricks.as_strided(elements, kind.shape, tuple(stride * kind.itemsize for stride in strides))
 
 
+def check_composites(target: Target, arrays: Mapping[int, Array]) -> None:
+    """See that tensors that are made of others can be made, before anything live is touched.
+
+    Args:
+        arrays: those of :func:`~deeppart.state.restore.composites.leaves_to_check` that are here, filled.
+
+    Raises:
+        CorruptFileError: the components of one do not make it.
+    """
+    known = dict(arrays)
+    for node in composites_of(target.structure.tree):
+        numbers = [child.index for child in node.children if isinstance(child, SavedArray)]
+        for index in numbers:
+            alias = target.structure.aliases.get(index)
+            if alias is not None and alias.owner in arrays:
+                owner = _in_c_order(arrays[alias.owner])
+                known[index] = _view(owner, target.types[index], alias.offset, alias.strides)
+        if not is_dropped(node, target) and all(index in known for index in numbers):
+            rebuilt(target, known, node)
+
+
 def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
     """Put everything restored into the live containers and objects; returns the root (new only if it is a tuple).
 
@@ -83,18 +107,28 @@ def put(target: Target, arrays: dict[int, Array], flat: FlatState) -> Any:
 
 
 def build(target: Target, arrays: dict[int, Array], node: SavedNode) -> Any:
-    """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned."""
+    """Build what was saved, without a live counterpart: objects become what their ``state_dict()`` returned.
+
+    Subclasses of tensors become dicts of what they are made of: only their class could make them.
+
+    Raises:
+        CorruptFileError: the components of a tensor do not make one.
+    """
     if isinstance(node, SavedArray):
         return DROPPED if node.index in target.dropped else arrays[node.index]
     if isinstance(node, SavedValue):
         return target.values[node.index]
     if isinstance(node, (SavedApart, SavedSharded)):
         return DROPPED  # sharded ones are arrays by now, but for those of another rank's own tree
+    if is_composite(node) and node.kind != SUBCLASS:
+        return DROPPED if is_dropped(node, target) else rebuilt(target, arrays, node)
     children = [build(target, arrays, child) for child in node.children]
     if children and all(child is DROPPED for child in children):
         return DROPPED
     if node.kind == "object":
         return children[0]
+    if node.kind == SUBCLASS:
+        return DROPPED if is_dropped(node, target) else dict(zip(node.keys, children, strict=True))
     if node.kind in DICTS:
         items = [(key, child) for key, child in zip(node.keys, children, strict=True) if child is not DROPPED]
         return _new_dict(node, items)
@@ -135,6 +169,9 @@ class _Putting:
 
     def __init__(self, target: Target, arrays: dict[int, Array], flat: FlatState) -> None:
         self._target, self._arrays, self._flat = target, arrays, flat
+        #: A tensor has become another one, which the object that holds it is to be told.
+        self._has_changed = False
+        self._offsets: dict[int, torch.Tensor] = {}
 
     def node(self, saved: SavedNode, live: Node, path: Path, *, copy: bool) -> Any:
         """``copy``: leave live containers alone and return new ones: an object may hold one at several places."""
@@ -156,9 +193,16 @@ class _Putting:
             assert isinstance(live, ValueLeaf)
             return value if copy else fill(live.value, value)
         assert isinstance(live, Branch) and isinstance(saved, SavedBranch)
+        if is_composite(saved):
+            return self._composite(saved, live)
         if saved.kind == "object":
+            changed, self._has_changed = self._has_changed, False
             merged = self.node(saved.children[0], live.children[0], path, copy=True)
-            _load_object(live.container, merged, path)
+            given = live.children[0]
+            if isinstance(live.container, torch.nn.Module) and isinstance(given, Branch):
+                self._has_changed |= not are_own(live.container, given)
+            _load_object(live.container, merged, path, self._has_changed)
+            self._has_changed = changed
             return live.container
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
         merged_items = []
@@ -177,12 +221,27 @@ class _Putting:
                     merged_items.append((key, None if created is DROPPED else created))
         return _copied(live, merged_items) if copy else _filled(live, merged_items)
 
+    def _composite(self, saved: SavedBranch, live: Branch) -> Any:
+        """The live tensor with restored elements, or another one to put in its place."""
+        if is_dropped(saved, self._target):
+            return live.container
+        if saved.kind != SUBCLASS:
+            item, changed = settle(
+                saved.kind, live.container, rebuilt(self._target, self._arrays, saved), self._offsets
+            )
+            self._has_changed |= changed
+            return item
+        for child, inner in zip(saved.children, live.children, strict=True):  # plain ones have been filled in place
+            if isinstance(child, SavedBranch) and isinstance(inner, Branch):
+                self._composite(child, inner)
+        return live.container
+
     def _live_item(self, live: Node) -> Any:
         if isinstance(live, ArrayLeaf):
             return self._flat.data[live.index]
         if isinstance(live, ShardedLeaf):
             return live.item
-        assert not isinstance(live, Apart)
+        assert not isinstance(live, (Apart, UnmadeLeaf))
         return live.value if isinstance(live, ValueLeaf) else live.container
 
 
@@ -222,8 +281,8 @@ def _copied(live: Branch, items: list[tuple[Any, Any]]) -> Any:
     return type(live.container)._make(merged) if live.kind == "namedtuple" else tuple(merged)
 
 
-def _load_object(item: Any, state_dict: Any, path: Path) -> None:
-    if isinstance(item, torch.nn.Module) and _is_in_place(item):
+def _load_object(item: Any, state_dict: Any, path: Path, has_changed: bool) -> None:
+    if isinstance(item, torch.nn.Module) and not has_changed and _is_in_place(item):
         return  # state_dict() gave the parameters themselves, and their bytes are already restored
     try:
         item.load_state_dict(state_dict)

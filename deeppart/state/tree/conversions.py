@@ -33,7 +33,6 @@ CONVERSIONS: tuple[tuple[tuple[str, ...], str], ...] = (
         ("numpy.ma.MaskedArray", "numpy.ma.core.MaskedArray"),
         "save x.data and np.ma.getmaskarray(x), and set x.mask to the latter after restore",
     ),
-    (("torch.nested._internal.nested_tensor.NestedTensor",), "save x.unbind()"),
     (("torch.masked.maskedtensor.core.MaskedTensor",), "save x.get_data() and x.get_mask()"),
     (("torch._C.Generator",), "save x.get_state(), and give it to x.set_state() after restore"),
     (("random.SystemRandom",), "leave it out: it has no state"),

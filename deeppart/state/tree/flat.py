@@ -17,17 +17,22 @@ from deeppart.state.tree.paths import ExactPath, Key, Path
 
 # Markers among the tokens; tuples, so that no string key can equal one.
 ARRAY, VALUE, OBJECT, APART, NUMPY = ("array",), ("value",), ("object",), ("apart",), ("numpy",)
-SHARDED = ("sharded",)
+SHARDED, COMPOSITE = ("sharded",), ("composite",)
 #: Dicts and how they are called in a tree. A Counter is what MultiStepLR keeps its milestones in.
 DICT_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "odict", Counter: "counter"}
 
 
 @dataclass(slots=True)
 class ArrayLeaf:
-    """A tensor or numpy array at a path; the array itself is ``FlatState.data[index]``."""
+    """A tensor or numpy array at a path; the array itself is ``FlatState.data[index]``.
+
+    Attributes:
+        inside: how many of the last keys of its path lead into a tensor of which it is a component.
+    """
 
     path: Path
     index: int
+    inside: int = 0
 
 
 @dataclass(slots=True)
@@ -37,6 +42,15 @@ class ValueLeaf:
     path: Path
     value: Any
     index: int
+    inside: int = 0
+
+
+@dataclass(slots=True)
+class UnmadeLeaf:
+    """A tensor on the meta device, in a live state that is restored: it has no memory to be filled."""
+
+    path: Path
+    kind: LeafType
 
 
 @dataclass(slots=True)
@@ -72,9 +86,11 @@ class Branch:
     """A container of the state.
 
     Attributes:
-        kind: "dict", "odict", "counter", "list", "tuple", "namedtuple" or "object".
-        container: the live container; for "object" the live object.
-        keys: dict keys in canonical order, field names of a namedtuple, otherwise indices; () for an object.
+        kind: "dict", "odict", "counter", "list", "tuple", "namedtuple", "object", or that of a tensor that is made of
+            others (:mod:`deeppart.state.tree.composites`).
+        container: the live container; for "object" the live object, or the live tensor.
+        keys: dict keys in canonical order, field names of a namedtuple, names of components, otherwise indices; () for
+            an object.
         children: the nodes under the keys, in the same order; for an object its state_dict() alone.
         path: its path.
     """
@@ -103,7 +119,7 @@ class Apart:
     place: int | None = None
 
 
-Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | Apart
+Node = Branch | ArrayLeaf | ShardedLeaf | ValueLeaf | UnmadeLeaf | Apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +172,8 @@ class FlatState:
         sharded: the sharded tensors, in canonical order, those of ``apart`` last.
         shared_sharded: how many of them are in the structure that all ranks share.
         before_shards: how many arrays are none of their shards.
+        composites: how many tensors are made of others.
+        unmade: the tensors on the meta device.
     """
 
     root: Node
@@ -176,6 +194,8 @@ class FlatState:
     sharded: list[ShardedLeaf] = field(default_factory=list)
     shared_sharded: int = 0
     before_shards: int = 0
+    composites: int = 0
+    unmade: list[UnmadeLeaf] = field(default_factory=list)
     _objects: list[Branch] | None = None
 
     @property

@@ -19,9 +19,11 @@ import torch
 from deeppart.errors import UnsupportedLeafError
 from deeppart.model.boxes import Box
 from deeppart.state.memory.held import Extents, HeldMemory, array_lacks_memory, freed_memory
+from deeppart.state.tree.composites import Parts, take_apart
 from deeppart.state.tree.flat import (
     APART,
     ARRAY,
+    COMPOSITE,
     DICT_KINDS,
     NUMPY,
     OBJECT,
@@ -34,6 +36,7 @@ from deeppart.state.tree.flat import (
     FlatState,
     Node,
     ShardedLeaf,
+    UnmadeLeaf,
     ValueLeaf,
 )
 from deeppart.state.tree.leaves import STORABLE_DTYPES, LeafType, check_array, check_tensor, dtype_name
@@ -174,10 +177,38 @@ class _Walk:
         self._later.append((apart, item, set(self._open)))
         return apart
 
-    def _tensor(self, tensor: torch.Tensor, path: Path) -> ArrayLeaf | ShardedLeaf:
-        if self._in_part and type(tensor) in PLAIN_TENSORS:
+    def _tensor(self, tensor: torch.Tensor, path: Path, inside: int = 0) -> Node:
+        """``inside``: how many of the path's last keys lead into a tensor of which this is a component."""
+        if not is_plain(tensor):
+            if self._live and not inside and type(tensor) in PLAIN_TENSORS and tensor.is_meta:
+                kind = LeafType("torch", dtype_name(tensor.dtype, readable(path)), tuple(tensor.shape))
+                self.flat.unmade.append(UnmadeLeaf(path, kind))
+                return self.flat.unmade[-1]
+            parts = take_apart(tensor, readable(path))
+            if parts is not None:
+                return self._composite(tensor, parts, path, inside + 1)
+            check_tensor(tensor, readable(path))
+        if self._in_part and not inside:
             return self._whole(tensor, path)
-        return self._leaf(note_tensor(self.flat, tensor, path, live=self._live), path)
+        leaf = self._leaf(_noted(self.flat, tensor, live=self._live), path)
+        leaf.inside = inside
+        return leaf
+
+    def _composite(self, tensor: torch.Tensor, parts: Parts, path: Path, inside: int) -> Branch:
+        """A tensor that is made of others. It is never cut: all of it is shared, or none."""
+        keys = list(parts.items)
+        self.flat.composites += 1
+        self.flat.tokens += (COMPOSITE, parts.kind, parts.name, len(keys), *keys)
+        self._enter(tensor, path)
+        children: list[Node] = []
+        for key, item in parts.items.items():
+            if isinstance(item, torch.Tensor):
+                children.append(self._tensor(item, (*path, key), inside))
+            else:
+                children.append(self._value(item, (*path, key)))
+                self.flat.values[-1].inside = inside
+        self._open.discard(id(tensor))
+        return Branch(parts.kind, tensor, keys, children, path)
 
     def _array(self, found: np.ndarray[Any, Any], path: Path) -> ArrayLeaf:
         note_array(self.flat, found, path)
@@ -306,13 +337,9 @@ def _too_deep(path: Path) -> UnsupportedLeafError:
     )
 
 
-def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
-    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
-
-    Raises:
-        UnsupportedLeafError: it cannot be stored.
-    """
-    if (
+def is_plain(tensor: torch.Tensor) -> bool:
+    """True if a tensor's elements are simply its dense storage, of a dtype and on a device that can be stored."""
+    return not (
         type(tensor) not in PLAIN_TENSORS  # first: a ShardedTensor answers none of the questions below
         or tensor.layout is not torch.strided
         or tensor.is_quantized
@@ -320,8 +347,21 @@ def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool
         or tensor.dtype not in STORABLE_DTYPES
         or not (tensor.is_cpu or tensor.is_cuda)
         or tensor.is_nested
-    ):
+    )
+
+
+def note_tensor(flat: FlatState, tensor: torch.Tensor, path: Path, *, live: bool) -> torch.Tensor:
+    """Check a tensor and add its type and address to a flat state; returns the tensor to read (or write, if live).
+
+    Raises:
+        UnsupportedLeafError: it cannot be stored.
+    """
+    if not is_plain(tensor):
         check_tensor(tensor, readable(path))
+    return _noted(flat, tensor, live=live)
+
+
+def _noted(flat: FlatState, tensor: torch.Tensor, *, live: bool) -> torch.Tensor:
     if not live and (tensor.is_conj() or tensor.is_neg()):
         flat.unresolved[len(flat.pointers)] = tensor
         tensor = tensor.resolve_conj().resolve_neg()

@@ -175,14 +175,14 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
     elif not isinstance(tensor, _ALLOWED_TYPES) or type(tensor) not in _ALLOWED_TYPES:
         kind = f"a {type(tensor).__module__}.{type(tensor).__qualname__}"
         todo = known_conversion(tensor) or "save its local plain tensor"
-    elif tensor.is_nested:
-        kind, todo = "a nested tensor", "save its constituents, from unbind()"
-    elif tensor.layout is not torch.strided:
-        has_indices = tensor.layout is not torch._mkldnn  # type: ignore[attr-defined]
-        kind = f"a tensor of layout {tensor.layout}"
-        todo = "save its indices and values, or to_dense()" if has_indices else "save to_dense()"
     elif tensor.is_meta:
-        kind, todo = "a tensor on the meta device, which has no data", "materialize it first"
+        kind = "a tensor on the meta device, which has no data"
+        todo = "materialize it first; a module's by to_empty() and its initialization"
+    elif tensor.is_nested:
+        kind = "a nested tensor of strided layout"
+        todo = "save torch.nested.nested_tensor(x.unbind(), layout=torch.jagged), or x.unbind()"
+    elif tensor.layout is not torch.strided:
+        kind, todo = f"a tensor of layout {tensor.layout}", "save to_dense()"
     elif tensor.dtype not in _NAMES:
         kind, todo = f"a tensor of dtype {tensor.dtype}", "save its bytes under another dtype"
         if tensor.is_quantized:
@@ -192,7 +192,8 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
     if kind:
         raise UnsupportedLeafError(
             f"the state holds {kind}, which this version cannot store",
-            expected="dense torch.Tensor or Parameter on CPU or CUDA",
+            expected="a tensor on CPU or CUDA that is dense, sparse, quantized, jagged or a subclass with "
+            "__tensor_flatten__",
             where=f"path {where}",
             todo=todo,
         )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from deeppart.state.memory.held import HeldMemory
+from deeppart.state.tree.composites import COMPOSITES, branch_name, take_apart
 from deeppart.state.tree.flat import (
     DICT_KINDS,
     NUMPY,
@@ -27,6 +28,7 @@ from deeppart.state.tree.flat import (
     FlatState,
     Node,
     ShardedLeaf,
+    UnmadeLeaf,
     ValueLeaf,
 )
 from deeppart.state.tree.flatten import PLAIN_TENSORS, flatten, hold_memory
@@ -132,9 +134,13 @@ class Template:
             return self._apart_filler(node, kinds)
         if isinstance(node, ShardedLeaf):
             return self._sharded_filler(node, kinds)
+        if isinstance(node, UnmadeLeaf):
+            raise TypeError("a tensor without memory is in no state that is saved")
         self._branches.append(node)
         if node.kind == "object":
             return self._object_filler(node, self._filler(node.children[0], kinds))
+        if node.kind in COMPOSITES:
+            return _composite_filler(node, [self._filler(child, kinds) for child in node.children])
         take = self._children_taker(node, kinds)
         if type(node.container) in DICT_KINDS:
             return _dict_filler(node, take, _run_test(node, self.cuts))
@@ -236,6 +242,8 @@ class Template:
 
 def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
     """The live item of a node; notes the results of objects' ``state_dict()``."""
+    if isinstance(node, UnmadeLeaf):
+        raise TypeError("a tensor without memory is in no state that is saved")
     if isinstance(node, ShardedLeaf):
         return node.item
     if isinstance(node, ArrayLeaf):
@@ -252,10 +260,12 @@ def _item(node: Node, flat: FlatState, state_dicts: dict[int, Any]) -> Any:
 
 
 def _value_filler(leaf: ValueLeaf, cuts: ApartRules | None) -> _Filler:
-    path = leaf.path
+    path, inside = leaf.path, leaf.inside
 
     def fill(item: Any) -> bool:
         leaf.value = item
+        if inside:
+            return not isinstance(item, torch.Tensor)
         if is_value(item):
             return True
         levels = run_levels(item)
@@ -284,6 +294,21 @@ def _dict_filler(
         branch.container = item
         items = list(item.values())
         return take(items if in_order else [items[place] for place in canonical])
+
+    return fill
+
+
+def _composite_filler(branch: Branch, fillers: Sequence[_Filler]) -> _Filler:
+    """Fills a tensor that is made of others; one whose components have other shapes now does not fit."""
+    kind, cls, keys, path = branch.kind, type(branch.container), list(branch.keys), branch.path
+    name = branch_name(kind, branch.container)
+
+    def fill(item: Any) -> bool:
+        parts = take_apart(item, readable(path)) if type(item) is cls else None
+        if parts is None or (parts.kind, parts.name) != (kind, name) or list(parts.items) != keys:
+            return False
+        branch.container = item
+        return all(take(each) for take, each in zip(fillers, parts.items.values(), strict=True))
 
     return fill
 

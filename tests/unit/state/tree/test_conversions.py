@@ -113,7 +113,6 @@ CASES: list[tuple[Any, list[str]]] = [
     (np.random.RandomState(1), ["x.get_state()"]),
     (torch.Generator(), ["x.get_state()"]),
     (np.ma.masked_array([1, 2], mask=[True, False]), ["x.data", "np.ma.getmaskarray(x)"]),
-    (quietly(lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)), ["x.unbind()"]),
     (quietly(lambda: masked_tensor(torch.ones(2), torch.tensor([True, False]))), ["x.get_data()"]),
     (random.Random(1), ["x.getstate()"]),
     (random.SystemRandom(1), []),

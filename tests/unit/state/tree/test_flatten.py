@@ -75,20 +75,14 @@ def masked() -> Any:
 
 TENSORS: dict[str, Callable[[], Any]] = {
     "DTensor": partial_sums,
-    "qint8": quietly(lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
     "quint4x2": quietly(lambda: torch.quantize_per_channel(
         torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2
     )),
-    "sparse_coo": lambda: torch.eye(3).to_sparse(),
-    "sparse_csr": quietly(lambda: torch.eye(3).to_sparse_csr()),
-    "sparse_csc": quietly(lambda: torch.eye(3).to_sparse_csc()),
-    "sparse_bsr": quietly(lambda: torch.eye(4).to_sparse_bsr((2, 2))),
     "meta device": lambda: torch.ones(3, device="meta"),
     "Tagged": lambda: torch.ones(3).as_subclass(Tagged),
     "FakeTensor": fake_tensor,
     "UninitializedParameter": lambda: torch.nn.UninitializedParameter(),
     "nested": quietly(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
-    "NestedTensor": quietly(lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)),
     "bits8": lambda: torch.empty(3, dtype=torch.bits8),
     "bits16": lambda: torch.empty(0, dtype=torch.bits16),
     "uint4": lambda: torch.empty(2, dtype=torch.uint4),  # type: ignore[attr-defined]
@@ -160,7 +154,7 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path, sort: str, name: str, ma
 
 
 ADVICE = {
-    "MaskedArray": "getmaskarray", "nested": "unbind()", "NestedTensor": "unbind()", "sparse_coo": "indices",
+    "MaskedArray": "getmaskarray", "nested": "unbind()",
 }  # fmt: skip
 
 
@@ -200,9 +194,8 @@ def test_an_object_whose_state_dict_fails_is_named(tmp_path: Path, after_one: bo
 
 
 LOOKALIKES = {
-    "DTensor": (4, 2), "sparse_coo": (3, 3), "sparse_csr": (3, 3), "sparse_csc": (3, 3),
-    "sparse_bsr": (4, 4), "meta device": (3,), "Tagged": (3,), "FakeTensor": (3,), "nested": (2, 3),
-    "NestedTensor": (1, 2), "mkldnn": (3,), "qint8": (3,),
+    "DTensor": (4, 2), "meta device": (3,), "Tagged": (3,), "FakeTensor": (3,),
+    "nested": (2, 3), "mkldnn": (3,),
 }  # fmt: skip
 
 

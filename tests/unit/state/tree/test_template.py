@@ -106,7 +106,7 @@ def test_a_template_is_as_strict_as_flattening(memory: Path) -> None:
     """What may not be saved is refused too when the structure is known already."""
     good: dict[str, Any] = {"a": torch.ones(2), "b": np.ones(2), "c": 1, "d": Box([1])}
     bad: dict[str, list[Any]] = {
-        "a": [torch.eye(2).to_sparse(), torch.ones(2, device="meta"), torch.empty(2, dtype=torch.bits8)],
+        "a": [torch.ones(2).to_mkldnn(), torch.ones(2, device="meta"), torch.empty(2, dtype=torch.bits8)],
         "b": [np.array([{}], dtype=object), np.ma.masked_array([1.0, 2.0])],
         "c": [{1}, object(), lambda: 0, np.void(b"x")],
         "d": [Box([{1}]), Box(object())],

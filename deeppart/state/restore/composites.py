@@ -1,0 +1,289 @@
+"""Tensors that are made of others, in a restore: which live one can take which saved one, and how.
+
+The components of a subclass are filled in place, as leaves are. Sparse, quantized and jagged tensors are first made
+anew from what was restored, so that nothing live ever has indices that were not checked; then their elements are copied
+into the live tensor, if its components have the same shapes. Otherwise the new tensor takes its place in its dict or
+list; so does every jagged one, because other tensors go by the offsets of the live one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from deeppart.errors import LeafMismatchError, StructureMismatchError
+from deeppart.state.document.structure import SavedArray, SavedBranch, SavedNode, SavedValue
+from deeppart.state.restore.target import DROPPED, Target
+from deeppart.state.tree.assembling import assemble
+from deeppart.state.tree.composites import (
+    CHANNELS,
+    COMPOSITES,
+    CONTEXT,
+    JAGGED,
+    KEYS,
+    QUANTIZED,
+    SUBCLASS,
+    take_apart,
+)
+from deeppart.state.tree.flat import ArrayLeaf, Branch, FlatState, UnmadeLeaf, ValueLeaf
+from deeppart.state.tree.leaves import Array, LeafType, leaf_type, overlaps_itself
+from deeppart.state.tree.paths import Path, readable
+from deeppart.state.tree.runs import describe_leaf_value, same_leaf_value
+
+#: Values that a live tensor must have, whatever it holds.
+_FIXED = ("shape", "dtype", "axis", "ragged_dim", CONTEXT)
+
+
+def match_rebuilt(
+    saved: SavedBranch, live: Branch, target: Target, flat: FlatState, path: Path, *, movable: bool
+) -> dict[int, int]:
+    """See that a live sparse, quantized or jagged tensor can get a saved one of its kind; touches nothing.
+
+    Args:
+        movable: another tensor may be put in its place.
+
+    Returns:
+        Number of a live leaf -> number of the saved one whose bytes are copied there; {} if the tensor is replaced.
+
+    Raises:
+        LeafMismatchError: it differs in more than the number of its elements.
+        StructureMismatchError: another tensor has to take its place, and cannot.
+    """
+    if is_dropped(saved, target):
+        return {}
+    check_values(saved, live, target, path)
+    pairs = [
+        (target.types[child.index], flat.data[inner.index], child.index, inner.index)
+        for child, inner in zip(saved.children, live.children, strict=True)
+        if isinstance(child, SavedArray) and isinstance(inner, ArrayLeaf)
+    ]
+    for kind, data, _, inner in pairs:
+        key = str(flat.arrays[inner].path[-1])
+        if not _is_alike(saved.kind, key, kind, leaf_type(data)):
+            raise _differs(path, key, kind, leaf_type(data))
+    fits = all(kind == leaf_type(data) and not overlaps_itself(data) for kind, data, _, _ in pairs)
+    if saved.kind != JAGGED and fits:
+        # The scales of channels become those of the new tensor, whatever shares the live ones.
+        return {inner: child for _, _, child, inner in (pairs[:1] if saved.kind == CHANNELS else pairs)}
+    if not movable or isinstance(live.container, torch.nn.Parameter):
+        raise StructureMismatchError(
+            f"a {saved.kind} tensor can only be replaced by the one of the checkpoint, and not where it is",
+            expected=", ".join(str(kind) for kind, _, _, _ in pairs) + " (components in the checkpoint)",
+            found=", ".join(str(leaf_type(data)) for _, data, _, _ in pairs) + " (live)",
+            where=f"path {readable(path)}",
+            todo="put it into a dict or list, not as a parameter or in a module or only in tuples; or build it with "
+            "components of the same shapes" + (" (jagged ones are always replaced)" if saved.kind == JAGGED else ""),
+        )
+    return {}
+
+
+def check_values(saved: SavedBranch, live: Branch, target: Target, path: Path) -> None:
+    """A live tensor must have the saved one's shape, and what else is not to change.
+
+    Raises:
+        LeafMismatchError: it has not.
+    """
+    for key, child, inner in zip(saved.keys, saved.children, live.children, strict=True):
+        if key in _FIXED and isinstance(child, SavedValue) and isinstance(inner, ValueLeaf):
+            value = target.values[child.index]
+            if value is not DROPPED and not same_leaf_value(value, inner.value):
+                raise _differs(path, key, describe_leaf_value(value), describe_leaf_value(inner.value))
+
+
+def is_dropped(saved: SavedBranch, target: Target) -> bool:
+    """True if a tensor is left alone because some of it is not restored."""
+    arrays = [child.index for child in saved.children if isinstance(child, SavedArray)]
+    if any(index in target.dropped for index in arrays):
+        return True
+    return any(isinstance(child, SavedBranch) and is_dropped(child, target) for child in saved.children)
+
+
+def check_created(saved: SavedNode, path: Path) -> None:
+    """Refuse to create what only its own class could make.
+
+    Raises:
+        StructureMismatchError: there is a subclass in what the live state lacks.
+    """
+    if not isinstance(saved, SavedBranch):
+        return
+    if saved.kind == SUBCLASS:
+        raise StructureMismatchError(
+            f"the live state lacks a {saved.name} of the checkpoint, and it cannot be created",
+            expected="a live tensor of this class, whose components are filled",
+            where=f"path {readable(path)}",
+            todo="make it before restore (of an optimizer: take a step), or make it from what deeppart.load gives",
+        )
+    for key, child in zip(saved.keys, saved.children, strict=True):
+        check_created(child, path if saved.kind == "object" else (*path, key))
+
+
+def check_unmade(saved: SavedArray, live: UnmadeLeaf, target: Target, path: Path, *, movable: bool) -> None:
+    """See that a tensor can be created in place of a live one on the meta device.
+
+    Raises:
+        LeafMismatchError: it has another type.
+        StructureMismatchError: no other tensor can be put there.
+    """
+    expected = target.types[saved.index]
+    if saved.index not in target.dropped and expected != live.kind:
+        raise _differs(path, "", expected, live.kind)
+    if not movable:
+        raise StructureMismatchError(
+            "the live state holds a tensor on the meta device, and a restored one cannot take its place there",
+            found=f"{live.kind} on the meta device",
+            where=f"path {readable(path)}",
+            todo="call module.to_empty(device=...) first, and build the optimizer over its parameters then",
+        )
+
+
+def component(target: Target, arrays: dict[int, Array], node: SavedArray) -> Array:
+    """The array of a component: the very owner's if it is all of it, as jagged tensors of one shape share offsets."""
+    alias = target.structure.aliases.get(node.index)
+    if alias is not None and alias.owner in arrays and alias.owner not in target.live and alias.offset == 0:
+        owner, mine = arrays[alias.owner], arrays[node.index]
+        if leaf_type(owner) == leaf_type(mine) and isinstance(mine, torch.Tensor) and mine.is_contiguous():
+            return owner
+    return arrays[node.index]
+
+
+def composites_of(node: SavedNode) -> Iterator[SavedBranch]:
+    """The tensors in a tree that are made anew of their components."""
+    if isinstance(node, SavedBranch):
+        if node.kind in KEYS:
+            yield node
+        else:
+            for child in node.children:
+                if isinstance(child, SavedBranch):
+                    yield from composites_of(child)
+
+
+def leaves_to_check(target: Target) -> set[int]:
+    """Numbers of the leaves whose bytes :func:`~deeppart.state.restore.merge.check_composites` wants: components, and
+    the owners of their memory.
+    """
+    found: set[int] = set()
+    for node in composites_of(target.structure.tree):
+        if not is_dropped(node, target):
+            found |= {child.index for child in node.children if isinstance(child, SavedArray)}
+    aliases = target.structure.aliases
+    return {aliases[index].owner if index in aliases else index for index in found}
+
+
+def rebuilt(target: Target, arrays: dict[int, Array], saved: SavedBranch) -> Any:
+    """A saved sparse, quantized or jagged tensor on the CPU.
+
+    Raises:
+        CorruptFileError: its components do not make one.
+    """
+    items: dict[str, Any] = {}
+    for key, child in zip(saved.keys, saved.children, strict=True):
+        if isinstance(child, SavedArray):
+            items[key] = component(target, arrays, child)
+        elif isinstance(child, SavedValue):
+            items[key] = target.values[child.index]
+    return assemble(saved.kind, items)
+
+
+def settle(kind: str, live: Any, made: Any, offsets: dict[int, torch.Tensor]) -> tuple[Any, bool]:
+    """Copy a new tensor into the live one, if that is possible.
+
+    Args:
+        offsets: those of jagged tensors that are on the live one's device already; takes more.
+
+    Returns:
+        The live one, or the new one to put in its place; and whether anything but elements has changed: who holds the
+        tensor by another object has to be told.
+    """
+    with torch.no_grad():
+        if kind in (QUANTIZED, CHANNELS):
+            same = kind == QUANTIZED and _same_parameters(live, made)
+            live.copy_(made.to(live.device))
+            return live, not same
+        if kind == JAGGED and live.device != made.device:
+            made = _moved(made, live.device, offsets)
+        mine, theirs = take_apart(live, ""), take_apart(made, "")
+        if mine is not None and theirs is not None and kind != JAGGED and _fits(mine.items, theirs.items):
+            for key, item in theirs.items.items():
+                if isinstance(item, torch.Tensor):
+                    mine.items[key].copy_(item)
+            if live.layout is torch.sparse_coo and live.is_coalesced() != made.is_coalesced():
+                live._coalesced_(made.is_coalesced())
+                return live, True
+            return live, False
+        return made.to(live.device).requires_grad_(live.requires_grad), True
+
+
+def _moved(made: Any, device: torch.device, offsets: dict[int, torch.Tensor]) -> Any:
+    """A jagged tensor on another device; those that have shared their offsets still do."""
+    parts = take_apart(made, "")
+    items = {} if parts is None else parts.items
+    for key, item in items.items():
+        if key == "values":
+            items[key] = item.to(device)
+        elif isinstance(item, torch.Tensor):
+            items[key] = offsets.setdefault(id(item), item.to(device))
+    return assemble(JAGGED, items)
+
+
+def are_own(module: torch.nn.Module, live: Branch) -> bool:
+    """True if the tensors made of others that ``state_dict()`` gave lie in the memory of the module's own.
+
+    Those of torch do. Of a subclass it depends on what its ``detach()`` gives.
+    """
+    given = [(key, child) for key, child in zip(live.keys, live.children, strict=True) if is_composite(child)]
+    if not given:
+        return True
+    own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    return all(
+        key not in own or (isinstance(child, Branch) and _places(own[key]) == _places(child.container))
+        for key, child in given
+    )
+
+
+def _places(tensor: torch.Tensor) -> list[int]:
+    parts = take_apart(tensor, "")
+    if parts is None:
+        return [tensor.data_ptr()]
+    return [place for item in parts.items.values() if isinstance(item, torch.Tensor) for place in _places(item)]
+
+
+def _fits(live: dict[str, Any], made: dict[str, Any]) -> bool:
+    pairs = [(live[key], item) for key, item in made.items() if isinstance(item, torch.Tensor)]
+    return all(a.shape == b.shape and a.dtype == b.dtype and not overlaps_itself(a) for a, b in pairs)
+
+
+def _same_parameters(live: torch.Tensor, made: torch.Tensor) -> bool:
+    mine, theirs = take_apart(live, ""), take_apart(made, "")
+    if mine is None or theirs is None:
+        return False
+    return all(
+        same_leaf_value(mine.items[key], item)
+        for key, item in theirs.items.items()
+        if not isinstance(item, torch.Tensor)
+    )
+
+
+def _is_alike(kind: str, key: str, expected: LeafType, found: LeafType) -> bool:
+    """True if two components differ at most in one length, where their number of elements may differ."""
+    differing = [a != b for a, b in zip(expected.shape, found.shape, strict=False)]
+    may = 0 if kind in (QUANTIZED, CHANNELS) or key in ("compressed", "offsets", "lengths") else 1
+    same = (expected.kind, expected.dtype, len(expected.shape)) == (found.kind, found.dtype, len(found.shape))
+    return same and sum(differing) <= may
+
+
+def _differs(path: Path, key: str, expected: object, found: object) -> LeafMismatchError:
+    what = f", its {key}" if key else ""
+    return LeafMismatchError(
+        f"a leaf differs between the checkpoint and the live state: {readable(path)}{what}",
+        expected=f"{expected} (checkpoint)",
+        found=f"{found} (live)",
+        where=f"path {readable(path)}",
+        todo="build the state as it was when it was saved, or convert what deeppart.load gives",
+    )
+
+
+def is_composite(node: object) -> bool:
+    """True if this is a tensor that is made of others."""
+    return isinstance(node, (SavedBranch, Branch)) and node.kind in COMPOSITES

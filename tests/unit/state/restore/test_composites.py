@@ -1,0 +1,330 @@
+"""Tensors that are made of others are restored in place where their shapes allow it, else replaced, else refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+import deeppart
+from deeppart.errors import LeafMismatchError, StructureMismatchError
+from deeppart.testing.states import Box
+from tests.tensor_kinds import (
+    KINDS,
+    Described,
+    bits,
+    by_channels,
+    coo,
+    csr,
+    dense,
+    four,
+    jagged,
+    quantized,
+    two,
+    with_holes,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")
+
+
+def config(directory: Path) -> deeppart.Config:
+    return deeppart.Config(persistent_dir=str(directory), timeout=10.0)
+
+
+def restored(directory: Path, saved: Any, live: Any) -> Any:
+    """The live state after a restore of the saved one."""
+    with deeppart.Checkpointer(config(directory)) as ck:
+        ck.checkpoint(saved, step=1).wait(timeout=200)
+        assert ck.restore(live) == 1
+    return live
+
+
+def refused(directory: Path, saved: Any, live: Any) -> str:
+    """The message of the error; nothing live was changed."""
+    before = bits({key: item for key, item in live.items() if not isinstance(item, torch.nn.Module)})
+    with deeppart.Checkpointer(config(directory)) as ck:
+        ck.checkpoint(saved, step=1).wait(timeout=200)
+        with pytest.raises((LeafMismatchError, StructureMismatchError)) as caught:
+            ck.restore(live)
+    assert bits({key: item for key, item in live.items() if not isinstance(item, torch.nn.Module)}) == before
+    assert "to do:" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_is_filled_in_place(tmp_path: Path, name: str) -> None:
+    saved, live = {"x": KINDS[name](1), "step": 1}, {"x": KINDS[name](3), "step": 0}
+    item = live["x"]
+    restored(tmp_path, saved, live)
+    assert bits(live) == bits(saved)
+    assert (live["x"] is item) is not name.startswith("jagged")
+    assert type(live["x"]) is type(item)
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if not name.startswith("subclass")])
+def test_it_is_created_where_nothing_is(tmp_path: Path, name: str) -> None:
+    saved = {"x": KINDS[name](1), "list": [KINDS[name](2)], "y": {"z": KINDS[name](3)}}
+    live: dict[str, Any] = restored(tmp_path, saved, {"x": None, "list": []})
+    assert bits(live) == bits(saved)
+
+
+@pytest.mark.parametrize("live", [{"x": None}, {}, {"x": [], "y": 1}])
+def test_a_subclass_is_not_created(tmp_path: Path, live: dict[str, Any]) -> None:
+    saved: Any = two() if "y" not in live else [two()]
+    assert "TwoTensor" in refused(tmp_path, {"x": saved, **({"y": 2} if "y" in live else {})}, live)
+
+
+def test_an_optimizer_that_has_not_stepped_gets_no_subclass(tmp_path: Path) -> None:
+    optimizers = []
+    for _ in range(2):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizers.append(torch.optim.SGD([parameter], lr=0.1, momentum=0.9))
+    optimizers[0].state[optimizers[0].param_groups[0]["params"][0]]["m"] = two()
+    text = refused(tmp_path, {"o": optimizers[0]}, {"o": optimizers[1]})
+    assert "path o/state/0/m" in text and "take a step" in text
+
+
+OTHERS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
+    "more nonzeros": (lambda: coo(1, 9), lambda: coo(2, 4)),
+    "fewer nonzeros": (lambda: coo(1, 2), lambda: coo(2, 4)),
+    "no nonzeros": (lambda: coo(1, 4), lambda: torch.sparse_coo_tensor(
+        torch.zeros(2, 0, dtype=torch.long), torch.zeros(0), (5, 6), check_invariants=True
+    )),
+    "csr": (lambda: csr(1, 3), lambda: csr(2, 8)),
+    "csc": (lambda: dense(1, 3).to_sparse_csc(), lambda: dense(2, 8).to_sparse_csc()),
+    "expanded": (lambda: coo(1, 3), lambda: torch.sparse_coo_tensor(
+        torch.zeros(2, 3, dtype=torch.long), torch.zeros(1).expand(3), (5, 6), check_invariants=True
+    )),
+    "jagged": (lambda: jagged(1), lambda: jagged(2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_number_of_elements_is_put_into_dicts_and_lists(tmp_path: Path, name: str) -> None:
+    theirs, mine = OTHERS[name]
+    saved: dict[str, Any] = {"x": theirs(), "l": [theirs(), (1, theirs())], "b": Box({"x": theirs()})}
+    live: dict[str, Any] = {"x": mine(), "l": [mine(), (1, mine())], "b": Box({"x": mine()})}
+    old = live["x"]
+    before = bits(old)
+    restored(tmp_path, saved, live)
+    assert bits(live["x"]) == bits(saved["x"]) and bits(live["l"]) == bits(saved["l"])
+    assert bits(live["b"].content) == bits(saved["b"].content)
+    assert live["x"] is not old and bits(old) == before
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name != "no nonzeros"])
+def test_where_it_cannot_be_replaced_it_is_refused(tmp_path: Path, name: str) -> None:
+    theirs, mine = OTHERS[name]
+    for place, (saved, live) in enumerate(
+        [
+            ((1, theirs()), (1, mine())),
+            ({"p": torch.nn.Parameter(theirs())}, {"p": torch.nn.Parameter(mine())}),
+            ({"m": module(theirs())}, {"m": module(mine())}),
+        ]
+    ):
+        wrapped = (saved, live) if isinstance(saved, dict) else ({"p": 1}, {"p": 1})
+        if isinstance(saved, tuple):
+            with deeppart.Checkpointer(config(tmp_path / str(place))) as ck:
+                ck.checkpoint(saved, step=1).wait(timeout=200)
+                with pytest.raises(StructureMismatchError, match="can only be replaced"):
+                    ck.restore(live)
+        else:
+            text = refused(tmp_path / str(place), *wrapped)
+            assert "can only be replaced" in text and "put it into a dict or list" in text
+
+
+def module(tensor: torch.Tensor) -> Any:
+    made = torch.nn.Linear(2, 2)
+    made.register_buffer("x", tensor)
+    return made
+
+
+@pytest.mark.parametrize("name", ["coo", "csr", "bsr", "quint8", "channels", "subclass", "subclass of subclasses"])
+def test_buffers_of_modules(tmp_path: Path, name: str) -> None:
+    saved, live = module(KINDS[name](1)), module(KINDS[name](3))
+    buffer = live.x
+    restored(tmp_path, {"m": saved}, {"m": live})
+    assert live.x is buffer and bits(live.x) == bits(saved.x) and torch.equal(live.weight, saved.weight)
+
+
+@pytest.mark.parametrize("coalesced", [False, True])
+def test_a_module_hears_that_its_buffer_is_coalesced(tmp_path: Path, coalesced: bool) -> None:
+    saved, live = (
+        torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (3,), check_invariants=True) for _ in range(2)
+    )
+    saved._coalesced_(coalesced)
+    live._coalesced_(not coalesced)
+    modules = module(saved), module(live)
+    restored(tmp_path, {"m": modules[0]}, {"m": modules[1]})
+    assert modules[1].x.is_coalesced() is coalesced
+
+
+def test_a_subclass_whose_detach_copies_is_loaded_into(tmp_path: Path) -> None:
+    class Copying(TwoTensor):
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, kinds: Any, arguments: Any = (), named: Any = None) -> Any:
+            if function is torch.ops.aten.detach.default:
+                return Copying(arguments[0].a.clone(), arguments[0].b.clone())  # type: ignore[no-untyped-call]
+            if function is torch.ops.aten.copy_.default:
+                arguments[0].a.copy_(arguments[1].a)
+                arguments[0].b.copy_(arguments[1].b)
+                return arguments[0]
+            return super().__torch_dispatch__(function, kinds, arguments, named)  # type: ignore[no-untyped-call]
+
+    make: Any = Copying
+    saved, live = module(make(torch.ones(3), torch.ones(3))), module(make(torch.zeros(3), torch.zeros(3)))
+    restored(tmp_path, {"m": saved}, {"m": live})
+    assert bits(live.x) == bits(saved.x)
+
+
+MISMATCHES: dict[str, tuple[Any, Any, str]] = {
+    "coo for dense": (coo, lambda: torch.ones(5, 6), "a sparse_coo tensor"),
+    "dense for coo": (lambda: torch.ones(5, 6), coo, "a sparse_coo tensor"),
+    "csr for csc": (csr, lambda: dense().to_sparse_csc(), "a sparse_csc tensor"),
+    "coo for a value": (coo, lambda: 5, "a value of type int"),
+    "a value for coo": (lambda: 5, coo, "a sparse_coo tensor"),
+    "a dict for a subclass": (lambda: {"a": torch.ones(3)}, two, "a dict of 1"),
+    "coo of another shape": (coo, lambda: torch.sparse_coo_tensor(
+        coo()._indices(), coo()._values(), (7, 6), check_invariants=True), "its shape"),
+    "coo of another dtype": (coo, lambda: coo().double(), "its values"),
+    "coo with dense dimensions": (coo, lambda: torch.ones(5, 6).to_sparse(1), "its indices"),
+    "bsr of other blocks": (
+        lambda: torch.ones(4, 6).to_sparse_bsr((2, 3)), lambda: torch.ones(4, 6).to_sparse_bsr((4, 2)), "its"),
+    "csr with indices of 64 bits": (csr, lambda: dense().to_sparse_csr(), "its compressed"),
+    "quantized to another dtype": (quantized, lambda: quantized(1, torch.qint8), "its dtype"),
+    "quantized by channels": (quantized, by_channels, "a quantized_channels tensor"),
+    "quantized of another shape": (lambda: quantized()[:2], quantized, "its ints"),
+    "channels of another dimension": (by_channels, lambda: torch.quantize_per_channel(
+        torch.ones(3, 4), torch.ones(3).double(), torch.zeros(3).long(), 0, torch.quint8), "its axis"),
+    "channels by floats": (by_channels, lambda: by_channels(1, floats=True), "its scales"),
+    "jagged of another batch": (
+        jagged, lambda: torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.jagged), "its offsets"),
+    "jagged of another dimension": (jagged, lambda: jagged().transpose(1, 2), "its ragged_dim"),
+    "jagged with holes": (jagged, lambda: with_holes(), "its values"),
+    "another subclass": (two, lambda: Described(torch.ones(3)), "Described"),
+    "a subclass of another shape": (two, lambda: TwoTensor(torch.ones(4), torch.ones(4)), "its context"),
+    "a subclass of others": (lambda: TwoTensor(two(1), two(2)), two, "path x/a"),
+    "a subclass of plain ones": (two, lambda: four(1), "path x/a"),
+    "another context": (lambda: Described(torch.ones(3), 1), lambda: Described(torch.ones(3), True), "its context"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_what_is_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
+    theirs, mine, said = MISMATCHES[name]
+    text = refused(tmp_path, {"x": theirs()}, {"x": mine()})
+    assert said in text and "path x" in text
+
+
+def test_one_tensor_at_two_places(tmp_path: Path) -> None:
+    makers: list[Callable[[int], torch.Tensor]] = [coo, csr, quantized, by_channels, jagged, two]
+    for place, make in enumerate(makers):
+        one, mine = make(1), make(3)
+        live = restored(tmp_path / str(place), {"a": one, "b": one}, {"a": mine, "b": mine})
+        assert bits(live) == bits({"a": one, "b": one})
+        apart = restored(tmp_path / f"{place} apart", {"a": one, "b": one}, {"a": make(5), "b": make(7)})
+        assert bits(apart) == bits({"a": one, "b": one})
+
+
+@pytest.mark.parametrize("make", [coo, csr, quantized, two])
+def test_two_tensors_do_not_fit_into_one(tmp_path: Path, make: Any) -> None:
+    mine = make(3)
+    assert "share memory" in refused(tmp_path, {"a": make(1), "b": make(5)}, {"a": mine, "b": mine})
+
+
+def test_jagged_tensors_of_one_shape_keep_one(tmp_path: Path) -> None:
+    one = jagged(1)
+    saved = {"a": one, "b": one * 2}
+    for place, live in enumerate([{"a": jagged(2), "b": jagged(2)}, {"a": None, "b": None}]):
+        found = restored(tmp_path / str(place), saved, live)
+        assert bits(found) == bits(saved)
+        assert bits(found["a"] + found["b"]) == bits(one * 3)
+
+
+def test_a_component_that_stands_beside_its_tensor(tmp_path: Path) -> None:
+    one, mine = coo(1), coo(3)
+    live = restored(tmp_path, {"x": one, "v": one._values()}, {"x": mine, "v": mine._values()})
+    assert bits(live) == bits({"x": one, "v": one._values()})
+    assert live["v"].data_ptr() == live["x"]._values().data_ptr()
+
+
+def test_what_asks_for_gradients_goes_on_to(tmp_path: Path) -> None:
+    live = restored(
+        tmp_path, {"x": coo(1, 9), "y": coo(1)}, {"x": coo(2).requires_grad_(), "y": coo(2).requires_grad_()}
+    )
+    assert live["x"].requires_grad and live["y"].requires_grad
+
+
+META = "meta"
+
+
+def test_a_tensor_on_the_meta_device_is_created_where_a_container_takes_it(tmp_path: Path) -> None:
+    saved = {"x": torch.ones(3), "l": [torch.ones(2), (1, torch.ones(1))], "t": (torch.ones(2),)}
+    live: dict[str, Any] = {
+        "x": torch.ones(3, device=META),
+        "l": [torch.empty(2, device=META), (1, torch.nn.Parameter(torch.empty(1, device=META)))],
+        "t": (torch.zeros(2),),
+    }
+    restored(tmp_path, saved, live)
+    assert bits(live) == bits(saved) and live["x"].is_cpu
+
+
+def test_a_tensor_on_the_meta_device_is_refused_elsewhere(tmp_path: Path) -> None:
+    with torch.device(META):
+        model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    real = torch.nn.Linear(2, 2)
+    stepped = torch.optim.Adam(real.parameters())
+    real(torch.ones(2)).sum().backward()
+    stepped.step()
+    for place, (saved, live) in enumerate(
+        [
+            ({"m": real}, {"m": model}),
+            ({"m": real.state_dict()}, {"m": model}),
+            ({"o": stepped}, {"o": optimizer}),
+            ({"b": Box({"x": torch.ones(2)})}, {"b": Box({"x": torch.ones(2, device=META)})}),
+        ]
+    ):
+        assert "to_empty(device=...) first" in refused_meta(tmp_path / str(place), saved, live)
+    assert "float32[2] (live)" in refused_meta(
+        tmp_path / "shape", {"x": torch.ones(3)}, {"x": torch.ones(2, device=META)}
+    )
+    assert "on the meta device" in refused_meta(tmp_path / "kind", {"x": 3}, {"x": torch.ones(2, device=META)})
+    assert "on the meta device" in refused_meta(tmp_path / "coo", {"x": coo()}, {"x": torch.ones(2, device=META)})
+    assert "checkpoint lacks" in refused_meta(tmp_path / "list", {"x": [1]}, {"x": [1, torch.ones(2, device=META)]})
+
+
+def refused_meta(directory: Path, saved: Any, live: Any) -> str:
+    with deeppart.Checkpointer(config(directory)) as ck:
+        ck.checkpoint(saved, step=1).wait(timeout=200)
+        with pytest.raises((LeafMismatchError, StructureMismatchError)) as caught:
+            ck.restore(live)
+    return str(caught.value)
+
+
+def test_a_module_on_the_meta_device_can_be_given_its_state_dict(tmp_path: Path) -> None:
+    with torch.device(META):
+        model = torch.nn.Linear(2, 2)
+    real = torch.nn.Linear(2, 2)
+    state = dict(model.state_dict())
+    restored(tmp_path, {"m": real}, {"m": state})
+    model.load_state_dict(state, assign=True)
+    assert torch.equal(model.weight, real.weight)
+
+
+def test_a_meta_tensor_is_never_saved(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(config(tmp_path)) as ck:
+        for call in (
+            lambda: ck.checkpoint({"x": torch.ones(2, device=META)}, step=1),
+            lambda: ck.restore({"x": [torch.ones(2, device=META)]}),
+        ):
+            with pytest.raises(deeppart.UnsupportedLeafError, match="on the meta device, which has no data") as caught:
+                call()
+            assert "path x" in str(caught.value)
+        ck.checkpoint({"x": torch.ones(2)}, step=1).wait(timeout=200)
+        with pytest.raises(deeppart.UnsupportedLeafError, match="on the meta device"):
+            ck.checkpoint({"x": torch.ones(2, device=META)}, step=2)
