@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -58,15 +59,6 @@ class Layout:
 
     spec: Any
     key: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Index:
-    """As torch.distributed.checkpoint.MetadataIndex: names a shard by where it begins, and by its place in the list."""
-
-    fqn: str
-    offset: Any
-    index: int
 
 
 def is_sharded(item: Any) -> bool:
@@ -265,8 +257,10 @@ def _by_protocol(item: Any, outer: Any, path: str) -> Shards:
     for place, chunk in enumerate(chunks):
         box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
         if box.elements and len(box.offset) == len(box.sizes):
+            # As torch.distributed.checkpoint.MetadataIndex: names a shard by where it begins, and by its place.
+            index = SimpleNamespace(fqn=path, offset=chunk.offsets, index=place)
             boxes.append(box)
-            tensors.append(item.__get_tensor_shard__(_Index(path, chunk.offsets, place)).detach())
+            tensors.append(item.__get_tensor_shard__(index).detach())
     dtype = tensors[0].dtype if tensors else outer.dtype
     return Shards(dtype, shape, tuple(boxes), tuple(tensors))
 
