@@ -156,19 +156,21 @@ def groups_of(
     for tensor in tensors:
         kinds.setdefault(kind_of(tensor, grid, layers, experts), []).append(tensor)
     for kind, alike in kinds.items():
-        forms = list(dict.fromkeys(map(form_of, alike)))
+        forms_of = [form_of(tensor) for tensor in alike]
+        forms = list(dict.fromkeys(forms_of))
         ranks = grid.ranks_of(kind.stage, kind.expert, kind.shards, divided=kind.tensor > 1)
         for sizes, places in classes(kind, forms).items():
             key = (grid.stages, kind, sizes)
             if key not in known:
-                known[key] = _held(alike, dict(zip(forms, sizes, strict=True)))
+                known[key] = _held(alike, forms_of, dict(zip(forms, sizes, strict=True)))
             yield Groups(known[key], ranks[places[:, 0], places[:, 1]], places, kind)
 
 
 def own_groups(tensors: Sequence[Tensor], ranks: int, known: dict[object, Held]) -> Groups:
     """Leaves that every rank has for itself."""
     if "own" not in known:
-        known["own"] = _held(tensors, {form_of(tensor): (tensor.shape,) for tensor in tensors})
+        forms = [form_of(tensor) for tensor in tensors]
+        known["own"] = _held(tensors, forms, {form: (form.shape,) for form in forms})
     return Groups(known["own"], np.arange(ranks, dtype=np.int64)[:, None], np.zeros((ranks, 2), dtype=np.int64), None)
 
 
@@ -209,15 +211,19 @@ def _pieces(length: int, ranks: int) -> set[int]:
     return {each, length % each} - {0} if each else set()
 
 
-def _held(tensors: Sequence[Tensor], sizes: dict[Form, _Sizes]) -> Held:
-    """Boxes of so many elements; they stand for those at any place."""
+def _held(tensors: Sequence[Tensor], forms: Sequence[Form], sizes: dict[Form, _Sizes]) -> Held:
+    """Boxes of these sizes; they stand for those at any place.
+
+    Args:
+        forms: of the tensors.
+    """
     specs: list[LeafSpec] = []
     pieces: list[tuple[int, int]] = []
     by_dtype: dict[str, int] = {}
     kept: list[Tensor] = []
     counts = {form: [math.prod(each) for each in of_form] for form, of_form in sizes.items()}
-    for tensor in tensors:
-        item, of_boxes = ITEM_BYTES[tensor.dtype], counts[form_of(tensor)]
+    for tensor, form in zip(tensors, forms, strict=True):
+        item, of_boxes = ITEM_BYTES[tensor.dtype], counts[form]
         for number, elements in enumerate(of_boxes):
             specs.append(LeafSpec(tensor.path, elements * item, item))
             pieces.append((len(kept), number))

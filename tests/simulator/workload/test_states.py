@@ -8,7 +8,6 @@ import tracemalloc
 import numpy as np
 import pytest
 from deeppart_simulator.workload.states import State, read_state
-from deeppart_simulator.workload.tensors import ITEM_BYTES
 
 from deeppart.errors import ConfigError
 from deeppart.model import LeafSpec
@@ -98,7 +97,3 @@ def test_a_trillion_parameters_fit_on_a_laptop() -> None:
     assert shares.nbytes.sum() == pytest.approx(state.nbytes, rel=0.001)
     assert peak < 1 << 30
     assert time.process_time() - began < 60  # a backstop; benchmarks measure
-
-
-def test_every_dtype_has_a_size() -> None:
-    assert all(size in (1, 2, 4, 8, 16) for size in ITEM_BYTES.values())
