@@ -15,7 +15,7 @@ import numpy as np
 
 from deeppart._gc import collection_paused
 from deeppart.comm.agreement import raise_together, together
-from deeppart.errors import DeeppartWarning
+from deeppart.errors import CommError, DeeppartError, DeeppartWarning, RemoteRankError
 from deeppart.recovery.box_delivery import BoxDelivery
 from deeppart.recovery.distribute import Distributor
 from deeppart.recovery.documents import Documents, share_documents
@@ -47,6 +47,9 @@ _TODO = "fix what that rank reports and build the state again: it may hold bytes
 def restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank) -> list[DeeppartWarning]:
     """Write a recovered step into the live state (collective).
 
+    Where it is refused, the parts are dropped: whoever keeps the error, or its traceback, would keep their memory with
+    it, which may be locked.
+
     Returns:
         What rank 0 is to tell the user.
 
@@ -55,6 +58,15 @@ def restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerR
             RemoteRankError on the other ranks.
         PerRankError: per-rank leaves, another world size, and ``per_rank="strict"``.
     """
+    try:
+        return _restore_state(ranks, recovered, state, per_rank)
+    except DeeppartError as error:
+        if not isinstance(error, CommError) or isinstance(error, RemoteRankError):
+            recovered.mine.clear()  # otherwise messages may be on their way from there
+        raise
+
+
+def _restore_state(ranks: Ranks, recovered: Recovered, state: Any, per_rank: PerRank) -> list[DeeppartWarning]:
     tables = share_tables(ranks, recovered)
     with closing(tables.copies):
         documents = share_documents(ranks, recovered, tables.document)

@@ -91,13 +91,14 @@ class NodeCopies:
         on_nodes: numbers of the parts that every rank of the reader's node finds there.
     """
 
-    mine: Mapping[int, NodeCopy]
+    mine: dict[int, NodeCopy]
     on_nodes: frozenset[int]
 
     def close(self) -> None:
-        """Close the files; what is mapped of them stays."""
+        """Close the files, and let go of what is mapped of them."""
         for copy in self.mine.values():
             copy.file.close()
+        self.mine.clear()
 
 
 def find_copies(

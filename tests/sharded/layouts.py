@@ -43,9 +43,8 @@ LAYOUTS = {
     "replicated": (1, 2, 3, 5),
 }
 _VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
-#: Does not divide by four. In torch 2.7, FSDP over tensor parallelism could not do that; in 2.10, distribute_tensor()
-#: splits it in another way than FSDP does.
-INNER = 14 if _VERSION >= (2, 11) else 16
+#: Does not divide by four: FSDP over tensor parallelism could not do that in torch 2.7.
+INNER = 14 if _VERSION >= (2, 10) else 16
 #: In torch 2.4 the state_dict() of a module over two dimensions of a mesh is not there yet.
 HAS_TWO_DIMENSIONS = _VERSION >= (2, 5)
 if not HAS_TWO_DIMENSIONS:

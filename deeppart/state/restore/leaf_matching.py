@@ -294,10 +294,13 @@ class _Matching:
         kind = LeafMismatchError if isinstance(saved, leaves) and isinstance(live, leaves) else StructureMismatchError
         value = self._target.values[saved.index] if isinstance(saved, SavedValue) else None
         name = f", the state of {saved.name}" if isinstance(saved, SavedBranch) and saved.kind == "object" else ""
+        expected, found = _describe(saved, value), _describe(live, live.value if isinstance(live, ValueLeaf) else None)
+        if expected == found:  # lists of one length, for instance, of small values here and of arrays there
+            expected, found = expected + _inside(saved), found + _inside(live)
         return kind(
             f"the live state differs from the checkpoint at {readable(path)}",
-            expected=f"{_describe(saved, value)}{name} (checkpoint)",
-            found=f"{_describe(live, live.value if isinstance(live, ValueLeaf) else None)} (live)",
+            expected=f"{expected}{name} (checkpoint)",
+            found=f"{found} (live)",
             where=f"path {readable(path)}",
             todo="build the state as it was when it was saved",
         )
@@ -321,6 +324,25 @@ def _lacking_error(saved: list[Any], lacking: list[Any], path: Path) -> Structur
         where=f"path {readable(path)}",
         todo="remove them from the state given to restore, or restore a checkpoint that has them",
     )
+
+
+def _inside(node: SavedNode | Node) -> str:
+    """The first thing in a container that is not a small value, and where."""
+    first = _first_that_is_no_value(node, ())
+    return (
+        ", with small values alone" if first is None else f", with {_describe(first[1], None)} at {readable(first[0])}"
+    )
+
+
+def _first_that_is_no_value(node: SavedNode | Node, path: Path) -> tuple[Path, SavedNode | Node] | None:
+    if isinstance(node, (SavedValue, ValueLeaf)):
+        return None
+    if not isinstance(node, (SavedBranch, Branch)) or (path and node.kind not in RUN_KINDS):
+        return path, node
+    for key, child in zip(node.keys, node.children, strict=True):
+        if (found := _first_that_is_no_value(child, (*path, key))) is not None:
+            return found
+    return None
 
 
 def _describe(node: SavedNode | Node, value: Any) -> str:
