@@ -22,7 +22,7 @@ from deeppart.recovery.live import check_writable
 from deeppart.recovery.ranks import Ranks
 from deeppart.recovery.saved import SavedStep, check_spans
 from deeppart.recovery.tables import PartIndexView
-from deeppart.state.document.structure import Structure
+from deeppart.state.document.structure import SavedArray, Structure, walk_tree
 from deeppart.state.document.ties import alias_digests
 from deeppart.state.document.units import Unit, units_of
 from deeppart.state.restore.advice import (
@@ -120,6 +120,8 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
         tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone
     target.boxed |= places.split | saved.tensors().keys()
+    placed = {node.index for _, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
+    target.dropped |= saved.tensors().keys() - placed  # in what is another rank's own
     try:
         find_targets(target, flat)
         create_sharded(target, flat, frozenset(saved.tensors()))

@@ -171,8 +171,9 @@ def _key_differences(
             yield from _differences(theirs[text][1], ours[text][1], inner, replication)
         elif item[0] != _APART:
             verb = "has" if text in ours else "lacks"
-            is_part, told = in_parts and _holds_tensors(item), f"{verb} {_name(item)} at {readable(inner)}"
-            yield Difference(inner, is_part or replication.mode(inner) == NONE, told, is_part)
+            is_own, told = replication.mode(inner) == NONE, f"{verb} {_name(item)} at {readable(inner)}"
+            is_part = in_parts and not is_own and _holds_tensors(item)
+            yield Difference(inner, is_part or is_own, told, is_part)
 
 
 def _order_differs(reference: list[Any], mine: list[Any]) -> bool:

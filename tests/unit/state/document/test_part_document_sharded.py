@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ def metas(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     for rank in range(2):
         mine = rows(WHOLE, rank, 2)
         states.append({"w": mine, "head": mine, "p": torch.ones(4), "a": rows(WHOLE.int(), rank, 2)})
-    states[1]["stage"] = {"q": piece(WHOLE, Box.whole((7, 5))), "n": [1, torch.zeros(2)]}
+    states[1]["stage"] = {"q": piece(WHOLE, Box.whole((7, 5))), "n": [1, np.zeros(2, "<f4")]}
     root = tmp_path_factory.mktemp("sharded")
     save(root, states)
     return read_metas(root)

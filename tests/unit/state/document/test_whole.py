@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,7 +83,7 @@ def test_what_only_other_ranks_have_is_part_of_it(tmp_path: Path) -> None:
 
 def test_a_tree_with_anything_else_in_it_stays_its_ranks_own(tmp_path: Path) -> None:
     states: list[dict[str, Any]] = [{"x": rows(WHOLE, rank, 2)} for rank in range(2)]
-    states[1]["more"] = {"w": piece(WHOLE, Box.whole((7, 4))), "steps": 3, "plain": torch.ones(2)}
+    states[1]["more"] = {"w": piece(WHOLE, Box.whole((7, 4))), "steps": 3, "plain": np.ones(2)}
     of_ranks, structure, wholes = structures(tmp_path, states)
     assert set(wholes.tensors) == {exact(("x",)), exact(("more", "w"))}
     assert isinstance(structure.tree, SavedBranch) and structure.tree.keys == ("x",)
