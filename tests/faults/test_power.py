@@ -37,7 +37,7 @@ def test_power_lost_at_any_point(recorded: Recorded, tmp_path: Path) -> None:
         "DurableFile.commit: manifest",
         "DurableFile.commit: deeppart.json",
         "sync_directory of DurableFile.commit: step directory",
-        "sync_directory of DurableFile.__init__: directory",
+        "sync_directory of DurableFile._begin: directory",
         "sync_directory of remove_step: step directory",
     ],
 )

@@ -18,7 +18,7 @@ import torch
 import deeppart
 from deeppart.nodes.exchange.memory import Arena
 from deeppart.part import PartSummary
-from deeppart.recovery import apply, documents, matching, overlapping, recover
+from deeppart.recovery import apply, documents, inventory, matching, overlapping
 from deeppart.recovery.load_part import OpenedPart
 from deeppart.repair import scrub
 from deeppart.save import complete, pipeline, protect, share_planning, write
@@ -135,8 +135,8 @@ def opening(comm: Any, directory: Path, owner: Any, name: str, on_rank: int) -> 
     [
         (handshake, "committed_among", 0, ["CheckpointError", "RemoteRankError"]),
         (directories, "NodeLevel", 1, ["RemoteRankError", "CheckpointError"]),
-        (recover, "read_manifests", 0, ["step 1", "step 1"]),
-        (recover, "take_stock", 1, ["step 1", "step 1"]),
+        (inventory, "read_manifests", 0, ["step 1", "step 1"]),
+        (inventory, "take_stock", 1, ["step 1", "step 1"]),
         (OpenedPart, "load", 1, ["step 1", "step 1"]),
         (matching, "find_targets", 1, ["RemoteRankError", "CheckpointError"]),
         (overlapping, "overlapping", 1, ["RemoteRankError", "CheckpointError"]),
@@ -214,7 +214,7 @@ def unread_once(comm: Any, directory: Path, name: str, error: Exception) -> tupl
         ck.checkpoint(state(1), 1).wait("local", timeout=200)
     comm.Barrier()
     live, outcome = state(0), ""
-    owner = recover if name == "take_stock" else node
+    owner = inventory if name == "take_stock" else node
     with pytest.MonkeyPatch.context() as patch, on_nodes(comm, directory, **alone) as ck:
         left = let_fail(patch, owner, name, comm.rank == 1, error)
         try:
