@@ -12,6 +12,9 @@ MPI    ?= mpich
 # Tests at a time, half of which wait on two processors; loadgroup keeps those that share a Slurm together.
 WORKERS ?= 4
 
+# The environment of `make test TORCH=2.4.1`.
+OTHER  := .venv-torch-$(TORCH)
+
 # With ARGS="-k name" one of the two parts of `make test` may have no such test: pytest ends with 5 then. Not both.
 NONE := $(VENV)/.none-in
 none_is_fine = $(if $(ARGS),$(if $(filter test,$(MAKECMDGOALS)),|| { test $$? = 5 && touch $(NONE)-$(1); }))
@@ -27,7 +30,7 @@ test-single test-mpi: export RANKS_TEST_COMM := $(COMM)
 test-sockets: export RANKS_TEST_COMM := torch
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-fsdp collect test test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
+.PHONY: help venv demo demo-fsdp collect test test-torch test-single test-mpi test-sockets coverage faults fuzz bench bench-nodes bench-interference bench-fsdp bench-gpu build-peers docs fresh check lint types imports dead dist format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,8 +55,18 @@ demo-fsdp: $(STAMP) ## the same for a model that FSDP2 shards, on 4, 2 and 3 ran
 collect: $(STAMP) ## how many tests each file has, without those for ranks
 	$(BIN)/python -m pytest --collect-only -qq tests
 
-test: test-mpi test-sockets test-single ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
+test: $(if $(TORCH),test-torch,test-mpi test-sockets test-single) ## all tests; ARGS="-k name" for some, WORKERS=0 for one at a time; COMM=torch for ranks without MPI
 	@! test -e $(NONE)-mpi -a -e $(NONE)-single || { echo 'no test is chosen by ARGS="$(ARGS)"' >&2; exit 1; }
+
+test-torch: $(OTHER)/.installed ## those of sharded states, with another torch in an environment of its own: TORCH=2.4.1
+	$(OTHER)/bin/python -m pytest -W ignore -n $(WORKERS) --dist loadgroup $(ARGS) tests/sharded
+
+$(OTHER)/.installed:
+	@test -n "$(TORCH)" || { echo "which torch? TORCH=2.4.1" >&2; exit 1; }
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH) setuptools
+	$(OTHER)/bin/python -m pip install --quiet --editable . pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
 
 test-single: $(STAMP) ## the tests that start their own ranks, or need none
 	@rm -f $(NONE)-single

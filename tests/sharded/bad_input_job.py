@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor
 
 import deeppart
 from deeppart.model.boxes import Box
+from tests.sharded.layouts import DTensor, Partial, Placement, Shard, distribute_tensor
 from tests.unit.sharded_states import piece
 
 TIMEOUT_S = 20.0

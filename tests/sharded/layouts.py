@@ -23,16 +23,18 @@ try:
 except ImportError:  # before 2.6
     from torch.distributed._composable.fsdp import fully_shard
 try:
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor
 except ImportError:  # before 2.5
-    from torch.distributed._tensor import DTensor, distribute_tensor
+    from torch.distributed._tensor import DTensor, Partial, Placement, Shard, distribute_tensor
 
-__all__ = ["DTensor", "distribute_tensor", "fully_shard"]
+__all__ = ["DTensor", "Partial", "Placement", "Shard", "distribute_tensor", "fully_shard"]
 
-#: Without sending anything, where torch can.
+#: Without sending anything, where torch can (2.6).
 _ALONE: dict[str, Any] = (
     {"src_data_rank": None} if "src_data_rank" in inspect.signature(distribute_tensor).parameters else {}
 )
+
+SPLITS_ALONE = bool(_ALONE)
 
 #: Layouts, and on how many ranks each can be.
 LAYOUTS = {

@@ -12,7 +12,7 @@ from deeppart_simulator.workload.states import State, state_of
 from deeppart_simulator.workload.tensors import Tensor
 
 from tests.mpi.test_torchrun import told, torchrun_command
-from tests.sharded.layouts import build, tensors
+from tests.sharded.layouts import HAS_TWO_DIMENSIONS, build, tensors
 from tests.sharded.plan_job import KAPPAS
 
 pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.timeout(220), pytest.mark.xdist_group("torchrun")]
 RANKS = 4
 #: Layout of the job -> of the simulator.
 LAYOUTS = {"fsdp": "fsdp", "hsdp": "hsdp=2", "tp-replicas": "tp=2", "tp-dp": "tp=2,fsdp"}
+if not HAS_TWO_DIMENSIONS:
+    del LAYOUTS["hsdp"], LAYOUTS["tp-dp"]
 #: What the model's plan for tensor parallelism divides: end of a path -> dimension.
 DIVIDED = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
 
