@@ -33,12 +33,13 @@ from deeppart.state.restore.advice import (
     unreached_optimizers,
 )
 from deeppart.state.restore.creating import create_sharded
-from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves
+from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves, without_unplaced
 from deeppart.state.restore.leaf_matching import find_targets
 from deeppart.state.restore.target import DROPPED, Target, decode_values
 from deeppart.state.tree.flat import FlatState
 from deeppart.state.tree.paths import readable
 from deeppart.state.tree.per_rank import DROP, MAP, STRICT, PerRank, dropped_notice, strict_error, way_of
+from deeppart.state.tree.sharded import read_shards
 
 #: Of the tensors that an error is about.
 _MOST_NAMED = 8
@@ -119,6 +120,8 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     if places.elsewhere:
         tree, gone = without_leaves(target.structure.tree, flat.root, places.elsewhere)
         target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | gone
+    tree, left, target.unplaced = without_unplaced(target.structure.tree, flat.root, frozenset(saved.tensors()))
+    target.structure, target.dropped = replace(target.structure, tree=tree), target.dropped | left
     target.boxed |= places.split | saved.tensors().keys()
     placed = {node.index for _, node in walk_tree(target.structure.tree, ()) if isinstance(node, SavedArray)}
     target.dropped |= saved.tensors().keys() - placed  # in what is another rank's own
@@ -146,7 +149,11 @@ def _torn_shards(matched: Matched) -> list[int]:
             continue
         mine = {source.box for source in tensor.own if source.part == matched.rank and saved.same_world}
         theirs = {source.box for source in tensor.own}
-        live = target.sharded[index].boxes if index in target.sharded else (Box.whole(tensor.kind.shape),)
+        live: tuple[Box, ...] = (Box.whole(tensor.kind.shape),)
+        if index in target.sharded:
+            live = target.sharded[index].boxes
+        elif index in target.created:
+            live = read_shards(target.created[index], tensor.name).boxes
         if any(box not in mine and any(box.common(other) is not None for other in theirs) for box in live):
             torn.append(index)
     return torn
@@ -196,6 +203,15 @@ def notices(matched: Matched, size: int) -> list[DeeppartWarning]:
     if matched.way == DROP and not saved.same_world and saved.any_own:
         notice = dropped_notice(_dropped_names(saved), attempt.world_size, size, attempt.step)
         found.append(PerRankNotice(notice))
+    if target.unplaced:
+        names = [readable(path) for path in target.unplaced]
+        more = f" ... ({len(names)} in all)" if len(names) > _MOST_NAMED else ""
+        found.append(
+            DeeppartWarning(
+                f"restored step {attempt.step} without what the live state has no place for, since it has sharded "
+                f"tensors in it: {', '.join(names[:_MOST_NAMED])}{more}"
+            )
+        )
     tree, root = target.structure.tree, matched.flat.root
     if unreached := unreached_optimizers(tree, root, target.values):
         found.append(DeeppartWarning(f"restored step {attempt.step}: {unreached_notice(unreached)}"))

@@ -84,8 +84,8 @@ def unreached_optimizers(saved: SavedNode, live: Node, values: Sequence[Any], pa
     if set(mine.keys) == {"state", "param_groups"} and (others := _children(theirs)).keys() == set(mine.keys):
         ours = _children(mine)
         before, after = (_as_dict(each[id_key("state")]) for each in (ours, others))
-        if before is None or after is None or not after.keys:
-            return []
+        if before is None or after is None or not after.keys or all(type(key) is str for key in after.keys):
+            return []  # by names: of get_optimizer_state_dict, whose caller gives it to set_optimizer_state_dict
         groups = id_key("param_groups")
         return [path] if not before.keys or _values_differ(others[groups], ours[groups], values) else []
     return [

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from deeppart.state.document.structure import DICTS, SavedArray, SavedBranch, SavedNode, walk_tree
-from deeppart.state.tree.flat import Branch, Node
-from deeppart.state.tree.paths import id_keys
+import torch
+
+from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, walk_tree
+from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
+from deeppart.state.tree.paths import Path, id_keys
 
 
 def lacking_leaves(saved: SavedNode, live: Node) -> set[int]:
@@ -28,6 +30,73 @@ def without_leaves(saved: SavedNode, live: Node, elsewhere: Collection[int]) -> 
     """
     gone: set[int] = set()
     return _pruned(saved, live, gone, frozenset(elsewhere)), gone
+
+
+def without_unplaced(
+    saved: SavedNode, live: Node, sharded: Collection[int]
+) -> tuple[SavedNode, frozenset[int], tuple[Path, ...]]:
+    """A saved tree less the items of dicts that the live state lacks, or has None for, and that have sharded tensors.
+
+    How these would be split, nothing says. The state of an optimizer stays: it is split as its parameters are. So does
+    everything where the live state has no sharded tensor at all: whole tensors can be made. And what a module lacks, or
+    a dict of other sharded tensors, is an error, as it is without shards.
+
+    Args:
+        sharded: numbers of the leaves that are sharded tensors.
+
+    Returns:
+        The tree, the numbers of the leaves that are not in it any more, and the paths of the items.
+    """
+    if not sharded or not _has_shards(live):
+        return saved, frozenset(), ()
+    walk = _Unplaced(frozenset(sharded))
+    tree = walk.node(saved, live, ())
+    return tree, frozenset(walk.gone), tuple(walk.paths)
+
+
+class _Unplaced:
+    def __init__(self, sharded: frozenset[int]) -> None:
+        self._sharded = sharded
+        self.gone: set[int] = set()
+        self.paths: list[Path] = []
+
+    def node(self, saved: SavedNode, live: Node, path: Path) -> SavedNode:
+        if isinstance(live, Branch) and live.kind == "object":
+            if isinstance(live.container, (torch.optim.Optimizer, torch.nn.Module)):
+                return saved
+            live = live.children[0]
+        if not isinstance(saved, SavedBranch):
+            return saved
+        if saved.kind == "object":
+            return replace(saved, children=(self.node(saved.children[0], live, path),))
+        if not isinstance(live, Branch):
+            return saved
+        mine = dict(zip(id_keys(live.keys), live.children, strict=True))
+        # A dict of sharded tensors that lacks one is another model.
+        may_lack = saved.kind in DICTS and not any(isinstance(child, ShardedLeaf) for child in live.children)
+        kept = []
+        for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
+            inner = mine.get(name)
+            lacks = inner is None or (isinstance(inner, ValueLeaf) and inner.value is None)
+            arrays = _arrays(child) if lacks and may_lack else set()
+            if not arrays.isdisjoint(self._sharded):
+                self.gone |= arrays
+                self.paths.append((*path, key))
+                if inner is not None:
+                    kept.append((key, SavedApart()))
+                continue
+            kept.append((key, child if inner is None else self.node(child, inner, (*path, key))))
+        return replace(saved, keys=tuple(key for key, _ in kept), children=tuple(child for _, child in kept))
+
+
+def _arrays(node: SavedNode) -> set[int]:
+    return {leaf.index for _, leaf in walk_tree(node, ()) if isinstance(leaf, SavedArray)}
+
+
+def _has_shards(live: Node) -> bool:
+    if isinstance(live, Branch):
+        return any(map(_has_shards, live.children))
+    return isinstance(live, ShardedLeaf)
 
 
 def _pruned(saved: SavedNode, live: Node, gone: set[int], elsewhere: frozenset[int] | None) -> SavedNode:

@@ -13,7 +13,7 @@ from deeppart.state.document.structure import Alias, Structure
 from deeppart.state.document.ties import contiguous_strides
 from deeppart.state.tree.flat import ShardedLeaf
 from deeppart.state.tree.leaves import Array, LeafType, new_array
-from deeppart.state.tree.paths import ExactPath
+from deeppart.state.tree.paths import ExactPath, Path
 from deeppart.state.tree.runs import decode_leaf_value
 
 
@@ -42,6 +42,7 @@ class Target:
         boxed: numbers of the leaves that are filled box by box, from what ranks had of them or into what they have:
             the sharded ones of the step, and those of ``sharded`` of any rank.
         created: leaf number -> a sharded tensor that was made for it, where the live state lacks it.
+        unplaced: paths of what is not restored, because the live state lacks it and it has sharded tensors in it.
     """
 
     structure: Structure
@@ -56,6 +57,7 @@ class Target:
     sharded: dict[int, ShardedLeaf] = field(default_factory=dict)
     boxed: set[int] = field(default_factory=set)
     created: dict[int, torch.Tensor] = field(default_factory=dict)
+    unplaced: tuple[Path, ...] = ()
 
     def arrays(self) -> dict[int, Array]:
         """The array of every leaf to restore: the live one, or a new one of the right type. Aliases are not listed, nor

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from deeppart.errors import DeeppartWarning, StructureMismatchError
 from deeppart.state.document.decoding import decode_tree
 from deeppart.state.document.encoding import encode_tree
 from deeppart.state.document.structure import SavedArray, SavedNode, SavedValue, walk_tree
@@ -14,6 +16,7 @@ from deeppart.state.restore.elsewhere import lacking_leaves, without_leaves
 from deeppart.state.tree.flatten import flatten
 from deeppart.state.tree.paths import readable
 from deeppart.testing.states import Box
+from tests.unit.sharded_states import restore, rows, save
 
 
 def tensor() -> torch.Tensor:
@@ -74,3 +77,24 @@ def test_what_no_other_rank_has_either_stays() -> None:
     for elsewhere in (set(), {min(lacking)}):
         pruned, gone = without_leaves(tree, root, elsewhere)
         assert pruned == tree and not gone, "a container of which others have a part stays as a whole"
+
+
+def test_a_model_alone_is_restored_from_more_and_it_is_told(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(4, 3)
+
+    def state(scale: float) -> dict[str, Any]:
+        model = {"w": rows(whole * scale, 0, 1)}
+        moments = {"w": {"step": torch.tensor(3.0), "m": rows(whole * scale, 0, 1)}}
+        return {"model": model, "o": {"state": moments, "groups": [{"lr": 0.1}]}, "step": 7}
+
+    save(tmp_path, [state(1.0)])
+    for optimizer in ({}, {"o": None}):
+        live = {"model": state(0.0)["model"], "step": 0, **optimizer}
+        with pytest.warns(DeeppartWarning, match="has no place for, since it has sharded tensors in it: o$"):
+            assert restore(tmp_path, [live]) == 1
+        assert torch.equal(live["model"]["w"], whole) and live["step"] == 7
+        assert live.keys() == {"model", "step", *optimizer} and live.get("o") is None
+    lacking: dict[str, Any] = state(0.0)
+    lacking["model"] = {"v": lacking["model"]["w"]}
+    with pytest.raises(StructureMismatchError):
+        restore(tmp_path, [lacking])
