@@ -92,10 +92,11 @@ class Distributor:
         Args:
             skipped: number of a part -> leaves of it that nobody gets in this way; the same on all ranks.
         """
+        left_out = {index.part: skipped(index.part) for index in self._tables.indexes}
         items = (
             item
             for item in (_Item(*each, scatter) for each in self._in_turns(per_rank=True))
-            if any(piece.leaf not in skipped(item.index.part) for piece in item.pieces)
+            if any(piece.leaf not in left_out[item.index.part] for piece in item.pieces)
         )
         return self._deliver(items, self._hop_to_owner, only_owner=True)
 

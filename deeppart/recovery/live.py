@@ -41,16 +41,19 @@ def refusal_of_state(state: Any) -> DeeppartError | None:
     return None
 
 
-def check_writable(target: Target, paths: list[Path]) -> None:
+def check_writable(target: Target, flat: FlatState, paths: list[Path]) -> None:
     """Raise StateError for a live array that cannot be written in place."""
-    for index, data in target.live.items():
-        if index not in target.tied and overlaps_itself(data):
+    written = [(index, data) for index, data in target.live.items() if index not in target.tied]
+    written += [(index, flat.data[number]) for index, leaf in target.sharded.items() for number in leaf.numbers]
+    for index, data in written:
+        if overlaps_itself(data):
             raise StateError(
                 "a live array has several elements at one place in memory and cannot be restored in place",
                 found=f"shape {list(data.shape)}, as expand() makes it",
                 where=f"path {readable(paths[index])}",
                 todo="give restore a contiguous one: clone() it",
             )
+    for index, data in target.live.items():
         if isinstance(data, np.ndarray) and not data.flags.writeable:
             raise StateError(
                 "a live array is read-only and cannot be restored in place",

@@ -132,7 +132,7 @@ def match(saved: SavedStep, flat: FlatState, places: Places, per_rank: PerRank, 
     except (StructureMismatchError, LeafMismatchError) as error:
         _advise(error, saved.structure, flat)
         raise
-    check_writable(matched.target, saved.paths())
+    check_writable(matched.target, flat, saved.paths())
     if torn := _torn_shards(matched):
         if way not in (STRICT, MAP):
             _choose(matched, torn, drop=way == DROP)

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from deeppart.errors import StructureMismatchError
+from deeppart.model.boxes import Box
 from deeppart.recovery.matching import Matched
 from deeppart.recovery.old_ranks import Mapped
 from deeppart.state.document.ties import address
-from deeppart.state.document.whole import WholeTensor
+from deeppart.state.document.whole import ShardSource, WholeTensor
 from deeppart.state.restore.boxes import BoxScatter, LiveBox
 from deeppart.state.restore.composites import leaves_to_check
 from deeppart.state.restore.merge import check_composites
@@ -107,11 +108,14 @@ def _are_twins(found: list[tuple[int, WholeTensor, LiveBox]], expected: int) -> 
     groups: dict[tuple[object, ...], list[tuple[WholeTensor, LiveBox]]] = {}
     for _, tensor, box in found:
         groups.setdefault(_identity(box), []).append((tensor, box))
-    alike = [
-        len(group) > 1 and len({(tensor.sources, box.box) for tensor, box in group}) == 1 for group in groups.values()
-    ]
+    alike = [len(group) > 1 and len({_sources(*each) for each in group}) == 1 for group in groups.values()]
     firsts = {place: group[0][1].array for place, group in enumerate(groups.values())}
     return len(found) == expected and all(alike) and not overlapping(firsts)
+
+
+def _sources(tensor: WholeTensor, live: LiveBox) -> tuple[Box, frozenset[ShardSource]]:
+    """What an array gets, and from where: of two tied tensors, ranks may have had one leaf here, and two elsewhere."""
+    return live.box, frozenset(each for each in tensor.sources if each.box.common(live.box) is not None)
 
 
 def _identity(box: LiveBox) -> tuple[object, ...]:

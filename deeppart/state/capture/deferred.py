@@ -29,7 +29,6 @@ from deeppart.state.compare.trailing import TrailingSlices
 from deeppart.state.memory.held import Holder, place_of, without_memory
 from deeppart.state.memory.safe_copy import copy_memory, gather_memory
 from deeppart.state.tree.paths import Path, readable
-from deeppart.state.tree.sharded import is_sharded
 
 #: Copies on the host are made in pieces of this size, so that two threads can share the work.
 PIECE_BYTES = 8 << 20
@@ -49,6 +48,8 @@ class Guard:
         version: the counter at the call.
         owner, owner_version: likewise of the optimizer's tensor, where that is another one: tensors over one memory
             need not share a counter. None: it is the same.
+        whole, whole_version: likewise of the sharded tensor of which the optimizer's is a shard: it alone counts writes
+            that are made by way of it. None: it is none.
         holders: the leaf's storage, or the array itself and the storage in which it lies.
         places: address and bytes of each holder's memory.
     """
@@ -60,6 +61,8 @@ class Guard:
     places: tuple[tuple[int, int], ...]
     owner: torch.Tensor | None = None
     owner_version: int = 0
+    whole: torch.Tensor | None = None
+    whole_version: int = 0
 
     def stands(self) -> bool:
         """True if the leaf's memory is where it was."""
@@ -74,6 +77,8 @@ class Guard:
     def written(self) -> bool:
         """True if torch has counted a write to it."""
         if self.owner is not None and self.owner._version != self.owner_version:
+            return True
+        if self.whole is not None and self.whole._version != self.whole_version:
             return True
         return bool(self.alias._version != self.version)
 
@@ -287,7 +292,7 @@ def _cut(copy: HostCopy | CallCopy) -> list[HostCopy | CallCopy]:
 def _without_memory(guard: Guard) -> Guard:
     """The same version counters, over no memory."""
     for alias in (guard.alias, guard.owner):
-        if alias is not None and not is_sharded(alias):  # of which the optimizer's own is held, until its step
+        if alias is not None:
             without_memory(alias)
     return replace(guard, holders=(), places=())
 

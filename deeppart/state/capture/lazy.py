@@ -163,9 +163,18 @@ def _guard(flat: FlatState, leaf: int, owner: torch.Tensor, counter: torch.Tenso
     if not isinstance(holders[0], torch.UntypedStorage):  # an array over the memory of the optimizer's tensor
         holders.append(alias.untyped_storage())
         places.append(place_of(holders[1]))
-    counts = counter if counter is not None else owner.detach() if is_other else None
-    other = (counts, 0 if counts is None else counts._version)
-    return Guard(flat.arrays[leaf].path, alias, alias._version, tuple(holders), tuple(places), *other)
+    other = owner.detach() if is_other else None
+    return Guard(
+        flat.arrays[leaf].path,
+        alias,
+        alias._version,
+        tuple(holders),
+        tuple(places),
+        other,
+        0 if other is None else owner._version,
+        counter,
+        0 if counter is None else counter._version,
+    )
 
 
 def _is_on_device(data: Any) -> bool:

@@ -25,16 +25,21 @@ def find_aliases(flat: FlatState, types: list[LeafType]) -> dict[int, Alias]:
 
     Of equal leaves the flat one with the lowest number owns the bytes. What stands apart from the structure that all
     ranks share is not tied to it, nor what is rank 0's to what is each rank's own. Nor are arrays to tensors, though
-    they may share memory. A shard of a tensor is tied to another shard if it is all of that, and to nothing else.
+    they may share memory. A shard of a tensor is tied to another shard if it is all of that, and the same part of a
+    tensor of the same type; and to nothing else.
     """
     if not flat.apart and not flat.sharded:
         return _find_ties(flat, types)
     aliases: dict[int, Alias] = {}
+    shards = {n: (leaf.kind, box) for leaf in flat.sharded for n, box in zip(leaf.numbers, leaf.boxes, strict=True)}
     limits = sorted({0, flat.shared[0], flat.common[0], flat.before_shards, len(types)})
     for start, stop in pairwise(limits):
         part = FlatState(root=flat.root, data=flat.data[start:stop], pointers=flat.pointers[start:stop])
         for index, alias in _find_ties(part, types[start:stop]).items():
-            if start < flat.before_shards or _is_all_of(types[index + start], alias, types[alias.owner + start]):
+            one, other = index + start, alias.owner + start
+            if start < flat.before_shards or (
+                shards[one] == shards[other] and _is_all_of(types[one], alias, types[other])
+            ):
                 aliases[index + start] = Alias(alias.owner + start, alias.offset, alias.strides)
     return aliases
 

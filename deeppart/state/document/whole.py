@@ -136,6 +136,7 @@ class _Gathering:
         #: Of each box of each tensor, who has bytes of it; and of those tied to another, the tensor and box of that.
         self._saved: dict[ExactPath, dict[Box, list[ShardSource]]] = {}
         self._own: dict[ExactPath, list[ShardSource]] = {}
+        self._tied_in: dict[ExactPath, set[int]] = {}
         self._tied: dict[ExactPath, dict[Box, tuple[ExactPath, Box]]] = {}
 
     def take(self, part: int, structure: Structure) -> None:
@@ -168,6 +169,7 @@ class _Gathering:
                 self._saved.setdefault(key, {}).setdefault(shard.box, []).append(source)
             elif alias.owner in places and _is_all_of(alias, shard.box, places[alias.owner][1]):
                 self._tied.setdefault(key, {})[shard.box] = places[alias.owner]
+                self._tied_in.setdefault(key, set()).add(part)
             else:
                 raise CorruptFileError(
                     "a shard shares its memory with what is no shard of its size", where=f"{self._where}, part {part}"
@@ -187,13 +189,17 @@ class _Gathering:
                 sources += [ShardSource(each.part, each.leaf, box) for each in theirs]
         owners = {owner for owner, _ in tied.values()}
         tied_to = next(iter(owners)) if not saved and len(owners) == 1 else None
-        own = tuple(self._own.get(key, ()))
-        return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key], own)
+        own = list(self._own.get(key, ()))
+        for box, (owner, owners_box) in tied.items():
+            # Where ranks had other bytes for the owner, so they had for what shares its memory.
+            theirs = [each for each in self._own.get(owner, ()) if each.box == owners_box]
+            own += [ShardSource(each.part, each.leaf, box) for each in theirs if each.part in self._tied_in[key]]
+        return WholeTensor(kind, name, tuple(sources), tied_to, self._known_to[key], tuple(own))
 
 
 def _is_all_of(alias: Alias, box: Box, owner: Box) -> bool:
     """True if a shard is the same elements in the same order as the one whose memory it shares."""
-    return box.sizes == owner.sizes and not alias.offset and alias.strides == contiguous_strides(box.sizes)
+    return box == owner and not alias.offset and alias.strides == contiguous_strides(box.sizes)
 
 
 def with_wholes(base: Structure, others: Sequence[OwnTree], wholes: Wholes) -> Structure:

@@ -9,7 +9,7 @@ import torch
 
 from deeppart.state.document.structure import DICTS, SavedApart, SavedArray, SavedBranch, SavedNode, walk_tree
 from deeppart.state.tree.flat import Branch, Node, ShardedLeaf, ValueLeaf
-from deeppart.state.tree.paths import Path, id_keys
+from deeppart.state.tree.paths import Key, Path, id_keys
 
 
 def lacking_leaves(saved: SavedNode, live: Node) -> set[int]:
@@ -74,7 +74,7 @@ class _Unplaced:
         mine = dict(zip(id_keys(live.keys), live.children, strict=True))
         # A dict of sharded tensors that lacks one is another model.
         may_lack = saved.kind in DICTS and not any(isinstance(child, ShardedLeaf) for child in live.children)
-        kept = []
+        kept: list[tuple[Key, SavedNode]] = []
         for key, name, child in zip(saved.keys, id_keys(saved.keys), saved.children, strict=True):
             inner = mine.get(name)
             lacks = inner is None or (isinstance(inner, ValueLeaf) and inner.value is None)

@@ -97,12 +97,14 @@ def read_shards(item: Any, path: str) -> Shards:
     return found
 
 
-def shards_again(item: Any, boxes: Sequence[Box], layout: Layout | None) -> tuple[torch.Tensor, ...] | None:
+def shards_again(
+    item: Any, shape: tuple[int, ...], boxes: Sequence[Box], layout: Layout | None
+) -> tuple[torch.Tensor, ...] | None:
     """The local tensors of a sharded tensor that takes the place of another; None if it is split in another way.
 
     Args:
         item: of the same class as the other one.
-        boxes, layout: of the other one.
+        shape, boxes, layout: of the other one.
     """
     if layout is not None:
         local = item._local_tensor
@@ -115,7 +117,7 @@ def shards_again(item: Any, boxes: Sequence[Box], layout: Layout | None) -> tupl
         found = read_shards(item, "")
     except DeeppartError:
         return None
-    return found.tensors if found.boxes == tuple(boxes) else None
+    return found.tensors if (found.shape, found.boxes) == (shape, tuple(boxes)) else None
 
 
 def layout_of(item: Any) -> Layout | None:

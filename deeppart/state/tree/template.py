@@ -211,13 +211,13 @@ class Template:
 
     def _sharded_filler(self, leaf: ShardedLeaf, kinds: dict[Any, Any]) -> _Filler:
         kind, wanted = type(leaf.item), [self._tensor_kind(ArrayLeaf(leaf.path, n), kinds) for n in leaf.numbers]
-        index, boxes, layout = leaf.index, leaf.boxes, leaf.layout
+        index, shape, boxes, layout = leaf.index, leaf.kind.shape, leaf.boxes, leaf.layout
 
         def fill(item: Any) -> bool:
             tensors = None
             if type(item) is kind:
                 is_plain = kind in PLAIN_TENSORS
-                tensors = (item,) * len(wanted) if is_plain else shards_again(item, boxes, layout)
+                tensors = (item,) * len(wanted) if is_plain else shards_again(item, shape, boxes, layout)
             if tensors is None:
                 return False
             leaf.item = item

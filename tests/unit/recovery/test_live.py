@@ -14,6 +14,7 @@ import deeppart
 from deeppart.errors import StateError, UnsupportedLeafError
 from deeppart.recovery.live import check_writable, flatten_live, refusal_of_state
 from deeppart.state.restore.target import Target
+from deeppart.state.tree.flat import FlatState, ValueLeaf
 from deeppart.testing.states import Box
 from tests.unit.state.restore.mismatches import Case, check_refused, config, ones, zeros
 from tests.unit.state.saved_states import structure_of, target_of
@@ -37,6 +38,9 @@ def test_a_mismatch_is_named_and_touches_nothing(tmp_path: Path, name: str) -> N
     check_refused(tmp_path, CASES[name]())
 
 
+NOTHING = FlatState(root=ValueLeaf((), None, 0))
+
+
 def filled_with(live: Any) -> tuple[Target, list[tuple[Any, ...]]]:
     """A target of one leaf, which goes into a live array; and the paths."""
     target = target_of(structure_of({"w": torch.zeros(3)}))
@@ -48,21 +52,22 @@ def test_memory_of_several_elements_is_no_fault_where_the_tie_was_saved_so() -> 
     """Its owner is filled, and it with it."""
     target, paths = filled_with(torch.zeros(1).expand(3))
     with pytest.raises(StateError, match="path a/0"):
-        check_writable(target, paths)
+        check_writable(target, NOTHING, paths)
     target.tied.add(0)
-    check_writable(target, paths)
+    check_writable(target, NOTHING, paths)
 
 
 def test_a_read_only_array_is_refused_though_it_is_a_tie() -> None:
     target, paths = filled_with(frozen(np.zeros(3)))
     target.tied.add(0)
     with pytest.raises(StateError, match="read-only"):
-        check_writable(target, paths)
+        check_writable(target, NOTHING, paths)
 
 
 @pytest.mark.parametrize("live", [torch.zeros(6)[::2], np.zeros(6)[::-2], torch.zeros(0).expand(3, 0)], ids=range(3))
 def test_whatever_has_a_place_for_each_element_can_be_written(live: Any) -> None:
-    check_writable(*filled_with(live))
+    target, paths = filled_with(live)
+    check_writable(target, NOTHING, paths)
 
 
 def test_what_lies_conjugated_stays_the_live_tensor() -> None:

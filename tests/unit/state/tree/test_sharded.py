@@ -257,7 +257,7 @@ def test_one_that_is_split_alike_gives_its_tensors() -> None:
     with pretended(1, 4):
         first = read_shards(split(WHOLE, (4,), [Shard(0)]), "x")
         other = split(WHOLE + 1, (4,), [Shard(0)])
-        again = shards_again(other, first.boxes, first.layout)
+        again = shards_again(other, first.shape, first.boxes, first.layout)
         assert again is not None and torch.equal(again[0], WHOLE[2:4] + 1)
         assert again[0].data_ptr() == other._local_tensor.data_ptr()
 
@@ -275,17 +275,17 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def test_one_that_is_split_in_another_way_does_not(name: str) -> None:
     with pretended(1, 4):
         first = read_shards(split(WHOLE, (4,), [Shard(0)]), "x")
-        assert shards_again(OTHERS[name](), first.boxes, first.layout) is None
+        assert shards_again(OTHERS[name](), first.shape, first.boxes, first.layout) is None
 
 
 def test_without_a_layout_the_boxes_are_compared() -> None:
     first = read_shards(described(), "x")
     assert first.layout is None
-    assert shards_again(described(), first.boxes, None) is not None
+    assert shards_again(described(), first.shape, first.boxes, None) is not None
     moved = described(global_offsets=[(1, 1), (4, 1), (0, 0)])
     fewer = described(local_sizes=[(2, 2), (0, 2), (0, 4)])
     broken = described(global_offsets=None)
-    assert [shards_again(each, first.boxes, None) for each in (moved, fewer, broken)] == [None] * 3
+    assert [shards_again(each, first.shape, first.boxes, None) for each in (moved, fewer, broken)] == [None] * 3
 
 
 def test_a_local_tensor_that_was_replaced_by_a_longer_one_is_looked_at_again() -> None:
@@ -293,7 +293,7 @@ def test_a_local_tensor_that_was_replaced_by_a_longer_one_is_looked_at_again() -
         x = split(WHOLE, (4,), [Shard(0)])
         first = read_shards(x, "x")
         x._local_tensor = torch.zeros(3, 5, 3, dtype=WHOLE.dtype)
-        assert shards_again(x, first.boxes, first.layout) is None
+        assert shards_again(x, first.shape, first.boxes, first.layout) is None
 
 
 def test_boxes_and_views_of_a_local_tensor(alone: DeviceMesh) -> None:

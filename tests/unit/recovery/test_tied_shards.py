@@ -1,0 +1,92 @@
+"""Tied shards: whatever ranks hold of them, each comes back with its own bytes, and to who has them tied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import deeppart
+from deeppart.errors import DeeppartWarning, StateError
+from deeppart.model.boxes import Box
+from tests.unit.sharded_states import Piece, piece, restore, save
+
+WHOLE = torch.arange(8.0)
+
+
+def at(local: torch.Tensor, offset: int, length: int = 8) -> Any:
+    """A local tensor, as it is, as a part of a tensor of ``length`` elements."""
+    x = local.as_subclass(Piece)
+    x.global_shape, x.global_offsets = (length,), [(offset,)]
+    x.local_sizes, x.local_offsets = [tuple(local.shape)], [(0,)]
+    return x
+
+
+def test_one_memory_at_two_places_of_equal_tensors_is_no_tie(tmp_path: Path) -> None:
+    states = []
+    for rank in range(2):
+        local = torch.arange(4.0) + 10 * rank
+        states.append({"a": at(local, 4 * rank), "b": at(local[:], 4 * (1 - rank))})
+    save(tmp_path, states)
+    loaded = deeppart.load(tmp_path)
+    assert loaded["a"].tolist() == [0, 1, 2, 3, 10, 11, 12, 13]
+    assert loaded["b"].tolist() == [10, 11, 12, 13, 0, 1, 2, 3]
+
+
+def diverged() -> list[dict[str, Any]]:
+    states = []
+    for rank in range(2):
+        local = WHOLE.clone()
+        local[0] += rank
+        states.append({"a": at(local, 0), "b": at(local[:], 0)})
+    return states
+
+
+@pytest.mark.filterwarnings("ignore::deeppart.DeeppartWarning")
+@pytest.mark.parametrize("tied", [True, False])
+def test_replicas_that_differ_come_back_tied_or_not(tmp_path: Path, tied: bool) -> None:
+    save(tmp_path, diverged())
+    live = []
+    for _ in range(2):
+        local = torch.zeros(8)
+        live.append({"a": at(local, 0), "b": at(local[:] if tied else torch.zeros(8), 0)})
+    assert restore(tmp_path, live) == 1
+    for rank, state in enumerate(live):
+        assert all(state[name].tolist() == [rank, 1, 2, 3, 4, 5, 6, 7] for name in "ab"), rank
+        loaded = deeppart.load(tmp_path, rank=rank)
+        assert all(loaded[name].tolist() == [rank, 1, 2, 3, 4, 5, 6, 7] for name in "ab"), rank
+
+
+def test_tied_on_one_rank_alone(tmp_path: Path) -> None:
+    def states(scale: float) -> list[dict[str, Any]]:
+        found = []
+        for rank in range(2):
+            local = scale * WHOLE[4 * rank : 4 * rank + 4]
+            found.append({"a": at(local, 4 * rank), "b": at(local.clone() if rank else local[:], 4 * rank)})
+        return found
+
+    save(tmp_path, states(1.0))
+    live = states(0.0)
+    assert restore(tmp_path, live) == 1
+    assert [state[name].tolist() for state in live for name in "ab"] == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+
+
+def test_shards_that_overlap_themselves_are_refused(tmp_path: Path) -> None:
+    whole = torch.arange(6.0).view(2, 3)
+    save(tmp_path, [{"w": piece(whole, Box.whole((2, 3)))}])
+    live = {"w": piece(whole, Box.whole((2, 3)))}
+    odd = torch.zeros(20).as_strided((2, 3), (2, 1)).as_subclass(Piece)
+    for name in ("global_shape", "global_offsets", "local_sizes", "local_offsets"):
+        setattr(odd, name, getattr(live["w"], name))
+    with pytest.raises(StateError, match="several elements at one place"):
+        restore(tmp_path, [{"w": odd}])
+
+
+def test_another_whole_shape_is_noticed_at_the_next_checkpoint(tmp_path: Path) -> None:
+    with deeppart.Checkpointer(persistent_dir=tmp_path) as ck:
+        ck.checkpoint({"w": at(WHOLE.clone(), 0)}, 1).wait("persistent")
+        with pytest.raises(deeppart.StructureMismatchError, match="of 9 elements, 8 are in a shard"):
+            ck.checkpoint({"w": at(WHOLE.clone(), 0, 9)}, 2)
+    assert issubclass(DeeppartWarning, UserWarning)
