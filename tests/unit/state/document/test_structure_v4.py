@@ -16,7 +16,7 @@ from deeppart.offline.inspect.verifying import verify
 from tests.golden.make_structure_v4 import BOTH, ROWS, SPARSE, STAGE, make_states
 from tests.unit.sharded_states import restore
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "structure-v4" / "ckpt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "structure-v4" / "ckpt"
 
 
 def assert_whole(model: dict[str, Any]) -> None:
