@@ -215,8 +215,7 @@ class Checkpointer:
 
         Args:
             state: the live state, built as when it was saved. Live tensors are written into; what the state lacks is
-                created, and so is what takes the place of jagged tensors, of sparse ones with another number of
-                elements, and of those on the meta device, in dicts and lists.
+                created, and so is, in dicts and lists, what replaces jagged, other sparse and meta tensors.
             step: which one; None for the newest that can be recovered.
             per_rank: what to do with leaves that each rank saved for itself when the world size has changed: "strict"
                 refuses, "rank0" gives all ranks what rank 0 had, "drop" leaves the live ones alone and says which, a
