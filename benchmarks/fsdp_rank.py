@@ -203,7 +203,9 @@ def main(settings_path: Path, result_path: Path) -> None:
     }
     if measurement.rank == 0:
         result_path.write_text(json.dumps(document), encoding="utf-8")
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # threads of gloo end some processes by SIGABRT while the interpreter ends
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -241,7 +242,11 @@ def main() -> None:
     result = train(args)
     if dist.get_rank() == 0:
         args.result.write_text(json.dumps(result))
+    dist.barrier()
     dist.destroy_process_group()
+    # Threads of gloo end some processes by SIGABRT while the interpreter ends (torch 2.13, with or without deeppart).
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import deeppart
 from deeppart.model.boxes import Box
-from tests.sharded.layouts import DTensor, Partial, Placement, Shard, distribute_tensor
+from tests.sharded.layouts import DTensor, Partial, Placement, Shard, distribute_tensor, end_job
 from tests.unit.sharded_states import piece
 
 TIMEOUT_S = 20.0
@@ -157,8 +157,7 @@ def main(directory: Path) -> None:
             found["two"] = attempt(partial(saved, ck, state), state)
     dist.barrier()
     (directory / f"told-{job.rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import deeppart
-from tests.sharded.layouts import build, clear, fill, mesh_of, tensors, wrong
+from tests.sharded.layouts import build, clear, end_job, fill, mesh_of, tensors, wrong
 
 BAD = "/model/blocks.1.up.weight"
 
@@ -69,8 +69,7 @@ def main(directory: Path) -> None:
         told["earlier"] = ck.restore(other, step=2)
     told["at 2"] = wrong(other, 2)
     (directory / f"told-{rank}.json").write_text(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import deeppart
+from tests.sharded.layouts import end_job
 
 
 def whole(name: str, *shape: int) -> torch.Tensor:
@@ -83,8 +84,7 @@ def main(what: str, directory: Path) -> None:
             told[mode] = all(map(torch.equal, locals_of(expected), locals_of(state)))
     (directory / f"told-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(told))
     if not alone:
-        dist.barrier()
-        dist.destroy_process_group()
+        end_job()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 import deeppart
-from tests.sharded.layouts import LAYOUTS, build, clear, fill, group_of, mesh_of, wrong
+from tests.sharded.layouts import LAYOUTS, build, clear, end_job, fill, group_of, mesh_of, wrong
 
 #: Layout, ranks, and ranks of a node: parts that are not in the memory of one's own node come as messages.
 SOURCES = [
@@ -72,8 +72,7 @@ def main(directory: Path) -> None:
                 name = f"{source[0]} {source[1]} -> {layout} {count}"
                 found[name] = wrong(state, 2) if restored == 2 else [f"step {restored}"]
     (directory / f"told-{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

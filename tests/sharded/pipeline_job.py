@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.device_mesh import DeviceMesh
 
 import deeppart
-from tests.sharded.layouts import Model, build, clear, fill, fully_shard, mesh_of, wrong
+from tests.sharded.layouts import Model, build, clear, end_job, fill, fully_shard, mesh_of, wrong
 
 
 def stage(which: int, mesh: DeviceMesh) -> dict[str, Any]:
@@ -78,8 +78,7 @@ def main(directory: Path) -> None:
     with job("whole") as ck:
         told["back"] = [ck.restore(state), wrong(state, 5)]
     (directory / f"told-{rank}.json").write_text(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":

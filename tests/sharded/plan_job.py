@@ -18,7 +18,7 @@ from deeppart.save import saver
 from deeppart.save.share_planning import plan_share
 from deeppart.state.capture.layout import ShareLayout
 from deeppart.state.tree.paths import readable
-from tests.sharded.layouts import build, fill, mesh_of
+from tests.sharded.layouts import build, end_job, fill, mesh_of
 
 KAPPAS = {"usual": None, "64": 64}
 
@@ -55,8 +55,7 @@ def main(layout: str, directory: Path) -> None:
         told[name] = sorted(planned.pop())
         assert not planned
     (directory / f"told-{rank}.json").write_text(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_job()
 
 
 if __name__ == "__main__":
