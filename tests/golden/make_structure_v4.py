@@ -1,7 +1,7 @@
 """Makes the golden checkpoint of structure version 4: ``python -m tests.golden.make_structure_v4 DIRECTORY``.
 
 ``tests/golden/structure-v4/ckpt`` was made once and stays as it is: later versions of the library must read it. It has
-sharded tensors, and tensors that are made of others.
+sharded tensors, and tensors that are made of others. Its job's lock file was left out, and its home is /jobs/ckpt.
 """
 
 from __future__ import annotations
